@@ -7,6 +7,9 @@ from mutation import Mutation
 TRAINED_PROMPTS = ("tests/config/test_trained_prompts.py",)
 CONVERSATIONS = ("tests/data/test_text_encoders.py",)
 
+FIRST_ROWS = ("tests/config/test_rows_of_files.py",)
+EMBEDDINGS = ("tests/models/test_tokens_without_embeddings.py",)
+
 ROWS: list[Mutation] = [
     Mutation(
         "the template that a model was trained with is forgotten",
@@ -42,5 +45,47 @@ ROWS: list[Mutation] = [
         "return (UNNAMED,) if not tools and any(",
         "return (UNNAMED,) if tools and any(",
         CONVERSATIONS,
+    ),
+    Mutation(
+        "a token without an embedding reaches the model",
+        "data/render.py",
+        "if rows is not None and ids and max(ids) >= rows:",
+        "if rows is not None and ids and max(ids) > rows:",
+        EMBEDDINGS,
+    ),
+    Mutation(
+        "a model that lacks the embeddings of common words is loaded",
+        "models/load.py",
+        "if tokenizer.vocab_size > rows or",
+        "if False or",
+        EMBEDDINGS,
+    ),
+    Mutation(
+        "a token that was added to a tokenizer stops every run",
+        "preflight/inspections/model_files.py",
+        "for token, number in self.vocabulary.items() if token not in added",
+        "for token, number in self.vocabulary.items()",
+        EMBEDDINGS,
+    ),
+    Mutation(
+        "an answer that no flag names is found early in sft alone",
+        "preflight/inspections/rows.py",
+        "if not isinstance(run, SFTRun | DistillRun | KTORun) or",
+        "if not isinstance(run, SFTRun) or",
+        FIRST_ROWS,
+    ),
+    Mutation(
+        "messages without a chat template are found when rows are encoded",
+        "preflight/inspections/rows.py",
+        "isinstance(value, list) and bool(value) and isinstance(value[0], dict)",
+        "isinstance(value, dict)",
+        FIRST_ROWS,
+    ),
+    Mutation(
+        "a best metric may be that of any set",
+        "config/rules/training.py",
+        'prefix not in ("eval", *sets):',
+        'not prefix.startswith("eval"):',
+        FIRST_ROWS,
     ),
 ]

@@ -83,7 +83,7 @@ def one(line, folder=None):
 
 PPO = "task=ppo data.prompt_dataset=builtin:reverse data.label_key=label "
 RULE = PPO + "reward.rule=exact_match data.max_len=256 rollout.max_new_tokens=64 "
-SFT = "task=sft data.dataset=builtin:reverse data.max_len=256 "
+SFT = "task=sft data.dataset=builtin:reverse data.output_key=output data.max_len=256 "
 FILES = (
     (PPO + "actor.model_name_or_path=builtin:tiny ", "reward.remote_url={}"),
     ("task=check_reward data.dataset=builtin:reverse data.output_key=output ", "reward.remote_url={}"),
@@ -351,14 +351,17 @@ def test_more_tokens_than_a_model_has_positions_are_refused(model, settings, pos
     if "text_config" in settings:
         kept = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
         (path / "config.json").write_text(json.dumps(kept | {"text_config": settings["text_config"]}))
-    for line in ("task=sft data.dataset=builtin:reverse ", PPO + "reward.rule=exact_match rollout.max_new_tokens=64 "):
+    for line in (SFT, PPO + "reward.rule=exact_match rollout.max_new_tokens=64 "):
         words = line + f"actor.model_name_or_path={path} data.max_len="
         key, said = one(words + str(positions + 1))
         assert key == "data.max_len" and f"write data.max_len={positions}" in said
         assert found(words + str(positions)) == []
 
 
-RING = "task=sft data.dataset=builtin:reverse ds.packing_samples=true actor.num_gpus_per_node=2 ds.ring_attn_size=2 "
+RING = (
+    "task=sft data.dataset=builtin:reverse data.output_key=output ds.packing_samples=true actor.num_gpus_per_node=2 "
+    "ds.ring_attn_size=2 "
+)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +388,10 @@ def test_the_mode_of_sequence_parallelism_fits_the_model(model, mode, settings, 
         assert key == "ds.ring_attn_mode" and said in problem
 
 
-TENSOR = "task=sft data.dataset=builtin:reverse actor.num_gpus_per_node=4 ds.tensor_parallel_size=4 data.max_len=100 "
+TENSOR = (
+    "task=sft data.dataset=builtin:reverse data.output_key=output actor.num_gpus_per_node=4 ds.tensor_parallel_size=4 "
+    "data.max_len=100 "
+)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +428,7 @@ def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, cl
     assert found(line) == []  # a sweep's parent does not ask the network
     monkeypatch.setattr(hub_inspection, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids" in one(line, tmp_path)[1]
-    data = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=org/rows"
+    data = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=org/rows data.output_key=output"
     assert "hf download org/rows --repo-type dataset" in one(data, tmp_path)[1]
 
 
@@ -440,7 +446,7 @@ def test_a_hub_name_in_the_cache_is_inspected_as_a_folder(model, tmp_path, monke
 
 
 def test_a_text_that_is_no_name_of_the_hub_is_refused_at_once():
-    line = "task=sft actor.model_name_or_path=builtin:tiny 'data.dataset=\"a b!\"'"
+    line = "task=sft actor.model_name_or_path=builtin:tiny 'data.dataset=\"a b!\"' data.output_key=output"
     assert "nor a name of the hub" in one(line)[1]
 
 

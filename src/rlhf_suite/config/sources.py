@@ -29,6 +29,13 @@ def names_in(sources: str | None) -> list[str]:
     return [name.strip() for name in (sources or "").split(",") if name.strip()]
 
 
+def metric_names(sources: Sequence[str]) -> list[str]:
+    """Return the name of each source in metrics: the last part of its path, or all of it where two
+    would be the same."""
+    stems = [Path(source).stem for source in sources]
+    return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
+
+
 def source_problems(
     key: str, sources: str | None, columns: Mapping[str, str], probs_key: str = "", probs: Sequence[float] | None = None
 ) -> Iterator[Problem]:
@@ -175,6 +182,23 @@ def first_columns(path: Path) -> list[str] | None:
     except (ValueError, OSError, EOFError, zlib.error, csv.Error):
         return None
     return None
+
+
+def first_row(path: Path) -> dict[str, object] | None:
+    """Return the first row of a file of JSON, JSON lines, CSV or text; None for others. Cells of CSV are texts."""
+    kind = file_type(path).removesuffix(GZIP)
+    try:
+        if kind in (".json", ".jsonl"):
+            with opened_text(path) as file:
+                text = file.read(PEEK_BYTES).lstrip()
+            value = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())[0]
+            rows = value.get("data") if isinstance(value, dict) else None
+            row = rows[0] if isinstance(rows, list) and rows else value
+            return row if isinstance(row, dict) else None
+    except (ValueError, OSError, EOFError, RecursionError, zlib.error):
+        return None
+    is_text = kind in (".csv", ".tsv", ".txt")
+    return dict.fromkeys(first_columns(path) or (), "text") if is_text else None
 
 
 def opened_text(path: Path) -> IO[str]:

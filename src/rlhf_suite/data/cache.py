@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.disk import file_digest
 from rlhf_suite.locks import lock
 
@@ -103,7 +104,7 @@ def _plain(value: Any, tokenizers: dict[int, str]) -> Any:
         return {str(key): _plain(each, tokenizers) for key, each in value.items()}
     if hasattr(value, "save_pretrained"):
         if id(value) not in tokenizers:
-            tokenizers[id(value)] = _tokenizer(value)
+            tokenizers[id(value)] = f"{_tokenizer(value)} {getattr(value, NUM_EMBEDDINGS, None)}"
         return tokenizers[id(value)]
     if is_dataclass(value):
         attributes = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in NOT_ENCODED}

@@ -132,7 +132,7 @@ def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:
     try:
         made = encoder.encode(row)
     except RowError as error:
-        return error
+        return error if error.where else RowError(row.where, error.reason)
     return made if isinstance(made, Sequence) else [made]
 
 

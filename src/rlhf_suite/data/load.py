@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.cache import evict, fingerprint
 from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.sources import Located, Sources, limited, locate, metric_names
+from rlhf_suite.data.sources import Located, Sources, limited, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError

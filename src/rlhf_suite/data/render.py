@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CONTEXT = 64  # characters before a text that its first token may depend on
+NUM_EMBEDDINGS = "num_embeddings"  # attribute of a tokenizer that has more tokens than its model has rows
 STARTS = ("\n", ":", "a", ")", "\u3002")  # texts of which one does not become one token with what follows
 
 
@@ -48,9 +49,21 @@ def begin_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [begin] if begin is not None and tokenizer("a")["input_ids"][0] == begin else []
 
 
+class NoEmbedding(RowError):
+    """A text has a token that its model has no embedding of."""
+
+
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] = ()) -> list[int]:
-    """Return the ids of `text`, after `begin` unless the text begins with it already."""
+    """Return the ids of `text`, after `begin` unless the text begins with it already.
+
+    Raises:
+        NoEmbedding: the model has no row for one of them, as `load_tokenizer` knows.
+    """
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    rows = getattr(tokenizer, NUM_EMBEDDINGS, None)
+    if rows is not None and ids and max(ids) >= rows:
+        token = tokenizer.convert_ids_to_tokens(max(ids))
+        raise NoEmbedding("", f"the model has no embedding for the token {token!r} ({max(ids)}; it has {rows})")
     return ids if ids[: len(begin)] == list(begin) else [*begin, *ids]
 
 

@@ -196,13 +196,6 @@ def source_names(spec: str) -> list[str]:
     return [name.strip() for name in spec.split(",") if name.strip()]
 
 
-def metric_names(sources: Sequence[str]) -> list[str]:
-    """Return the name of each source in metrics: the last part of its path, or all of it where two
-    would be the same."""
-    stems = [Path(source).stem for source in sources]
-    return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
-
-
 @dataclass(frozen=True)
 class Sources:
     """A comma list of sources with their split, the largest number of rows (of each and of all), and mixing

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig
 from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
@@ -85,7 +86,11 @@ def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders, in
     which transformers finds the last token of a row by it, so it must be a token that never ends a sequence.
     """
-    tokenizer = tokenizer_of(model_folder(path, flag), path, flag)
+    folder = model_folder(path, flag)
+    tokenizer = tokenizer_of(folder, path, flag)
+    with loading(flag, path):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+    check_rows(tokenizer, getattr(config.get_text_config(), "vocab_size", None), f"{flag}={path}")
     if data.tokenizer_chat_template is not None:
         tokenizer.chat_template = chat_template(data.tokenizer_chat_template)
         try:
@@ -93,6 +98,24 @@ def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_
         except TemplateError as error:
             raise UserError(f"data.tokenizer_chat_template: {error}. It must be a Jinja chat template") from error
     return tokenizer
+
+
+def check_rows(tokenizer: Tokenizer, rows: object, model: str) -> None:
+    """Note in a tokenizer how many tokens its `model` has embeddings of, where that are not all; texts that need others
+    are refused then.
+
+    Raises:
+        UserError: the model would not even read common texts: a token of the vocabulary, or the EOS token, has no row.
+    """
+    if not isinstance(rows, int) or len(tokenizer) <= rows:
+        return
+    setattr(tokenizer, NUM_EMBEDDINGS, rows)
+    if tokenizer.vocab_size > rows or tokenizer.eos_token_id >= rows:
+        raise UserError(
+            f"{model}: the tokenizer has {len(tokenizer)} tokens, and the model has embeddings of {rows} "
+            "(vocab_size in config.json). Give the tokenizer of this model, or enlarge the model: "
+            f"model.resize_token_embeddings({len(tokenizer)})"
+        )
 
 
 def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
@@ -309,7 +332,10 @@ def list_tensors(names: list[str]) -> str:
 
 def check_teacher(student: Tokenizer, path: str, data: RenderConfig) -> None:
     """Raise UserError unless the teacher's own tokenizer has the vocabulary of the student."""
-    check_same_vocabulary(student, load_tokenizer(path, data, "teacher.model_name_or_path"), path)
+    teacher = load_tokenizer(path, data, "teacher.model_name_or_path")
+    check_same_vocabulary(student, teacher, path)
+    if (rows := getattr(teacher, NUM_EMBEDDINGS, None)) is not None:  # the teacher reads the texts of the student
+        setattr(student, NUM_EMBEDDINGS, min(rows, getattr(student, NUM_EMBEDDINGS, rows)))
 
 
 def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:

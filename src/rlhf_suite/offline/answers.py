@@ -76,7 +76,7 @@ class Answerer:
                     raise row
                 work.rows.append((number, row, self.encoder.encode(row)))
             except RowError as error:
-                self.bad.add(error.where, error.reason)
+                self.bad.add(error.where or row.where, error.reason)
         self.dispatcher.submit([self.request(n, p, sample) for n, _, p in work.rows for sample in range(self.samples)])
         return work
 

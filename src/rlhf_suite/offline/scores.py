@@ -149,7 +149,7 @@ class RowScorer:
                     raise row
                 sample, remark = self.reader.read(row)
             except RowError as error:
-                self.bad.add(error.where, error.reason)
+                self.bad.add(error.where or row.where, error.reason)
                 continue
             if remark:
                 self.bad.note(row.where, remark)

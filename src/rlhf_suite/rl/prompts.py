@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.load import Loader, Shown, unshown
 from rlhf_suite.data.row import BadRows
-from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, metric_names, source_names
+from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, source_names
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 
 if TYPE_CHECKING:

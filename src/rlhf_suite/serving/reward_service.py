@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.tools import ServeConfig
+from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.batcher import Batcher
@@ -75,7 +76,10 @@ class RewardService:
             text.encode()
         except UnicodeEncodeError:
             return "the text holds half of a surrogate pair, which is not a character"
-        ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.model.encode, text)
+        try:
+            ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.model.encode, text)
+        except RowError as error:
+            return error.reason
         if not ids:
             return "the text is empty"
         if len(ids) > self.max_len:

@@ -26,7 +26,7 @@ from rlhf_suite.rewards.sources import Rewards, check_labels
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import with_warm_starts
-from rlhf_suite.train.notices import chat_template_notices
+from rlhf_suite.train.notices import chat_template_notices, embedding_notices
 
 
 def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
@@ -54,7 +54,8 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
         check_usable(encoder, source.chunks(job.rows, 1), config.data.on_bad_row)
         if has_source(config.reward):
             check_labels(config.reward, labels(encoder, source.chunks(job.rows, 1)))
-    for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
+    name = str(config.actor.model_name_or_path)
+    for notice in (*embedding_notices(tokenizer, name), *chat_template_notices(tokenizer, config.data, name)):
         journal.warn(notice)
     with ExitStack() as stack:
         stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.placement.num_devices))
@@ -90,7 +91,7 @@ def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowO
                 raise row
             encoder.encode(row)
         except RowError as error:
-            bad.add(error.where, error.reason)
+            bad.add(error.where or row.where, error.reason)
         else:
             return
     raise UserError(f"data.prompt_dataset: none of the rows can be used as a prompt. {bad.summary()}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
 from rlhf_suite.config.reward import has_source, reward_models
@@ -26,15 +27,16 @@ from rlhf_suite.rewards.sources import Rewards, check_labels, check_routes
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.build import RunData, build_pipeline
 from rlhf_suite.rl.documents import load_documents
+from rlhf_suite.rl.evaluation import CALLS
 from rlhf_suite.rl.pipeline import total_steps
-from rlhf_suite.rl.prompts import load_prompts
+from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.sample_metrics import PASS
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.notices import batch_notices, chat_template_notices, pass_notices
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, embedding_notices, pass_notices
 
 
 def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
@@ -78,6 +80,7 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         for each in (prompts.train, prompts.held_out):
             check_labels(config.reward, ((prompt.where, prompt.datasource, prompt.label) for prompt in each))
         check_datasets(config.agent, {datasource for _, datasource in rows})
+        check_metric(config, prompts)
     # The policy's ranks read them from the cache.
     documents = load_documents(config.data, tokenizer, config.train.seed, journal.counted)
     if documents is not None:
@@ -95,6 +98,19 @@ def check_datasets(config: AgentConfig, known: set[str]) -> None:
                 f"agent.sources.{name}.datasets: no row has {missing!r} in its column datasource. The rows have "
                 f"{', '.join(sorted(known))}: correct the name, or remove it"
             )
+
+
+def check_metric(config: PPORun, prompts: Prompts) -> None:
+    """Refuse a ckpt.best_metric_key of a set that the evaluation does not have."""
+    key = config.ckpt.best_metric_key or NO_METRIC
+    prefix = key.rpartition("/")[0]
+    kinds = ({each.datasource for each in prompts.held_out}, {*prompts.held_out_sources})
+    known = [f"eval/{name}" for kind in kinds if len(kind) > 1 for name in sorted(kind)]
+    known += [f"eval/{CALLS}{number}" for number in config.eval.max_calls or ()]
+    if prefix not in ("", "eval", *known):
+        there = f"there are {', '.join(known)}" if known else "all of its prompts are one set"
+        last = key.rpartition("/")[2]
+        raise UserError(f"ckpt.best_metric_key={key}: the evaluation has no set {prefix}; {there}. Write eval/{last}")
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,8 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     notices = chat_template_notices(data.tokenizer, config.data, plan.models[ACTOR].path)
     sizes = batch_notices("rollout.batch_size", config.rollout.batch_size, len(data.prompts.train), "prompts")
     passes = pass_notices({} if config.replays else reward_models(config.reward), PASS)
-    for notice in (*notices, *sizes, *passes):
+    tokens = embedding_notices(data.tokenizer, plan.models[ACTOR].path)
+    for notice in (*tokens, *notices, *sizes, *passes):
         journal.warn(notice)
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))

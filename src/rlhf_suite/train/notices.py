@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
+
+SHOWN = 5  # tokens that a notice lists
 
 
 def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: RenderConfig, model: str) -> Iterator[str]:
@@ -16,6 +19,21 @@ def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: RenderConfig
         yield (
             f"actor.model_name_or_path={model} has a chat template, but data.apply_chat_template=false: prompts are "
             "given as plain text. If this is a chat model and not a base model, add data.apply_chat_template=true"
+        )
+
+
+def embedding_notices(tokenizer: PreTrainedTokenizerBase, model: str) -> Iterator[str]:
+    """Say that `model` has no embeddings of some tokens of its tokenizer, so that no text may have these tokens."""
+    rows = getattr(tokenizer, NUM_EMBEDDINGS, None)
+    decoded = tokenizer.added_tokens_decoder if rows is not None else {}
+    beyond = [str(token) for number, token in decoded.items() if number >= (rows or 0)]
+    beyond = [token for token in beyond if token != tokenizer.pad_token]  # no sequence is padded with it
+    if beyond:
+        shown = ", ".join(beyond[:SHOWN]) + (f" and {len(beyond) - SHOWN} more" if len(beyond) > SHOWN else "")
+        yield (
+            f"actor.model_name_or_path={model} has embeddings of {rows} tokens, its tokenizer has {len(tokenizer)}: "
+            f"texts with {shown} cannot be used. If they are needed, enlarge the model: "
+            f"model.resize_token_embeddings({len(tokenizer)})"
         )
 
 

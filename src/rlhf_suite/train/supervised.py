@@ -14,10 +14,11 @@ from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.prompt_format import format_of
 from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
-from rlhf_suite.data.sources import EVAL, Sources, metric_names, source_names
+from rlhf_suite.data.sources import EVAL, Sources, source_names
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.ranks import running
 from rlhf_suite.distributed.world import seed_process
@@ -30,7 +31,7 @@ from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.loop import Trainer
-from rlhf_suite.train.notices import batch_notices, chat_template_notices
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, embedding_notices
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
@@ -181,6 +182,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
     """Return what the user should know before the run trains."""
     pretrains = isinstance(config.actor, TextActorConfig) and config.actor.pretrain_mode_enable
+    yield from embedding_notices(tokenizer, actor_path(config))
     if not pretrains:
         yield from chat_template_notices(tokenizer, config.data, actor_path(config))
     yield from batch_notices("train.batch_size", config.train.batch_size, rows, "rows")

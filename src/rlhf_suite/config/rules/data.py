@@ -32,6 +32,8 @@ def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Itera
     if config.dataset is None:
         return
     sources = names_in(config.dataset)
+    if twice := sorted({name for name in sources if sources.count(name) > 1}):
+        yield Problem("eval.dataset", f"names {', '.join(twice)} twice", "name each evaluation set once")
     uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
     for name, given in uneven.items():
         what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"

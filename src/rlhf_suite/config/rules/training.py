@@ -14,6 +14,7 @@ from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, mod
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.record import resume_of
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun, ResumableRun
+from rlhf_suite.config.sources import metric_names, names_in
 
 
 @rule
@@ -196,13 +197,23 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
         measured += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
     known = [each for each in measured if direction_of(each) is not None]
     prefix, _, last = name.rpartition("/")
-    if not prefix.startswith("eval") or f"eval/{last}" not in known:
+    if f"eval/{last}" in known and (sets := sets_of(run)) and prefix not in ("eval", *sets):
+        what = f"there is no evaluation set {prefix}; there are {', '.join(sets)}"
+        yield Problem(key, what, did_you_mean(name, [f"{each}/{last}" for each in sets]) or f"write {key}=eval/{last}")
+    elif not prefix.startswith("eval") or f"eval/{last}" not in known:
         close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
         fix = close.replace("did you mean ", f"did you mean {key}=")
         what = f"no evaluation of task={run.task} measures {name}; "
         if prefix.startswith("eval") and f"eval/{last}" in measured:
             what = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
         yield Problem(key, f"{what}it has {', '.join(known)}", fix)
+
+
+def sets_of(run: AnyTrainedRun) -> list[str]:
+    """Return the beginnings of the metrics of each evaluation set. In task=ppo rows may name others (datasource), so
+    the task itself looks for them when it has read its rows."""
+    names = [] if isinstance(run, PPORun) else metric_names(names_in(run.eval.dataset))
+    return [f"eval/{name}" for name in names]
 
 
 @rule

@@ -85,6 +85,19 @@ class ModelFiles:
         return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
 
     @property
+    def has_words_beyond(self) -> bool:
+        """Return whether a word of the vocabulary, or the token that ends texts, has no row in the embedding. Other
+        added tokens may have none, as long as no text has them."""
+        rows = self.setting("vocab_size")
+        tokenizer = read_json(self.folder / "tokenizer.json") or {}
+        added = {token["content"] for token in tokenizer.get("added_tokens", ())}
+        end = (read_json(self.folder / "tokenizer_config.json") or {}).get("eos_token")
+        added -= {end.get("content") if isinstance(end, dict) else end}
+        return isinstance(rows, int) and any(
+            number >= rows for token, number in self.vocabulary.items() if token not in added
+        )
+
+    @property
     def has_chat_template(self) -> bool:
         """Return whether the tokenizer has a chat template."""
         names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")

@@ -166,6 +166,15 @@ def has_tokenizer(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(use.key, what, "copy the tokenizer files of the model that it was trained from into the folder")
 
 
+def has_embeddings(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the model has an embedding of each word of its tokenizer."""
+    if use.has_tokenizer and files.has_words_beyond:
+        count, rows = max(files.vocabulary.values()) + 1, files.setting("vocab_size")
+        what = f"the tokenizer of {use.path} has {count} tokens, and the model has embeddings of {rows}"
+        fix = f"give the tokenizer of this model, or enlarge the model: model.resize_token_embeddings({count})"
+        yield Problem(use.key, what, fix)
+
+
 def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the tokenizer has a chat template if the run needs it."""
     if use.needs_template and not files.has_chat_template:
@@ -250,6 +259,7 @@ FITS: tuple[Check, ...] = (
     can_be_trained,
     has_its_head,
     has_tokenizer,
+    has_embeddings,
     has_chat_template,
     reads_images,
     has_positions,

@@ -1,0 +1,91 @@
+"""Inspect the first rows of files: whether the flags say where an answer begins, and how messages become text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import DistillRun, GenerateRun, KTORun, LoopRun, PPORun, Run, SFTRun, SupervisedRun
+from rlhf_suite.config.sources import first_columns, first_row, is_glob, matching_files, names_in
+
+TEMPLATE = "data.apply_chat_template"
+
+
+def answers_are_named(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if nothing says where an answer begins: it has no column of its own, and is not the last turn of
+    messages or of a dialogue."""
+    if not isinstance(run, SFTRun | DistillRun | KTORun) or pretrains(run):
+        return
+    data: Any = run.data
+    if data.output_key is not None or getattr(data, "chosen_key", None) is not None or data.turn_markers is not None:
+        return
+    files = files_of(data.dataset)
+    texts = [file for file in files if isinstance(value_in(file, data.input_key), str)]
+    if data.apply_chat_template and (data.row_format is not None or not texts):
+        return
+    columns = first_columns(files[0]) if files and data.row_format is None else None
+    key = f"data.output_key=<{'one of ' + ', '.join(columns) if columns else 'column'}>"
+    if data.apply_chat_template:
+        what = f"the column of the answer is not named, and {data.input_key!r} of {texts[0]} is text, not messages"
+        yield Problem("data.output_key", what, f"add {key}, or data.turn_markers if a text holds a whole dialogue")
+        return
+    what = "the column of the answer is not named, and nothing says where in data.input_key it begins"
+    fix = f"add {key}; or {TEMPLATE}=true for message lists, data.turn_markers for dialogues in one text"
+    yield Problem("data.output_key", what, fix)
+
+
+def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if a column of the first row holds messages, and no chat template makes text of them."""
+    data: Any = getattr(run, "data", None)
+    if (
+        not isinstance(run, SupervisedRun | PPORun | GenerateRun | LoopRun)
+        or data.apply_chat_template
+        or pretrains(run)
+    ):
+        return
+    if getattr(data, "row_format", None) is not None:
+        return
+    key = "data.dataset" if isinstance(run, SupervisedRun) else "data.prompt_dataset"
+    dataset = data.dataset if isinstance(run, SupervisedRun) else data.prompt_dataset
+    for flag in text_flags(data):
+        column = getattr(data, flag)
+        for file in files_of(dataset):
+            if column is not None and holds_messages(value_in(file, column)):
+                what = f"column {column!r} of {file} ({key}) holds messages, and no chat template makes text of them"
+                yield Problem(TEMPLATE, what, f"add {TEMPLATE}=true, or name a column of text: data.{flag}=<column>")
+                return
+
+
+def text_flags(data: object) -> tuple[str, ...]:
+    """Return the flags that name the columns from which text is made."""
+    if isinstance(data, PairDataConfig) or (isinstance(data, LabelledDataConfig) and data.chosen_key is not None):
+        return ("prompt_key", "chosen_key", "rejected_key")
+    return ("input_key", "output_key") if isinstance(data, SFTDataConfig | LabelledDataConfig) else ("input_key",)
+
+
+def pretrains(run: Run) -> bool:
+    """Return whether a run trains on every token of a text, which has no answer."""
+    return bool(getattr(getattr(run, "actor", None), "pretrain_mode_enable", False))
+
+
+def files_of(dataset: str | None) -> list[Path]:
+    """Return the files of a comma list of sources, of a pattern the first; other sources are not looked into."""
+    names = names_in(dataset)
+    found = [matching_files(name)[:1] if is_glob(name) else [Path(name)] for name in names]
+    return [path for paths in found for path in paths if path.is_file()]
+
+
+def value_in(file: Path, column: str) -> object:
+    """Return the value of a column in the first row of a file; None if it is not known."""
+    return (first_row(file) or {}).get(column)
+
+
+def holds_messages(value: object) -> bool:
+    """Return whether a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+ROWS = (answers_are_named, messages_are_rendered)
