@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,7 @@ def failing_run(world: Any, folder: Path, schedule: str, phase: str, number: int
 
 def ended(work: Callable[[], object], fault: Exception | None = None) -> Outcome:
     """Do `work`, which must raise, and return how it ended."""
+    leave_out_libraries()
     threads, processes, futures = {*threading.enumerate()}, children(), pending()
     errors: list[BaseException] = []
 
@@ -236,6 +238,13 @@ def ended(work: Callable[[], object], fault: Exception | None = None) -> Outcome
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@cache
+def leave_out_libraries() -> None:
+    """Keep the million objects of imported modules out of every later search for futures."""
+    gc.collect()
+    gc.freeze()
 
 
 def pending() -> set[str]:
