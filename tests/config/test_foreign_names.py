@@ -122,7 +122,7 @@ def test_old_names_are_told(line, fix):
 
 def test_every_name_that_migrate_knows_is_known_to_the_checks():
     for name in {*handlers.HANDLERS, *fork.HANDLERS} - {*flags_of(None)}:
-        told = [unknown_flag(name, task) for task in [*TASKS, None]]
+        told = (unknown_flag(name, task) for task in [*TASKS, None])
         assert any("did you mean" not in each.fix and "see --help" not in each.fix for each in told), name
 
 
