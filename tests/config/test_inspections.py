@@ -517,7 +517,7 @@ def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(mo
     assert found(line + "launch.device=cpu") == [], "which machine it will be is not known yet"
     said = [text for _, text in found(line + "launch.device=cpu", folder)]
     assert [f"have {size} dimensions" in each for each in said] == ([True] if size else [])
-    sft = f"task=sft data.dataset=builtin:reverse data.max_len=256 actor.model_name_or_path={path}"
+    sft = f"{SFT}actor.model_name_or_path={path}"
     assert found(sft, folder) == []
 
 
