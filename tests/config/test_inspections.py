@@ -524,3 +524,13 @@ def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(mo
 def test_the_sizes_of_heads_are_those_of_vllm():
     vllm = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
     assert list(head_sizes_on_cpu()) == vllm.CPUAttentionBackend.get_supported_head_sizes()
+
+
+def test_a_cluster_that_accepts_no_connection_is_found_before_the_run(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = f"task=ppo demo=ppo launch.ray_address={address}"
+        assert found(line, tmp_path) == []
+    key, said = one(line, tmp_path)
+    assert key == "launch.ray_address" and f"no Ray cluster accepts a connection at {address}" in said
+    assert found(line) == found("task=ppo demo=ppo launch.ray_address=auto", tmp_path) == []

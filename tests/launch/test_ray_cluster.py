@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import ray
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch import ray_cluster as ray_cluster_module
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolved
 from rlhf_suite.launch.stop import SIGNALS
@@ -203,6 +206,33 @@ def test_an_address_without_a_cluster_is_named(tmp_path):
         ray_cluster(LaunchConfig(device="cpu", ray_address="127.0.0.1:9"), tmp_path, slots=1),
     ):
         pass
+
+
+@contextmanager
+def listener_that_never_speaks():
+    """The address of a socket that accepts every connection, and a list of these."""
+    taken = []
+
+    def accept() -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                taken.append(server.accept())
+
+    with socket.create_server(("", 0)) as server:  # Ray takes another address of this machine for 127.0.0.1
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", taken
+
+
+def test_what_accepts_connections_and_never_speaks_ends_the_run(tmp_path, monkeypatch):
+    """Ray would ask it for seven minutes, in which no signal is answered."""
+    monkeypatch.setattr(ray_cluster_module, "ANSWER_S", 2.0)
+    with (
+        listener_that_never_speaks() as (address, taken),
+        pytest.raises(RunError, match=rf"launch\.ray_address={address}: .* did not speak as Ray does within 2 s"),
+        ray_cluster(LaunchConfig(device="cpu", ray_address=address), tmp_path, slots=1),
+    ):
+        pass
+    assert len(taken) > 1, "the first connection is that of the suite, the next one is Ray's"
 
 
 def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):

@@ -27,6 +27,7 @@ from rlhf_suite.launch.stop import signals_blocked
 from rlhf_suite.waits import waiting
 
 CONNECT_S = 10.0
+ANSWER_S = 30.0  # for the first answer of a cluster that accepts connections
 TRIES = 3  # to start a private cluster: Ray gives its daemons 30 s, which a busy machine may exceed
 LATE = "timed out during startup"  # what Ray says then
 
@@ -140,19 +141,42 @@ def _left(place: Session) -> Iterator[None]:
 def _joined(address: str, timeout_s: float) -> Iterator[None]:
     """Connect to the cluster at `address` for the block; raise RunError if none answers there in time."""
     import ray
+    from ray.exceptions import RayError
 
     try:
         number = resolved(address)
+        check_answers(number)
         # Ray asks a name server itself, whatever /etc/hosts says, and for minutes if that does not answer.
         with signals_blocked(), waiting(f"the Ray cluster at {address}", limit_s=timeout_s):
             ray.init(address=number, log_to_driver=False, logging_level="ERROR")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        reason = str(error).rstrip(".")
         raise RunError(
-            f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
+            f"launch.ray_address={address}: no Ray cluster answers there ({reason}); "
             "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
         ) from error
     with _shutdown():
         yield
+
+
+def check_answers(address: str) -> None:
+    """Raise an error within `ANSWER_S` seconds unless a Ray cluster answers at `address`.
+
+    `ray.init` would ask what accepts connections and never speaks for seven minutes, deaf to signals. So a client of
+    Ray asks once before, in a thread that is left to itself if it is late.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    known = address if "://" in address else canonicalize_bootstrap_address(address)
+    if known is None or "://" in known:  # a cluster that Ray starts here, or one behind Ray's own protocol of clients
+        return
+    with waiting(f"an answer of the Ray cluster at {address}", limit_s=ANSWER_S):
+        asked = in_background("Ray's client", lambda: GcsClient(address=known))
+        try:
+            asked.result(ANSWER_S)
+        except TimeoutError:
+            raise TimeoutError(f"what listens there did not speak as Ray does within {ANSWER_S:g} s") from None
 
 
 def resolved(address: str) -> str:

@@ -15,7 +15,7 @@ from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
-from rlhf_suite.preflight.inspections.machine import commands_of_tools_exist, machine
+from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, machine
 from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
@@ -31,6 +31,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     resume_fits,
     replay_fits,
     machine,
+    cluster_accepts,
     commands_of_tools_exist,
     models_fit,
     reward_model_reads_the_policy,

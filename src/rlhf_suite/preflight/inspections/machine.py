@@ -18,8 +18,11 @@ from rlhf_suite.config.rules.agents import MCP
 from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run, SamplingRun
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.session import root_problem
+from rlhf_suite.launch.slurm import is_first_node
+from rlhf_suite.preflight.inspections.network import unreachable
 
 LOOPBACK = "127.0.0.1"
+CONNECT_S = 5.0  # a name server may take a few
 # Listeners of Ray's daemons and of a few actors with their rendezvous stores, and as many connections between them.
 PORTS = 64
 SHARED_MEMORY = Path("/dev/shm")
@@ -57,6 +60,18 @@ def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
         if not is_http(command) and shutil.which(command) is None:
             what = f"there is no command {command!r} for {server!r} (seen from {Path.cwd()})"
             yield Problem("agent.tools", what, "install it, or write its whole path")
+
+
+def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if nothing accepts connections at launch.ray_address. Only the node that will use it asks."""
+    address = run.launch.ray_address
+    host, _, port = (address or "").rpartition(":")
+    if folder is None or not is_first_node() or not host or "://" in host or not port.isdigit():
+        return
+    for reason in unreachable([(host.strip("[]"), int(port))], CONNECT_S).values():
+        what = f"no Ray cluster accepts a connection at {address}: {reason}"
+        fix = "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
+        yield Problem("launch.ray_address", what, fix)
 
 
 def network() -> Iterator[Problem]:
