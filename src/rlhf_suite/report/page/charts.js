@@ -64,13 +64,17 @@ function redraw(parent) {
   for (const plot of parent.querySelectorAll(".plot")) if (plot.data) draw(plot);
 }
 
+const isConstant = (values) => values.every((value) => value === values[0]);
+// Return a text that is the same for curves that are equal to six digits.
+const fingerprint = (found) => JSON.stringify(found, (_, value) => (typeof value === "number" ? Number(value.toPrecision(6)) : value));
+
 // Return the names of metrics in groups whose curves are equal in every run, as those of a reward and of a score that is
 // not shaped. Curves that never change stay apart: they say the same by chance.
 function withoutDoubles(runs, names) {
   const groups = new Map();
   for (const name of names) {
     const found = runs.map((run) => run.metrics[name] ?? null);
-    const key = found.some((curve) => curve?.[1].some((value) => value !== curve[1][0])) ? JSON.stringify(found) : name;
+    const key = found.some((curve) => curve && !isConstant(curve[1])) ? fingerprint(found) : name;
     groups.set(key, [...(groups.get(key) ?? []), name]);
   }
   return [...groups.values()];

@@ -55,5 +55,6 @@ function figure(runs, name, state) {
     const xs = state.x === "time" ? steps.map((step) => secondsAt(run.clock, step)) : steps;
     return lines(runs.length > 1 ? run.name : name, xs, values, colour(run.hue), { reach: state.reach });
   });
-  return { data, layout: { xaxis: { title: { text: state.x === "time" ? "seconds" : runs[0].unit, standoff: 4 } } } };
+  const all = data.flatMap((line) => line.y), yaxis = all.length && isConstant(all) && all[0] ? { range: [0, 2 * all[0]] } : {}; // not from -1 to 1
+  return { data, layout: { yaxis, xaxis: { title: { text: state.x === "time" ? "seconds" : runs[0].unit, standoff: 4 } } } };
 }

@@ -58,7 +58,7 @@ function headlineTable(run) {
 function merged(panels, runs) {
   const found = new Map();
   for (const panel of panels) {
-    const curves = JSON.stringify(panel.names.map((name) => runs.map((run) => run.metrics[name] ?? null)));
+    const curves = fingerprint(panel.names.map((name) => runs.map((run) => run.metrics[name] ?? null)));
     const same = found.get(curves);
     found.set(curves, same ? { ...same, title: `${same.title} = ${panel.title}` } : panel);
   }
@@ -125,7 +125,7 @@ function comparison(runs) {
   const shown = first.map(([name]) => name).slice(0, 8);
   const dot = (run) => element("i.dot", { style: `background:${colour(run.hue)}` });
   const columns = [
-    { title: "run", cell: (run) => [dot(run), run.name], sort: (run) => run.name },
+    { title: "run", cell: (run) => element("span.named", {}, dot(run), run.name), sort: (run) => run.name },
     { title: "state", cell: (run) => run.status.state, sort: (run) => run.status.state },
     { title: "steps", number: true, cell: (run) => show(run.status.last_step), sort: (run) => run.status.last_step },
     { title: "time", number: true, cell: (run) => duration(run.clock[1].at(-1) ?? 0), sort: (run) => run.clock[1].at(-1) ?? 0 },
