@@ -15,6 +15,7 @@ from mutation_list_launch import LAUNCH
 from mutation_list_limits import LIMITS
 from mutation_list_migrate import MIGRATE
 from mutation_list_numbers import NUMBERS
+from mutation_list_pages import PAGES
 from mutation_list_parallel import PARALLEL
 from mutation_list_rewards import REWARDS
 from mutation_list_rl import RL
@@ -51,5 +52,6 @@ MUTATIONS = [
     *FOREIGN,
     *MIGRATE,
     *LIMITS,
+    *PAGES,
     *FRONT,
 ]

@@ -19,6 +19,7 @@ from rlhf_suite.cli import execute, main
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.runs import GenerateRun, SFTRun
 from rlhf_suite.report import html
+from rlhf_suite.report.run_data import curve
 from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
 from rlhf_suite.report.timeline import COLOURS
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -183,7 +184,7 @@ def test_the_clock_stands_still_while_a_run_is_stopped(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")
     folder.record_resume(2, tmp_path / "checkpoint", {})
-    (resumed,) = folder.resume_times()
+    resumed = folder.starts()[-1]
     times = {1: -18_004.0, 2: -18_002.0, 3: 4.0, 4: 6.0}
     rows = [{"step": step, "time": resumed + time, "train/reward": 0.5} for step, time in times.items()]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -227,6 +228,12 @@ def test_flags_of_models_that_the_run_lacks_are_not_shown(estimator, has_critic,
 def test_a_wrong_command_line_says_what_is_wrong(words, said, tmp_path, capsys):
     assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_long_curve_keeps_its_last_point():
+    points = [(step, step / 8) for step in range(1, 12)]
+    assert curve(points, 4) == [[2, 5, 8, 11], [0.25, 0.625, 1.0, 1.375]]
+    assert curve(points, 11) == [[*range(1, 12)], [value for _, value in points]]
 
 
 def test_shares_are_fair_and_use_what_others_leave():

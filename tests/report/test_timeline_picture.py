@@ -12,7 +12,7 @@ import pytest
 import rlhf_suite
 from rlhf_suite.report import timeline
 from rlhf_suite.report.timeline import draw_timeline
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import TIME, RunFolder
 
 
 def record(folder, steps: int, start: int = 0) -> None:
@@ -58,20 +58,22 @@ def test_a_row_for_each_who_was_busy_with_the_share_of_its_time(tmp_path, drawn)
     assert axes.get_xlim() == (0, 10 * timeline.STEPS)
 
 
-def continued(folder, *seconds: int) -> None:
-    """Record that a run was continued at these times."""
+def continued(folder, *seconds: int, started: int = 0) -> None:
+    """Record that a run was continued at these times, and when it was started last."""
     RunFolder(folder).start("it")
-    times = [datetime.fromtimestamp(each, UTC).strftime("%Y-%m-%dT%H:%M:%S%z") for each in seconds]
-    status = RunFolder(folder).status() | {"resumes": [{"time": time, "step": 4} for time in times]}
-    RunFolder(folder).status_file.write_text(json.dumps(status))
+    began, *times = [datetime.fromtimestamp(each, UTC).strftime(TIME) for each in (started, *seconds)]
+    status = {"started": began, "resumes": [{"time": time, "step": 4} for time in times]}
+    RunFolder(folder).status_file.write_text(json.dumps(RunFolder(folder).status() | status))
 
 
 @pytest.mark.parametrize(("steps_since", "shown"), [(2, 19), (9, 10 * timeline.STEPS), (0, 10 * timeline.STEPS)])
-def test_the_time_in_which_a_run_was_stopped_is_not_in_the_picture(tmp_path, drawn, steps_since, shown):
-    """It stood still for hours; if no step has ended since, the steps before are shown."""
+@pytest.mark.parametrize("has_state", [True, False])
+def test_the_time_in_which_a_run_was_stopped_is_not_in_the_picture(tmp_path, drawn, steps_since, shown, has_state):
+    """It stood still for hours, and continued, or began again without a checkpoint; if no step has ended since, the
+    steps before are shown."""
     record(tmp_path, 9)
     record(tmp_path, steps_since, start=20_000)
-    continued(tmp_path, 20_000 - 10)
+    continued(*([tmp_path, 19_990] if has_state else [tmp_path]), started=0 if has_state else 19_990)
     assert draw_timeline(RunFolder(tmp_path)) is not None
     assert drawn[0].axes[0].get_xlim() == (0, shown)
 
@@ -80,8 +82,8 @@ def test_times_that_cannot_be_read_are_left_out(tmp_path):
     continued(tmp_path, 100, 50)
     status = RunFolder(tmp_path).status()
     status["resumes"] += [{"time": "yesterday"}, {"time": 5}, {"step": 3}]
-    RunFolder(tmp_path).status_file.write_text(json.dumps(status))
-    assert RunFolder(tmp_path).resume_times() == [50.0, 100.0]
+    RunFolder(tmp_path).status_file.write_text(json.dumps(status | {"started": "9999-99-99"}))
+    assert RunFolder(tmp_path).starts() == [50.0, 100.0]
 
 
 def test_every_phase_has_a_colour_of_its_own():

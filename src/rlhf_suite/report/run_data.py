@@ -114,10 +114,10 @@ def clock(folder: RunFolder) -> Points:
     """Return the steps of the run and the seconds from its first row of metrics to each, without those in which the run
     did not work: from the last row before it was continued until then."""
     rows = [row for row in rows_once(folder.metrics) if has_type(row.get("time"), float)]
-    resumed, seconds, before = folder.resume_times(), 0.0, math.inf
+    starts, seconds, before = folder.starts(), 0.0, math.inf
     found: dict[int, float] = {}
     for row in rows:
-        begin = max((time for time in resumed if before < time <= row["time"]), default=before)
+        begin = max((time for time in starts if before < time <= row["time"]), default=before)
         seconds += max(0.0, row["time"] - begin)
         found[row["step"]], before = round(seconds, 3), row["time"]
     return sorted(found.items())

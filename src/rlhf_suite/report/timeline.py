@@ -76,12 +76,12 @@ def draw_timeline(folder: RunFolder) -> Path | None:
 def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
     """Return the ends of the last steps, the first of them that before these steps, and the intervals of the run.
 
-    A run that was continued has them from then on, so that the time in which it did not work is not among them; if no
-    step has ended since, from the time before. A line that a kill has torn is left out.
+    A run that was continued, or started again, has them from then on, so that the time in which it did not work is not
+    among them; if no step has ended since, from the time before. A line that a kill has torn is left out.
     """
     lines = json_lines(folder.timeline) if folder.timeline.exists() else ()
     intervals = [Interval(**line) for _, line in lines if is_interval(line)]
-    borders = [-math.inf, *folder.resume_times(), math.inf]
+    borders = [-math.inf, *folder.starts(), math.inf]
     for begin, end in reversed([*pairwise(borders)]):
         part = [each for each in intervals if begin <= each.begin < end]
         if len(ends := ends_of_steps(part)) > 1:

@@ -175,12 +175,12 @@ class RunFolder:
             fix = "delete it, since a run continues from its checkpoints without it"
             raise UserError(f"{damage}: {fix}") from None
 
-    def resume_times(self) -> list[float]:
-        """Return when the run was continued, in seconds since the epoch and in order."""
-        found = []
-        for entry in self.status().get("resumes", []):
-            with suppress(KeyError, TypeError, ValueError, OverflowError):  # in a file that someone has edited
-                found.append(datetime.strptime(entry["time"], TIME).timestamp())
+    def starts(self) -> list[float]:
+        """Return when the run was started last and when it was continued, in seconds since the epoch and in order."""
+        status, found = self.status(), []
+        for text in (status.get("started"), *(entry.get("time") for entry in status.get("resumes", []))):
+            with suppress(TypeError, ValueError, OverflowError):  # in a file that someone has edited
+                found.append(datetime.strptime(text, TIME).timestamp())
         return sorted(found)
 
     def _update(self, durable: bool = True, **values: Any) -> None:

@@ -56,14 +56,15 @@ function duration(seconds) {
 const plain = (name) => name.replaceAll("_", " ");
 const later = (task, ms = 120) => { let timer; return () => { clearTimeout(timer); timer = setTimeout(task, ms); }; };
 
-// Return a table whose columns are {title, cell(row), number?, sort?(row)}. A click on a title sorts by it.
+// Return a table whose columns are {title, cell(row), number?, sort?(row), titled?}. A click on a title sorts by it. On a
+// phone a row is a paragraph, whose first cell is its heading, with the title of its column where it is `titled`.
 function table(columns, rows, classOf = () => "") {
   const body = element("tbody");
   let by = null, down = false;
   const fill = () => {
     const sorted = by === null ? rows : [...rows].sort((a, b) => order(by.sort(a), by.sort(b)) * (down ? -1 : 1));
     body.replaceChildren(...sorted.map((row) => element("tr", { class: classOf(row) || null }, columns.map((column) =>
-      element("td", { class: column.number ? "number" : column.code ? "code" : null, "data-title": column.title || null }, column.cell(row))))));
+      element("td", { class: column.number ? "number" : column.code ? "code" : null, "data-title": column.titled || column !== columns[0] ? column.title : null }, column.cell(row))))));
   };
   const heads = columns.map((column) => {
     const head = element("th", { class: column.number ? "number" : null, scope: "col" });
