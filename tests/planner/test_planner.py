@@ -46,6 +46,7 @@ SMALL = Parameters(
     matrices_frozen=150,
     attention=64,
     kv_per_token=32,
+    kv_heads=2,
     hidden=16,
     vocabulary=50,
 )
@@ -77,7 +78,7 @@ def test_the_parameters_of_qwen3_are_those_of_its_config(folder):
     found = parameters(used(folder()))
     assert found.trained == 151_936 * 1024 + 28 * layer + 1024 == 596_049_920
     assert (found.frozen, found.largest) == (0, 151_936 * 1024)
-    assert found.kv_per_token == 2 * 28 * 8 * 128
+    assert (found.kv_per_token, found.kv_heads) == (2 * 28 * 8 * 128, 8)
     assert found.matrices_trained == found.trained - 28 * (2 * 128 + 2 * 1024) - 1024
 
 
@@ -199,6 +200,23 @@ def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
     assert found.memory.always == {"weights": 2400, "KV cache": 5 * MIB - 2400 - step}
     assert found.kv_tokens == (5 * MIB - 2400 - step) // (2 * 32)
     assert memory.engine(SMALL, VLLMConfig(), 2, 100, None, None).kv_tokens == 64 * MIB // 64
+
+
+def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_layers():
+    """Two key/value heads of which four devices hold one each hold no more tokens than two devices."""
+
+    def tokens(tensor: int, stages: int) -> int:
+        config = VLLMConfig(kv_cache_mb=1, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+        return memory.engine(SMALL, config, 2, 100, 10 * MIB, 0.5).kv_tokens
+
+    one = MIB // (2 * 32)
+    assert [tokens(*each) for each in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))] == [
+        one,
+        2 * one,
+        2 * one,
+        2 * one,
+        4 * one,
+    ]
 
 
 def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():

@@ -359,7 +359,8 @@ class Planner:
         found, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
         at_once = max(1.0, min(samples, run.vllm.max_num_seqs, found.kv_tokens / longest))
-        per_token = size * parameters(self.use(self.plan.models[ACTOR])).kv_per_token / run.vllm.devices
+        policy = parameters(self.use(self.plan.models[ACTOR]))
+        per_token = size * policy.kv_per_token / memory.kv_parts(policy, run.vllm)
         read = found.memory.always["weights"] + at_once * per_token * longest / 2
         tokens = run.rollout.max_new_tokens or longest
         return samples / at_once * tokens * read / (DECODING * device.bandwidth)

@@ -226,8 +226,14 @@ def engine(
         terms = {"weights": own, "KV cache": cache}
     asleep = frozenset(terms) if getattr(config, "enable_sleep", False) and capacity is not None else frozenset[str]()
     host = {"weights (vllm.enable_sleep)": own} if asleep else {}
-    per_token = size * found.kv_per_token // config.devices
+    per_token = size * found.kv_per_token // kv_parts(found, config)
     return EngineMemory(Memory(terms, {"a step": step}, host, asleep), cache // max(1, per_token))
+
+
+def kv_parts(found: Parameters, config: EngineConfig) -> int:
+    """Return among how many devices the keys and values of a token are divided: by layers, and by heads. With more
+    devices than heads several hold the same head."""
+    return config.pipeline_parallel_size * min(config.tensor_parallel_size, found.kv_heads)
 
 
 def step_of_an_engine(found: Parameters, config: EngineConfig, size: int, tokens: int) -> int:

@@ -70,6 +70,7 @@ class Parameters:
     matrices_frozen: int
     attention: int  # heads of all layers times their size
     kv_per_token: int  # keys and values of a token in all layers
+    kv_heads: int  # of a layer
     hidden: int
     vocabulary: int
 
@@ -189,6 +190,7 @@ def parameters(use: Use) -> Parameters:
         matrices_frozen=round(sum(size for p, size in used if not p.requires_grad)),
         attention=config.num_hidden_layers * config.num_attention_heads * head_size,
         kv_per_token=2 * config.num_hidden_layers * kv_heads * head_size,
+        kv_heads=kv_heads,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
     )
