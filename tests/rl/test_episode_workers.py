@@ -79,6 +79,7 @@ class Policy:
         self.may_answer = asyncio.Event()
         self.answering = self.most = 0  # requests at a time
         self.error: Exception | None = None
+        self.broken: int | None = None  # the seed of a request that fails
         self.let(True)
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -89,6 +90,8 @@ class Policy:
         self.answering -= 1
         if self.error is not None:
             raise self.error
+        if request.seed == self.broken:
+            raise RunError("the engine is gone")
         draw = np.random.default_rng([request.seed, *request.prompt_ids])
         count = min(request.max_new_tokens, 2 + request.seed % 5)
         ids, log_probs = draw.integers(20, 80, count, np.int32), -draw.random(count).astype(np.float32)
@@ -261,6 +264,30 @@ def test_an_async_step_that_blocks_the_others_is_named_and_ends_the_run(cluster,
             future.result(60)
     assert "blocks all episodes of its process" in (job.logs / "episode-worker-0.log").read_text()
     workers.close()
+
+
+def test_a_request_that_fails_ends_all_episodes_of_its_worker_and_those_of_no_other(cluster, model, tmp_path):
+    """The worker counts its requests and the driver its episodes: the same number is something else on each side."""
+    job = Job(tmp_path, model, agent__num_workers=2)
+    workers = job.workers()
+    for _ in range(3):  # the numbers of requests run ahead of those of episodes
+        expected = ledgers(job.start(workers, 4))
+    job.policy.let(False)
+    asked = len(job.policy.asked)
+    started = job.start(workers, 4)
+    job.wait_for_requests(asked + 4)
+    job.policy.broken = job.policy.asked[asked].seed
+    job.policy.let(True)
+    fates = [failure(future) for future in started]
+    assert sorted(fates, key=str) == [None, None, "the engine is gone", "the engine is gone"]
+    survivors = [number for number, fate in enumerate(fates) if fate is None]
+    assert content(ledgers([started[number] for number in survivors])) == content([expected[n] for n in survivors])
+    workers.close()
+
+
+def failure(future) -> str | None:
+    error = future.exception(60)
+    return None if error is None else str(error)
 
 
 def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):
