@@ -9,7 +9,6 @@ PLAN = ("tests/train/test_tensor_parallel.py", "-k", "refused")
 STEPS = ("tests/train/test_tensor_parallel.py", "-m", "not proof", "-k", "clipped and fp32 and (ZeRO-0 or ZeRO-2)")
 INSPECTIONS = ("tests/config/test_inspections.py", "-k", "tensor_parallelism")
 TORCH = ("tests/train/test_torch_engine.py", "-k", "added_up or own_master or too_small")
-SHARDS = ("tests/weight_sync/test_shards.py",)
 OVERLAP = ("tests/train/test_overlap.py", "-k", "zero_1")
 CPU_ADAM = ("tests/train/test_cpu_adam.py", "-k", "updates")
 NO_COMPILER = ("tests/train/test_cpu_adam.py", "-k", "without_a_compiler")
@@ -92,48 +91,6 @@ PARALLEL = [
         "last=number == len(micro_batches)",
         "last=True",
         OVERLAP,
-    ),
-    Mutation(
-        "a split engine: a matrix whose inputs are split is cut by its outputs",
-        "weight_sync/shards.py",
-        "whole.chunk(size, 1)[rank]",
-        "whole.chunk(size, 0)[rank]",
-        SHARDS,
-    ),
-    Mutation(
-        "a split engine: workers that share a key/value head have different ones",
-        "weight_sync/shards.py",
-        "section.chunk(size // copies)[rank // copies]",
-        "section.chunk(size // copies)[rank % (size // copies)]",
-        SHARDS,
-    ),
-    Mutation(
-        "a split engine: queries, keys and values in one tensor are cut as one",
-        "weight_sync/shards.py",
-        "enumerate(whole.split(sizes), first)",
-        "enumerate([whole], first)",
-        SHARDS,
-    ),
-    Mutation(
-        "a split engine: the first worker has the rows of all others in its vocabulary",
-        "weight_sync/shards.py",
-        "module.shard_indices.org_vocab_start_index : module.shard_indices.org_vocab_end_index",
-        "module.shard_indices.org_vocab_start_index :",
-        SHARDS,
-    ),
-    Mutation(
-        "a split engine: a layer of another stage has a part to prove",
-        "weight_sync/shards.py",
-        "if place is None or isinstance(place.module, PPMissingLayer):",
-        "if place is None:",
-        SHARDS,
-    ),
-    Mutation(
-        "a split engine: the digest of a part is that of the whole tensor",
-        "weight_sync/shards.py",
-        "replace(entry, shape=tuple(part.shape), digest=digest(part))",
-        "replace(entry, shape=tuple(part.shape))",
-        SHARDS,
     ),
     Mutation(
         "ZeRO-3: a whole matrix beside split ones is taken to be divided over fewer ranks than it is",

@@ -18,12 +18,17 @@ EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
 # For each family of transformers: the name of its classes, and a tiny shape in its own words.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", HEADS),
+    "qwen2": ("Qwen2", HEADS),
     "qwen3": ("Qwen3", HEADS | {"head_dim": 8}),
+    "mistral": ("Mistral", HEADS),
     "gemma": ("Gemma", HEADS | {"head_dim": 8}),
     "phi": ("Phi", LAYERS | {"intermediate_size": 64}),
     "gpt2": ("GPT2", {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 128}),
+    "gpt_bigcode": ("GPTBigCode", {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 128}),
+    "gptj": ("GPTJ", {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 128, "rotary_dim": 4}),
     "gpt_neox": ("GPTNeoX", LAYERS | {"intermediate_size": 64}),
     "opt": ("OPT", LAYERS | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "bloom": ("Bloom", {"n_layer": 2, "hidden_size": 32, "n_head": 4}),
     "falcon": ("Falcon", LAYERS | {"new_decoder_architecture": False}),
     "mixtral": ("Mixtral", HEADS | EXPERTS | {"num_local_experts": 4}),
     "qwen3_moe": ("Qwen3Moe", HEADS | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16}),

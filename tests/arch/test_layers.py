@@ -23,7 +23,7 @@ ROOMS = {
         "engines/build.py",
         "engines/nodes.py",
         "weight_sync/receiver.py",
-        "weight_sync/shards.py",
+        "weight_sync/read_back.py",
     ),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/", "config/"),

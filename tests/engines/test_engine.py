@@ -456,8 +456,7 @@ def test_an_engine_with_random_weights_gets_real_ones_by_stream(pools):
         weights = dict(checkpoint(model))
         publish = partial(trainer.publish.remote, version, weights)
         manifest, (report,) = pool.sync("gloo", version, lambda: [publish()], [member])  # noqa: B023
-        assert len(manifest.entries) == len(weights) == report.received == report.read_back + len(report.not_readable)
-        assert all(".experts." in name for name in report.not_readable)
+        assert len(manifest.entries) == len(weights) == report.received == report.read_back, report.not_readable
         answers = pool.generate_all(asked)
         assert gap(model, asked, answers) < 1e-6
         assert set(answers[0].versions) == {version}

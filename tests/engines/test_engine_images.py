@@ -95,7 +95,7 @@ def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, recor
     report = sync(pool, trained(seeing, 1), 2)
     names = [name for name, _ in named_weights(trained(seeing, 1))]
     assert any("vision_model" in name for name in names) and report.received == len(names)
-    assert not [name for name in report.not_readable if "embeddings" not in name], "the tower's matrices are read back"
+    assert report.not_readable == ()
     asked = requests(seeing)
     largest = gap(trained(seeing, 1), asked, pool.generate_all(asked))
     record_property("largest difference between engine and trainer", float(largest))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import shutil
 import warnings
 
-import families
 import pytest
 import torch
 from adapter_kinds import KINDS
@@ -14,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import families
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model

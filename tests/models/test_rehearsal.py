@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from itertools import chain
 
-import families
 import pytest
 import torch
-from families import plain_tokenizer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
+import families
+from families import plain_tokenizer
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig

@@ -20,8 +20,15 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync import digests as weights
 from rlhf_suite.weight_sync import sender as weight_sender
 from rlhf_suite.weight_sync.cuda_ipc import handle_from_json, handle_to_json
-from rlhf_suite.weight_sync.digests import TensorEntry, WeightSyncError, digest, entries_from_plain
-from rlhf_suite.weight_sync.read_back import ModelReader
+from rlhf_suite.weight_sync.digests import (
+    Attested,
+    Part,
+    TensorEntry,
+    WeightSyncError,
+    combined,
+    digest,
+    entries_from_plain,
+)
 from rlhf_suite.weight_sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
 
 
@@ -57,6 +64,27 @@ def test_digest_continues_over_chunks(monkeypatch):
     whole = digest(values)
     monkeypatch.setitem(weights._CHUNK, "cpu", 7)
     assert digest(values) == whole
+
+
+def test_workers_must_have_all_of_a_tensor_together():
+    halves = [Attested({"a": Part(12, 6, True)}), Attested({"a": Part(12, 6, True)})]
+    assert (combined(halves).received, combined(halves).read_back) == (1, 1)
+    with pytest.raises(WeightSyncError, match=r"tensor a has 12 numbers, and vLLM's model has a place for 6 of them"):
+        combined([*halves[:1], Attested({"a": Part(12, 0, True)})])
+
+
+def test_a_tensor_counts_as_read_if_all_workers_that_have_it_have_read_it():
+    def report(*parts: Part):
+        return combined([Attested({"a": part}) for part in parts])
+
+    assert report(Part(12, 12, True), Part(12, 0, False)).not_readable == ()
+    assert report(Part(12, 12, True), Part(12, 12, False)).not_readable == ("a",)
+    assert report(Part(12, 0, False), Part(12, 0, False)).not_readable == ("a",), "no worker has it"
+
+
+def test_a_difference_that_one_worker_found_is_an_error_of_the_engine():
+    with pytest.raises(WeightSyncError, match="tensor a differs"):
+        combined([Attested({"a": Part(12, 12, True)}), Attested({}, wrong="tensor a differs")])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,53 +192,6 @@ def test_weights_that_are_sent_again_have_descriptions_of_their_own():
     assert [store.check([key]) for key in asked] == [True, False]
     sender.send_again(3)
     assert [store.check([key]) for key in asked] == [False, True]
-
-
-class Fused(torch.nn.Module):
-    """Shaped as vLLM shapes a model: q and k in one matrix, the head padded to 8 rows."""
-
-    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
-
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, head: torch.Tensor, packed: bool) -> None:
-        super().__init__()
-        self.layer, self.lm_head = torch.nn.Module(), torch.nn.Module()
-        self.layer.qk = torch.nn.Linear(3, 6, bias=False)
-        matrix = torch.cat([q, k])
-        self.layer.qk.weight.data = torch.empty(0) if packed else matrix
-        if packed:
-            self.layer.qk.cpu_linear = lambda x, weight, bias: x @ matrix.t()
-        self.lm_head.weight = torch.nn.Parameter(torch.cat([head, torch.zeros(8 - len(head), 3)]))
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_fused_padded_and_packed_matrices_are_read_back_by_name(packed):
-    weights = {
-        "layer.q.weight": torch.randn(4, 3),
-        "layer.k.weight": torch.randn(2, 3),
-        "lm_head.weight": torch.randn(5, 3),
-    }
-    sender = ShmSender(torch.float32, check=True)
-    expected = {entry.name: entry for entry in sender.send(1, weights.items()).entries}
-    sender.release()
-    held = list(ModelReader(Fused(*weights.values(), packed=packed), expected).read_back())
-    assert {found.entry.name: found.place for found in held} == {
-        "layer.q.weight": "layer.q.weight" + " (packed)" * packed,
-        "layer.k.weight": "layer.k.weight" + " (packed)" * packed,
-        "lm_head.weight": "lm_head.weight",
-    }
-    assert all(digest(found.values) == found.entry.digest for found in held)
-
-
-def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
-    weights = {"layer.q.bias": torch.zeros(4), "layer.k.bias": torch.zeros(2)}
-    expected = {
-        name: TensorEntry(name, tuple(t.shape), "float32", 0, t.nbytes, digest(t)) for name, t in weights.items()
-    }
-    model = Fused(torch.ones(4, 3), torch.ones(2, 3), torch.ones(5, 3), packed=False)
-    with pytest.raises(
-        WeightSyncError, match=r"tensor layer.q.bias has no place in vLLM's Fused: its layer.qk has no bias"
-    ):
-        list(ModelReader(model, expected).read_back())
 
 
 def test_an_ipc_handle_is_text_and_takes_the_receivers_index_of_the_gpu():

@@ -73,15 +73,25 @@ class SyncReport:
 
     received: int  # tensors whose digest was right on arrival
     read_back: int  # those of them whose digest was also right in the model after loading
-    not_readable: tuple[str, ...]  # the other ones: fused or sharded so that they cannot be read back
+    not_readable: tuple[str, ...]  # the other ones: no worker has them, or in a form that cannot be read back
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker of an engine has of a tensor."""
+
+    numbers: int  # of the whole tensor
+    placed: int  # those of them that the worker has loaded; 0: it has no part of the tensor
+    is_read: bool  # whether all of these were read back
 
 
 @dataclass(frozen=True)
 class Attested:
     """What one worker of an engine found in its model after a weight sync."""
 
-    parts: Mapping[str, bool | None]  # of each tensor: whether it has read its part back; None: it has no part of it
+    parts: Mapping[str, Part]
+    is_checked: bool = True  # whether the tensors came with digests
     wrong: str | None = None  # the first difference
 
 
@@ -90,15 +100,25 @@ def combined(workers: Sequence[Attested]) -> SyncReport:
     part of it have read it.
 
     Raises:
-        WeightSyncError: a worker found a difference.
+        WeightSyncError: a worker found a difference, or all together have only a part of a tensor.
     """
     for worker in workers:
         if worker.wrong:
             raise WeightSyncError(worker.wrong)
-    found = [worker.parts for worker in workers]
-    parts = {name: [each[name] for each in found if each[name] is not None] for name in found[0]}
-    unread = tuple(name for name, each in parts.items() if not (each and all(each)))
-    return SyncReport(len(parts), len(parts) - len(unread), unread)
+    unread = []
+    for name, whole in workers[0].parts.items():
+        parts = [worker.parts[name] for worker in workers if worker.parts[name].placed]
+        placed = sum(part.placed for part in parts)
+        if 0 < placed < whole.numbers:
+            raise WeightSyncError(
+                f"tensor {name} has {whole.numbers} numbers, and vLLM's model has a place for {placed} of them: it "
+                "would sample from another model than the one trained"
+            )
+        if not (parts and all(part.is_read for part in parts)):
+            unread.append(name)
+    if not workers[0].is_checked:
+        return SyncReport(0, 0, ())
+    return SyncReport(len(workers[0].parts), len(workers[0].parts) - len(unread), tuple(unread))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -3,7 +3,7 @@
 vLLM's own sequence of calls is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
 compared with the trainer's digest when it arrives, and again after loading where the model keeps it: in parameters, in
 slices of fused ones, and, on the CPU, in the packed matrices of the kernels. Each worker of a split engine receives
-whole tensors, and checks its own part of them after loading.
+whole tensors, and checks after loading what its own loaders took of them.
 
 Importing this module registers the backends.
 """
@@ -11,6 +11,7 @@ Importing this module registers the backends.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,10 +30,10 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlhf_suite.weight_sync.cuda_ipc import open_handle
-from rlhf_suite.weight_sync.digests import Attested, TensorEntry, WeightSyncError, compare, entries_from_plain
-from rlhf_suite.weight_sync.read_back import ModelReader
+from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.weight_sync.loads import Loads
+from rlhf_suite.weight_sync.read_back import read_back
 from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
-from rlhf_suite.weight_sync.shards import own_entry
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
 
@@ -65,7 +66,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.expected: dict[str, TensorEntry | None] = {}  # this worker's part of each tensor; None: it has none
+        self.loads: Loads | None = None  # of the last update; None before the first
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         """Connect to the trainer; backends that need no connection do not implement this."""
@@ -76,6 +77,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         if self.device.type == "cpu":
             drop_moe_kernels(self.model)
         initialize_layerwise_reload(self.model)
+        self.loads = None
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Receive all tensors, compare them with their digests, and load them.
@@ -83,21 +85,27 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         Raises:
             WeightSyncError: a tensor differs from what the trainer sent.
         """
-        self.expected, wrong = {}, list[str]()
-        reader = ModelReader(self.model, {})
+        wrong = list[str]()
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
             found = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
             wrong += [message for message in found if message]
             if not wrong:
-                self.model.load_weights(zip([entry.name for entry in entries], tensors, strict=True))
-            self.expected |= {e.name: own_entry(reader, e, t) for e, t in zip(entries, tensors, strict=True)}
+                self.load(entries, tensors)
         if wrong:
             raise WeightSyncError(f"weights {update_info.version}: {wrong[0]}")
+
+    def load(self, entries: Sequence[TensorEntry], tensors: Sequence[torch.Tensor]) -> None:
+        """Load tensors into the model, and record where they go."""
+        self.loads = self.loads or Loads(self.model)
+        with self.loads:
+            self.model.load_weights(self.loads.watch(entries, tensors))
 
     def finish_weight_update(self) -> None:
         """Complete the model from the loaded tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.loads is not None:
+            self.loads.finish()
         if self.device.type == "cpu":
             repack_heads(self.model)
 
@@ -190,18 +198,23 @@ def attest(worker: Any) -> Attested:
     A difference is returned and not raised: vLLM would turn the error of a worker process into another one.
     """
     transfer = worker.weight_transfer_engine
-    checked = {name: entry for name, entry in transfer.expected.items() if entry is None or entry.digest}
-    own = {name: entry for name, entry in checked.items() if entry is not None}
-    read_back = set[str]()
-    try:
-        for found in ModelReader(transfer.model, own).read_back():
-            values = found.values.to(getattr(torch, found.entry.dtype))
-            if wrong := compare(f"differs in {found.place} after loading", found.entry, values):
-                return Attested({}, wrong)
-            read_back.add(found.entry.name)
-    except WeightSyncError as error:
-        return Attested({}, str(error))
-    return Attested({name: name in read_back if name in own else None for name in checked})
+    loads: Loads | None = transfer.loads
+    if loads is None:
+        return Attested({}, is_checked=False)
+    if missing := loads.without_place():
+        return Attested({}, wrong=missing)
+    read = dict[int, tuple[str, int]]()  # of each place: its tensor, and how many numbers of it
+    for found in read_back(transfer.model, loads) if loads.is_checked else ():
+        entry = found.place.entry
+        if wrong := compare(f"differs in {found.where} after loading", entry, found.values):
+            return Attested({}, wrong=wrong)
+        read[id(found.place)] = entry.name, found.values.numel()
+    counts = Counter[str]()
+    for name, count in read.values():
+        counts[name] += count
+    placed = loads.placed
+    parts = {name: Part(size, placed[name], counts[name] == placed[name]) for name, size in loads.sizes.items()}
+    return Attested(parts, loads.is_checked)
 
 
 def drop_moe_kernels(model: torch.nn.Module) -> None:

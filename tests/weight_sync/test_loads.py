@@ -1,0 +1,288 @@
+"""Where a model's own loaders put the tensors of a checkpoint is recorded, and read there again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+from rlhf_suite.weight_sync.digests import TensorEntry, compare, digest
+from rlhf_suite.weight_sync.loads import Loads
+from rlhf_suite.weight_sync.read_back import ReadBack, packed_order, read_back, unpack_experts
+
+HEAD, WIDTH, INNER = 4, 8, 12
+ROWS = {"q": 4 * HEAD, "k": 2 * HEAD, "v": 2 * HEAD}
+VOCABULARY = 70  # it ends in the middle of the rows of a worker
+
+
+def entry_of(name: str, tensor: Tensor) -> TensorEntry:
+    return TensorEntry(name, tuple(tensor.shape), "float32", 0, tensor.nbytes, digest(tensor))
+
+
+class Model(nn.Module):
+    """A model whose loader is one function; its parameters have no memory while it is loaded, as in vLLM."""
+
+    def __init__(self, parameters: dict[str, tuple[int, ...]], load: Callable[[Any, str, Tensor], None]) -> None:
+        super().__init__()
+        self.layer = nn.Module()
+        self._load = load
+        for name, shape in parameters.items():
+            self.layer.register_parameter(name, nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False))
+
+    def sync(self, weights: dict[str, Tensor]) -> Loads:
+        """Load twice, as vLLM does: without memory, and then into it."""
+        loads = Loads(self)
+        with loads, torch.no_grad():
+            for name, tensor in loads.watch([entry_of(*each) for each in weights.items()], list(weights.values())):
+                self._load(self.layer, name, tensor)
+        for name, parameter in list(self.layer.named_parameters()):
+            memory = torch.zeros(parameter.shape) if parameter.is_meta else parameter
+            self.layer.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self._load(self.layer, name, tensor)
+        return loads
+
+    def readings(self, loads: Loads) -> list[ReadBack]:
+        """What is read back, of which nothing is wrong."""
+        found = list(read_back(self, loads))
+        assert [compare("", each.place.entry, each.values) for each in found] == [None] * len(found)
+        return found
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape)))
+
+
+def transposed(layer: Any, name: str, tensor: Tensor) -> None:
+    """A checkpoint of modules of the Conv1D kind, which are [in, out]."""
+    layer.weight.copy_(tensor.t())
+
+
+def reordered(layer: Any, name: str, tensor: Tensor) -> None:
+    """q, k and v of each head side by side, as in bloom: what is copied is no view of the tensor."""
+    layer.weight.copy_(tensor.view(2, 3, 2, 4).transpose(0, 1).reshape(12, 4))
+
+
+def fused(layer: Any, name: str, tensor: Tensor) -> None:
+    """gate and up in one parameter."""
+    start = {"layer.gate": 0, "layer.up": 6}[name]
+    layer.weight.narrow(0, start, 6).copy_(tensor)
+
+
+def stacked(layer: Any, name: str, tensor: Tensor) -> None:
+    """The matrices of experts in one parameter, each [in, out]."""
+    layer.weight.data[int(name[-1])].copy_(tensor.t())
+
+
+@pytest.mark.parametrize(
+    ("shape", "load", "weights"),
+    [
+        ((5, 3), transposed, {"layer.weight": numbers(3, 5)}),
+        ((4, 4), transposed, {"layer.weight": numbers(4, 4)}),
+        ((12, 4), reordered, {"layer.weight": numbers(12, 4)}),
+        ((12, 4), fused, {"layer.gate": numbers(6, 4), "layer.up": numbers(6, 4) + 1}),
+        ((2, 5, 3), stacked, {"layer.expert0": numbers(3, 5), "layer.expert1": numbers(3, 5) + 1}),
+    ],
+    ids=["transposed", "transposed, square", "reordered", "fused", "stacked experts"],
+)
+def test_whatever_a_loader_makes_of_a_tensor_is_read_where_it_put_it(shape, load, weights):
+    model = Model({"weight": shape}, load)
+    loads = model.sync(weights)
+    assert {each.place.entry.name for each in model.readings(loads)} == weights.keys()
+    assert loads.placed == loads.sizes == {name: tensor.numel() for name, tensor in weights.items()}
+    for name in weights:
+        place = next(each for each in read_back(model, loads) if each.place.entry.name == name)
+        place.values[(1,) * place.values.dim()] += 1e-3  # a view of the parameter
+        wrong = [compare("", each.place.entry, each.values) for each in read_back(model, loads)]
+        assert [bool(text) and f"tensor {name} " in text for text in wrong].count(True) == 1
+        place.values[(1,) * place.values.dim()] -= 1e-3
+
+
+def test_what_a_loader_computes_in_the_parameter_is_not_compared():
+    """The decay of a Mamba layer: -exp(A_log)."""
+
+    def composed(layer: Any, name: str, tensor: Tensor) -> None:
+        layer.weight.copy_(tensor)
+        layer.weight.copy_(-layer.weight.exp())
+
+    def in_place(layer: Any, name: str, tensor: Tensor) -> None:
+        layer.weight.copy_(tensor)
+        layer.weight.add_(1)
+
+    for load in (composed, in_place):
+        model = Model({"weight": (5,)}, load)
+        assert model.readings(model.sync({"layer.weight": numbers(5)})) == []
+
+
+def test_a_loader_of_one_number_fills_it_in():
+    model = Model({"gate": (1,)}, lambda layer, name, tensor: layer.gate.fill_(tensor.item()))
+    assert len(model.readings(model.sync({"layer.gate": torch.tensor(0.25)}))) == 1
+
+
+def test_a_parameter_of_fewer_bits_is_not_compared():
+    model = Model({"weight": (5,)}, lambda layer, name, tensor: layer.weight.copy_(tensor))
+    loads = model.sync({"layer.weight": numbers(5)})
+    model.layer.weight = nn.Parameter(model.layer.weight.to(torch.bfloat16), requires_grad=False)
+    assert list(read_back(model, loads)) == []
+
+
+def test_a_bias_that_the_model_makes_while_it_loads_is_known_and_lasts():
+    """vLLM's reload removes what was not there before."""
+
+    def load(layer: Any, name: str, tensor: Tensor) -> None:
+        if getattr(layer, "bias", None) is None:
+            layer.register_parameter("bias", nn.Parameter(torch.empty(5), requires_grad=False))
+        layer.bias.copy_(tensor)
+
+    model, weights = Model({}, load), {"layer.bias": numbers(5)}
+    loads = model.sync(weights)
+    del model.layer.bias
+    loads.finish()
+    assert torch.equal(model.layer.bias, weights["layer.bias"])
+    assert len(model.readings(loads)) == 1
+
+
+def test_a_bias_that_is_loaded_once_more_with_its_layer_stays_the_tensor_that_it_was():
+    """vLLM loads a bias when it arrives, and again behind the last tensor of its layer; here a copy of it in an order
+    of its own."""
+    late: list[Tensor] = []
+
+    def load(layer: Any, name: str, tensor: Tensor) -> None:
+        if name == "layer.bias":
+            late.append(tensor.view(2, 3).t().reshape(6))
+        else:
+            layer.weight.copy_(tensor)
+        layer.bias.copy_(late[0])
+
+    model = Model({"weight": (6, 3)}, load)
+    model.layer.bias = nn.Parameter(torch.zeros(6), requires_grad=False)
+    loads = model.sync({"layer.bias": numbers(6), "layer.weight": numbers(6, 3)})
+    assert {each.where: each.place.entry.name for each in model.readings(loads)} == {
+        name: name for name in ("layer.bias", "layer.weight")
+    }
+
+
+def test_a_tensor_that_the_model_drops_from_a_layer_is_named():
+    def load(layer: Any, name: str, tensor: Tensor) -> None:
+        if name == "layer.weight":
+            layer.weight.copy_(tensor)
+
+    model = Model({"weight": (5, 3)}, load)
+    weights = {"layer.weight": numbers(5, 3), "layer.bias": numbers(5)}
+    expected = "tensor layer.bias has no place in vLLM's Model, which has layer.weight of the same layer"
+    assert expected in (model.sync(weights).without_place() or "")
+    tower = {"layer.weight": numbers(5, 3), "tower.weight": numbers(5)}
+    assert Model({"weight": (5, 3)}, load).sync(tower).without_place() is None
+
+
+def test_no_tensor_that_has_arrived_is_kept():
+    model = Model({"weight": (5,)}, lambda layer, name, tensor: layer.weight.copy_(tensor))
+    weights = {"layer.weight": numbers(5)}
+    loads = model.sync(weights)
+    loads.finish()
+    assert not any(value is weights["layer.weight"] for value in torch_values(vars(loads)))
+
+
+def torch_values(held: Any) -> list[Any]:
+    if isinstance(held, dict):
+        return [each for value in held.values() for each in torch_values(value)]
+    return [each for value in held for each in torch_values(value)] if isinstance(held, list | tuple) else [held]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_matrix_is_read_by_the_width_that_it_was_packed_with(tied):
+    """A kernel does not check the width of its input: that of a tensor [in, out] would read and write other memory."""
+    model, weights = Model({"weight": (5, 3)}, transposed), {"layer.weight": numbers(3, 5)}
+    loads = model.sync(weights)
+    packed = model.layer.weight.detach().clone()
+
+    def kernel(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert rows.shape[1] == packed.shape[1], "it would crash"
+        return rows @ packed.t()
+
+    if tied:
+        model.head = nn.Module()
+        model.head.weight, model.head.cpu_linear = model.layer.weight, kernel
+    else:
+        model.layer.cpu_linear = kernel
+        model.layer.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    where = ["layer.weight", "head.weight", "head.weight (packed)"] if tied else ["layer.weight (packed)"]
+    assert [each.where for each in model.readings(loads)] == where
+    packed[4, 1] += 1e-3
+    assert sum(compare("", each.place.entry, each.values) is not None for each in read_back(model, loads)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_and_packed_experts_are_unpacked(dtype):
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    gate, up, down = (numbers(2, 3, 32).to(dtype), numbers(2, 3, 32).to(dtype) + 1, numbers(2, 32, 3).to(dtype))
+    padded = [torch.nn.functional.pad(each, (0, 0, 0, 29)) for each in (gate, up)]
+    layer = nn.Module()
+    layer.w13_weight = nn.Parameter(cpu_prepack_moe_weight(torch.cat(padded, 1), "vec"), requires_grad=False)
+    layer.w2_weight = nn.Parameter(
+        cpu_prepack_moe_weight(torch.nn.functional.pad(down, (0, 29)), "vec"), requires_grad=False
+    )
+    layer.quant_method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=SimpleNamespace(isa="vec")))
+    assert torch.equal(unpack_experts(layer, "w13_weight", torch.cat([gate, up], 1)), torch.cat([gate, up], 1))
+    assert torch.equal(unpack_experts(layer, "w2_weight", down), down)
+    assert sorted(packed_order((64, 32), dtype, "vec").tolist()) == list(range(64 * 32))
+
+
+class Layers(nn.Module):
+    """One layer of each kind, as vLLM's models have them, on one of the workers of an engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = vocab_parallel_embedding.VocabParallelEmbedding(VOCABULARY, WIDTH)
+        self.qkv = linear.QKVParallelLinear(WIDTH, HEAD, 4, 2, bias=True)
+        self.out = linear.RowParallelLinear(4 * HEAD, WIDTH, bias=True)
+        self.gate_up = linear.MergedColumnParallelLinear(WIDTH, [INNER, INNER], bias=False)
+        self.up = linear.ColumnParallelLinear(WIDTH, INNER, bias=True)
+
+
+# For each tensor of a checkpoint: the parameter that it is a part of, and vLLM's name of this part.
+TENSORS: dict[str, tuple[Tensor, str, tuple[Any, ...]]] = {
+    "embed.weight": (numbers(VOCABULARY, WIDTH), "embed.weight", ()),
+    **{f"{part}.weight": (numbers(rows, WIDTH), "qkv.weight", (part,)) for part, rows in ROWS.items()},
+    **{f"{part}.bias": (numbers(rows), "qkv.bias", (part,)) for part, rows in ROWS.items()},
+    "qkv.weight": (numbers(sum(ROWS.values()), WIDTH), "qkv.weight", ()),
+    "out.weight": (numbers(WIDTH, 4 * HEAD), "out.weight", ()),
+    "out.bias": (numbers(WIDTH), "out.bias", ()),
+    "gate.weight": (numbers(INNER, WIDTH), "gate_up.weight", (0,)),
+    "up_half.weight": (numbers(INNER, WIDTH) + 1, "gate_up.weight", (1,)),
+    "up.weight": (numbers(INNER, WIDTH) + 2, "up.weight", ()),
+    "up.bias": (numbers(INNER), "up.bias", ()),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_workers_of_a_split_engine_know_their_parts(monkeypatch, name, size):
+    """With four workers, two hold the same key/value head. Together they have the whole tensor."""
+    tensor, path, shard = TENSORS[name]
+    placed = []
+    for rank in range(size):
+        monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(world_size=size, rank_in_group=rank))
+        with set_current_vllm_config(VllmConfig()):
+            model = Layers()
+        loads, parameter = Loads(model), model.get_parameter(path)
+        with loads:
+            for _, arrived in loads.watch([entry_of(name, tensor)], [tensor]):
+                parameter.weight_loader(parameter, arrived, *shard)
+        readings = list(read_back(model, loads))
+        assert [compare("", each.place.entry, each.values) for each in readings] == [None] * len(readings)
+        assert {each.where for each in readings} == {path}
+        assert all(torch.isin(each.values, tensor).all() for each in readings)
+        assert sum(each.values.numel() for each in readings) == loads.placed[name]
+        placed.append(loads.placed[name])
+    replicas = 2 if size == 4 and shard in (("k",), ("v",)) else size if name == "out.bias" else 1
+    assert sum(placed) == tensor.numel() * replicas or name == "qkv.weight"
