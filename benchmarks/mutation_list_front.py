@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
+FOREIGN_NAMES = ("tests/config/test_foreign_names.py",)
 TABLE = ("tests/migrate/test_table.py",)
 OUTPUT = ("tests/train/test_output.py",)
 REFERENCES = ("tests/config/test_references.py",)
@@ -149,5 +150,47 @@ FRONT = [
         "if trace.name in SECRETS else",
         "if False else",
         TABLE,
+    ),
+    Mutation(
+        "the remedy for a renamed flag keeps the value that is called otherwise",
+        "config/names.py",
+        "meant(new, value) or spelled(",
+        "spelled(",
+        FOREIGN_NAMES,
+    ),
+    Mutation(
+        "the remedy for a renamed flag does not quote its value",
+        "config/names.py",
+        "words if PLAIN.fullmatch(words) else quoted(words)",
+        "words",
+        FOREIGN_NAMES,
+    ),
+    Mutation(
+        "explain lists the flags of models that the run lacks",
+        "cli/explain.py",
+        " if row[0] not in idle)",
+        ")",
+        ("tests/config/test_explain.py",),
+    ),
+    Mutation(
+        "a chat may be longer than its model was made for",
+        "models/chat_model.py",
+        "config.max_len or min(LONGEST, limit or LONGEST)",
+        "config.max_len or LONGEST",
+        ("tests/models/test_chat_model.py",),
+    ),
+    Mutation(
+        "an answer in a chat may fill all positions of the model",
+        "preflight/inspections/model_uses.py",
+        "length=run.chat.max_new_tokens + 1)",
+        "length=run.chat.max_new_tokens)",
+        ("tests/config/test_inspections.py", "-k", "answer_in_a_chat"),
+    ),
+    Mutation(
+        "a sweeper that is not installed is a misspelt preset",
+        "composition/compose.py",
+        'if key == "hydra/sweeper":',
+        "if False:",
+        FOREIGN_NAMES,
     ),
 ]

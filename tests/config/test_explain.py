@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_suite.cli.app import main
 from rlhf_suite.cli.explain import batches, decisions
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import PPORun, SFTRun
@@ -89,3 +90,20 @@ def test_evaluations_go_on_beside_training_unless_something_depends_on_them(flag
         setattr(getattr(run, section), name, value)
     found = {what: value for what, _, value in decisions(run, resolve(run, Machine("cpu", 0)))}
     assert found.get("evaluations") == said
+
+
+@pytest.mark.parametrize(
+    ("words", "has", "lacks"),
+    [
+        ("experiment=grpo", (), ("critic.", "teacher.", "reward.process.", "algo.distill.")),
+        ("task=ppo", ("critic.adam.lr",), ("teacher.", "reward.process.")),
+        ("experiment=on_policy_distill", ("teacher.model_name_or_path",), ("critic.", "reward.process.")),
+        ("task=ppo reward=prm", ("reward.process.model_name_or_path",), ("teacher.",)),
+    ],
+)
+def test_flags_of_models_that_a_run_lacks_are_not_listed(words, has, lacks, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main([*words.split(), "explain=true"]) == 0
+    shown = capsys.readouterr().out.partition("Values that differ")[2]
+    listed = [line.split()[1] for line in shown.splitlines() if line.startswith("│")]
+    assert {*has} <= {*listed} and not [key for key in listed if key.startswith(lacks)]

@@ -112,8 +112,20 @@ def test_a_word_that_ends_several_flags_names_them():
         ("task=chat greedy-sampling=true", "write chat.temperature=0"),
         ("task=ppo use_icepop=true", "write correction=tis, correction=icepop or correction=seq-mask-tis"),
         ("task=sft local_rank=0", "remove it"),
-        ("task=ppo num_generations=8", "write rollout.n_samples_per_prompt=..."),
-        ("task=sft num_train_epochs=1", "write train.max_epochs=..."),
+        ("task=ppo num_generations=8", "write rollout.n_samples_per_prompt=8"),
+        ("task=sft num_train_epochs=1", "write train.max_epochs=1"),
+        ("task=ppo estimator=grpo", "write algo.advantage.estimator=group_norm"),
+        ("task=ppo advantage_estimator=rloo", "write algo.advantage.estimator=rloo"),
+        ("task=ppo 'adam_betas=[0.9,0.98]'", "write 'actor.adam.betas=[0.9,0.98]'"),
+        ("task=ppo pretrain=Qwen/Qwen3-4B", "write actor.model_name_or_path=Qwen/Qwen3-4B"),
+        ("""task=ppo 'pretrain="a b"'""", """write 'actor.model_name_or_path="a b"'"""),
+        ("task=ppo use_kl_loss=true", "write algo.kl.use_loss=true"),
+        ("-m task=sft learning_rate=1e-5,1e-6", "write actor.adam.lr=..."),
+        ("task=ppo experiment=GRPO", "did you mean experiment=grpo? (also close: gspo, dr_grpo)"),
+        (
+            "-m hydra/sweeper=nowhere task=sft train.seed=1,2",
+            "install it, such as hydra-nowhere-sweeper, or remove hydra/sweeper: basic, the default, tries all of them",
+        ),
     ],
 )
 def test_old_names_are_told(line, fix):
@@ -170,3 +182,10 @@ def test_an_evaluation_set_alone_is_enough_in_rl():
     line = "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse data.label_key=answer "
     found = checked(f"{line} reward.rule=exact_match eval.dataset=builtin:reverse_eval")
     assert found.problems == [] and found.runs[0].eval.steps == -1
+
+
+def test_the_remedy_for_a_renamed_flag_is_a_command_that_works():
+    for line in ("task=ppo demo=ppo n_samples_per_prompt=4", "task=sft demo=sft 'adam_betas=[0.9,0.98]'"):
+        (problem,) = checked(line).problems
+        *others, _ = shlex.split(line)
+        assert checked(shlex.join([*others, *shlex.split(problem.fix.removeprefix("write "))])).problems == []

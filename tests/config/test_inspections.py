@@ -335,6 +335,17 @@ def test_a_missing_chat_template_is_found(model, line):
     assert found(line + words) == []
 
 
+def test_an_answer_in_a_chat_leaves_room_for_a_message(model):
+    """As much room as the model has is the default, so only the length of an answer may be too large."""
+    line = f"task=chat actor.model_name_or_path={model()} "  # of 512 positions
+    assert found(line + "chat.max_new_tokens=511") == []
+    for words in ("", "chat.max_new_tokens=512"):
+        key, said = one(line + words)
+        assert key == "chat.max_new_tokens" and "write chat.max_new_tokens=256, or less" in said
+    key, said = one(line + "chat.max_len=600")
+    assert key == "chat.max_len" and "write chat.max_len=512, or less" in said
+
+
 @pytest.mark.parametrize(
     ("settings", "positions"),
     [

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import LONGEST, ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 
@@ -122,3 +122,13 @@ def test_sampling_follows_the_flags_and_not_the_model(model, penalty):
 def test_a_conversation_longer_than_the_model_was_made_for_is_refused(model):
     with pytest.raises(UserError, match=r"chat\.max_len=999999: .* was made for \d+ tokens\. Write chat\.max_len="):
         ChatModel(str(model), ChatConfig(max_len=999_999), ChatTextConfig(), "cpu")
+
+
+def test_a_conversation_has_the_room_that_the_model_has_and_at_most_4096_tokens(model, tmp_path):
+    positions = AutoConfig.from_pretrained(model).max_position_embeddings
+    for made_for, room in ((positions, min(positions, LONGEST)), (96, 96), (999_999, LONGEST)):
+        copy = shutil.copytree(model, tmp_path / str(made_for))
+        settings = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": made_for}))
+        assert ChatModel(str(copy), ChatConfig(), ChatTextConfig(), "cpu").max_len == room
+    assert ChatModel(str(model), ChatConfig(max_len=64), ChatTextConfig(), "cpu").max_len == 64

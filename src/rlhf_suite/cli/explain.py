@@ -14,6 +14,7 @@ from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
+from rlhf_suite.config.names import unread
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
@@ -35,9 +36,9 @@ def explain(line: CommandLine, found: Preflight) -> int:
             show(console, "Batches", ("what", "how", "number"), batches(run, plan))
         show(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
         show(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
-    show(
-        console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
-    )
+    idle = unread(run.task, all_values(run))  # such as the flags of models that the run lacks
+    values = (row for row in origins(run, line, found) if row[0] not in idle)
+    show(console, "Values that differ from the defaults", ("flag", "value", "default", "from"), values)
     for remark in (*found.notes, *remarks(run, devices), found.first_of_several):
         console.print(Text(remark), end="\n" if remark else "")
     problems = [] if no_gpu_here(run, devices) else device_problems(found)

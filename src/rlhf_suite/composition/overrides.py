@@ -19,7 +19,7 @@ from rlhf_suite.composition.arguments import key_of
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.formatting import did_you_mean, quoted
-from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag
+from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag, with_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example
 
@@ -142,7 +142,7 @@ def not_a_flag(key: str, value: object, task: str | None, flags: dict[str, FlagI
     dotted = key.replace("/", ".")
     section = [info for name, info in flags.items() if name.startswith(f"{dotted}.")]
     if not section and key == dotted:
-        return unknown_flag(key, task)
+        return with_value(unknown_flag(key, task), value)
     group = dotted.replace(".", "/")
     if key == dotted and group in group_names():
         what = f"is a section; its presets are chosen with {group}="

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
-from rlhf_suite.config.formatting import did_you_mean
-from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED
+from rlhf_suite.config.formatting import did_you_mean, quoted, spelled
+from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, meant
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
+
+PLAIN = re.compile(r"[\w./:+-]+")  # texts that Hydra's grammar reads as they are
 
 
 @cache
@@ -75,6 +80,15 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     if several := [name for name in known if name.rpartition(".")[2] == key]:
         return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
     return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
+
+
+def with_value(problem: Problem, value: object) -> Problem:
+    """Return the problem of a renamed flag with the value that was given, under its name here, in the remedy."""
+    new = problem.fix.removeprefix("write ").removesuffix("=...")
+    if problem.what != f"renamed to {new}" or not isinstance(value, str | int | float | list):
+        return problem
+    text = meant(new, value) or spelled(value, lambda words: words if PLAIN.fullmatch(words) else quoted(words))
+    return replace(problem, fix=f"write {shlex.quote(f'{new}={text}')}")
 
 
 def old_flag(key: str, known: Collection[str]) -> Problem | None:

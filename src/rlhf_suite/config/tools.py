@@ -8,6 +8,7 @@ from rlhf_suite.config.data import RenderConfig, TargetRewardConfig
 from rlhf_suite.config.flags import flag, is_false, is_positive
 from rlhf_suite.config.reward import NormalizationConfig
 
+LONGEST = 4096  # tokens of a text or a conversation, where neither the user nor the model sets another limit
 SAMPLED = is_positive(".temperature", "1")
 
 
@@ -26,8 +27,9 @@ class ChatConfig:
 
     system: str | None = flag(None, "System message; /system changes it")
     max_new_tokens: int = flag(512, "Longest answer in tokens", ge=1)
-    max_len: int = flag(2048)
-    """Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped"""
+    max_len: int | None = flag(None, ge=2)
+    """Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped. null:
+    as many as the model was made for, and at most 4096"""
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
     top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
     """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""

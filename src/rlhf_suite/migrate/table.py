@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rlhf_suite.config.names import SECRETS
 from rlhf_suite.migrate.command import Migrated
@@ -23,13 +23,20 @@ def rows(new: Migrated) -> Iterator[tuple[str, list[str]]]:
     told = set[str]()
     for trace in new.traces:
         name = f"--{trace.name}" if trace.name in SECRETS else " ".join([f"--{trace.name}", *map(shown, trace.values)])
-        fates = [*dict.fromkeys(fate(new, text) for text in trace.done), *map(lost, trace.lost)]
+        fates = [*said(new, trace.done), *map(lost, trace.lost)]
         told.update(fates)
         yield name, fates or ["nothing is needed for it"]
     others = [*(f"{key}={value}" for key, value in new.flags.items()), *new.remarks, *map(lost, new.lost)]
     for text in others:
         if text not in told:
             yield NO_FLAG, [text]
+
+
+def said(new: Migrated, done: Sequence[str]) -> list[str]:
+    """Return what became of all that a flag wrote and said, without remarks that a later one repeats."""
+    fates = [*dict.fromkeys(fate(new, text) for text in done)]
+    repeated = [text for place, text in enumerate(fates) if any(text in later for later in fates[place + 1 :])]
+    return [text for text in fates if text not in repeated or text.partition("=")[0] in new.flags]
 
 
 def lost(text: str) -> str:

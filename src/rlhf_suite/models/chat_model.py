@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlhf_suite.config.ds import LoadedConfig
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import LONGEST, ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model, load_tokenizer, loading, model_folder
 
@@ -42,11 +42,12 @@ class ChatModel:
         with loading(FLAG, path):
             own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code())
         limit = getattr(own.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and config.max_len > limit:
+        if limit is not None and config.max_len is not None and config.max_len > limit:
             raise UserError(
                 f"chat.max_len={config.max_len}: {FLAG}={path} was made for {limit} tokens. Write chat.max_len={limit} "
                 "or less"
             )
+        self.max_len = config.max_len or min(LONGEST, limit or LONGEST)
         precision = "fp32" if own.dtype in (None, torch.float32) else "bf16"
         ds = LoadedConfig(param_dtype=precision, attn_implementation="sdpa", load_in_4bit=load_in_4bit)
         self.model = load_model(path, head="lm", ds=ds, flag=FLAG).model.to(device).requires_grad_(False)

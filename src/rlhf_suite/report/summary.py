@@ -71,7 +71,7 @@ def next_command(run: TrainedRun | LoopRun, model: str | Path) -> str:
     data, words = run.data, [word("actor.model_name_or_path", model)]
     if not data.apply_chat_template:
         words += ["data.apply_chat_template=false", word("data.input_template", data.input_template)]
-    if data.max_len < ChatConfig().max_len:
+    if data.max_len < 4 * ChatConfig().max_new_tokens:
         words += [f"chat.max_len={data.max_len}", f"chat.max_new_tokens={data.max_len // 2}"]
     return f"python run.py task=chat {' '.join(words)}"
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.tools import ServeConfig
+from rlhf_suite.config.tools import LONGEST, ServeConfig
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.reward_model import RewardModel
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 PATH = "/get_reward"
-LONGEST = 4096  # tokens of a text, where neither the user nor the model sets another limit
 
 
 class RewardService:

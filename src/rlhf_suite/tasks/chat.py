@@ -35,7 +35,7 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
     path = warm_started(config.actor.model_name_or_path, "teacher")
     device, in_4bit = device_kind(config.launch), config.ds.load_in_4bit
     chat_model = ChatModel(path, config.chat, config.data, device, load_in_4bit=in_4bit)
-    conversation = Conversation(chat_model.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
+    conversation = Conversation(chat_model.tokenizer, config.data, chat_model.max_len - config.chat.max_new_tokens)
     try:
         conversation.set_system(config.chat.system)
     except RowError as error:

@@ -132,7 +132,7 @@ def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
 
 @rule
 def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
-    if run.chat.max_len <= run.chat.max_new_tokens:
+    if run.chat.max_len is not None and run.chat.max_len <= run.chat.max_new_tokens:
         what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
         fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
         yield Problem("chat.max_len", what, fix)

@@ -91,6 +91,8 @@ def as_reward(run: Run, use: ModelUse) -> ModelUse:
 def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
     """Add the longest sequence that the model reads, unless the model itself limits it."""
     if isinstance(run, ChatRun):
+        if run.chat.max_len is None:  # a message has a token at least
+            return replace(use, length_key="chat.max_new_tokens", length=run.chat.max_new_tokens + 1)
         return replace(use, length_key="chat.max_len", length=run.chat.max_len)
     if isinstance(run, ServeRMRun) and run.serve.max_len is not None:
         return replace(use, length_key="serve.max_len", length=run.serve.max_len)
