@@ -10,6 +10,8 @@ CONVERSATIONS = ("tests/data/test_text_encoders.py",)
 FIRST_ROWS = ("tests/config/test_rows_of_files.py",)
 EMBEDDINGS = ("tests/models/test_tokens_without_embeddings.py",)
 
+IMAGES = ("tests/data/test_images.py",)
+
 ROWS: list[Mutation] = [
     Mutation(
         "the template that a model was trained with is forgotten",
@@ -87,5 +89,47 @@ ROWS: list[Mutation] = [
         'prefix not in ("eval", *sets):',
         'not prefix.startswith("eval"):',
         FIRST_ROWS,
+    ),
+    Mutation(
+        "a picture lies on its side",
+        "data/images.py",
+        "image = ImageOps.exif_transpose(image)",
+        "pass",
+        IMAGES,
+    ),
+    Mutation(
+        "what is transparent has the colour that nobody sees",
+        "data/images.py",
+        'if not has_alpha or image.mode == "RGB":',
+        "if True:",
+        IMAGES,
+    ),
+    Mutation(
+        "transparent pixels of palettes have the colour that nobody sees",
+        "data/images.py",
+        ' or "transparency" in image.info',
+        "",
+        IMAGES,
+    ),
+    Mutation(
+        "an image may be in any format that Pillow knows",
+        "data/images.py",
+        ", formats=[each for each in FORMATS if each in Pillow.OPEN]",
+        "",
+        IMAGES,
+    ),
+    Mutation(
+        "a server that sends a byte now and then is waited for",
+        "data/images.py",
+        "asyncio.timeout(URL_TIMEOUT_S),",
+        "asyncio.timeout(None),",
+        IMAGES,
+    ),
+    Mutation(
+        "a server may send as much as it likes",
+        "data/images.py",
+        "if len(data) > MOST_BYTES:",
+        "if False:",
+        IMAGES,
     ),
 ]

@@ -9,13 +9,14 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 from PIL import Image as Pillow
 
 from rlhf_suite.config.data import ImageDataConfig
+from rlhf_suite.data import images
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.data.images import (
     Image,
@@ -103,6 +104,152 @@ def test_a_url_is_fetched_only_where_that_is_asked_for(tmp_path):
         with pytest.raises(ValueError, match=r"data.image_urls_enable"):
             image_file(f"{url}/x.png")
         server.shutdown()
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """Sends its reply byte by byte: with 600 of them, it takes 30 s where nobody hangs up."""
+
+    slow = "body"
+
+    def do_GET(self):
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n" + b"X-Long: " + b"x" * 600 + b"\r\n\r\n"
+        try:
+            if self.slow == "body":
+                self.wfile.write(head)
+            for byte in head if self.slow == "head" else bytes(600):
+                self.wfile.write(bytes([byte]))
+                if self.server.over.wait(0.05):
+                    return
+        except OSError:
+            pass
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("slow", ["head", "body"])
+def test_a_server_has_one_deadline_for_all_of_an_image(slow, monkeypatch):
+    monkeypatch.setattr(images, "URL_TIMEOUT_S", 0.5)
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Slow", (Dripping,), {"slow": slow})) as server:
+        server.over, server.daemon_threads = threading.Event(), True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ValueError, match=r"could not be fetched within 0\.5 s"):
+            image_file(f"http://127.0.0.1:{server.server_port}/x.png", with_urls=True)
+        server.over.set()
+        server.shutdown()
+
+
+def test_a_server_cannot_lead_to_a_file_and_sends_so_much(tmp_path, monkeypatch):
+    (tmp_path / "x.png").write_bytes(PICTURES[0])
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self):
+            large = self.path == "/large"
+            self.send_response(200 if large else 302)
+            self.send_header("Location", f"file://{tmp_path}/x.png")
+            self.end_headers()
+            if large:
+                self.wfile.write(bytes(2000))
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(images, "MOST_BYTES", 1000)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ValueError, match="could not be fetched"):
+            image_file(f"{url}/other", with_urls=True)
+        with pytest.raises(ValueError, match="more than"):
+            image_file(f"{url}/large", with_urls=True)
+        server.shutdown()
+    with pytest.raises(ValueError, match="more than"):
+        image_file(write(tmp_path / "large.png", bytes(2000)))
+
+
+def write(path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
+
+
+def test_only_formats_that_pillow_decodes_itself_are_opened(monkeypatch):
+    """Pillow hands EPS to Ghostscript, a program of its own, where that is installed."""
+    with Pillow.open(io.BytesIO(EPS)) as image:
+        assert image.format == "EPS", "Pillow itself opens it"
+    with pytest.raises(ValueError, match=r"no image of a known format \(PNG, JPEG, "):
+        image_file(EPS)
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+        assert open_image(image_file(picture(kind=kind))).size == (40, 56)
+
+
+def saved(image, kind: str = "PNG", **settings) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **settings)
+    return stream.getvalue()
+
+
+def corners(data: bytes) -> list[tuple[int, int, int]]:
+    image = open_image(data)
+    return [image.getpixel((x, y)) for x in (0, image.width - 1) for y in (0, image.height - 1)]
+
+
+def turned(orientation: int) -> bytes:
+    """A picture whose left half is red, and which a camera says it has turned."""
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    image = Pillow.new("RGB", (40, 20), (255, 0, 0))
+    image.paste((0, 0, 255), (20, 0, 40, 20))
+    return saved(image, exif=exif)
+
+
+def test_a_picture_stands_as_its_camera_was_held():
+    assert corners(turned(1)) == [(255, 0, 0)] * 2 + [(0, 0, 255)] * 2
+    assert corners(turned(3)) == [(0, 0, 255)] * 2 + [(255, 0, 0)] * 2
+    assert open_image(turned(6)).size == (20, 40) and corners(turned(6))[0] == (255, 0, 0)
+    assert corners(image_file(Pillow.open(io.BytesIO(turned(3))))) == corners(turned(3)), "one of Pillow too"
+
+
+def transparent_pictures() -> dict[str, bytes]:
+    """Pictures whose transparent pixels have a colour, in each way that a file can say so."""
+    clear = Pillow.new("RGBA", (8, 8), (255, 0, 0, 0))
+    clear.putpixel((0, 0), (0, 0, 255, 255))
+    half = Pillow.new("RGBA", (8, 8), (0, 0, 0, 128))
+    palette = Pillow.new("P", (8, 8), 3)
+    palette.putpalette([*range(255)] + [0] * 513)
+    grey = Pillow.new("LA", (8, 8), (0, 0))
+    return {
+        "clear": saved(clear),
+        "half": saved(half),
+        "palette": saved(palette, transparency=3),
+        "palette of a GIF": saved(palette, "GIF", transparency=3),
+        "grey": saved(grey),
+        "one grey": saved(Pillow.new("L", (8, 8), 9), transparency=9),
+        "webp": saved(clear, "WEBP", lossless=True),
+    }
+
+
+@pytest.mark.parametrize("name", transparent_pictures())
+def test_what_is_transparent_is_white(name):
+    last = corners(transparent_pictures()[name])[-1]
+    assert last == ((127, 127, 127) if name == "half" else (255, 255, 255))
+    image = Pillow.open(io.BytesIO(transparent_pictures()[name]))
+    assert corners(image_file(image))[-1] == last, "one of Pillow too"
+
+
+@pytest.mark.stack
+def test_an_image_is_what_the_engine_would_serve():
+    served = pytest.importorskip("vllm.multimodal.media.image").ImageMediaIO()
+    files = [saved(Pillow.new("RGB", (8, 8), (9, 8, 7)), transparency=(9, 8, 7))]
+    files += [*transparent_pictures().values(), *map(turned, range(1, 9)), turned(1)[:-12]]
+    files += [picture(kind=kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")]
+    files += [saved(Pillow.new(mode, (8, 8))) for mode in ("1", "L", "P", "I;16", "RGB", "RGBA", "LA")]
+    files += [saved(Pillow.new("CMYK", (8, 8), (10, 20, 30, 40)), "JPEG")]
+    for data in files:
+        ours, theirs = open_image(data), served.load_bytes(data).media
+        assert (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
 
 
 def test_a_row_has_at_most_as_many_images_as_the_flag_allows():

@@ -89,7 +89,8 @@ def test_gradients_do_not_depend_on_the_micro_batches(seeing, batch, packed):
     assert parts.keys() == whole.keys()
     assert any("vision_model" in name for name in whole) and any("connector" in name for name in whole)
     for name, gradient in whole.items():
-        assert torch.allclose(parts[name], gradient, rtol=2e-4, atol=2e-5 * float(gradient.abs().max())), name
+        close = 2e-5 * float(gradient.abs().max()) + 1e-7  # that of a bias of keys is 0, and rounding alone
+        assert torch.allclose(parts[name], gradient, rtol=2e-4, atol=close), name
 
 
 def test_a_batch_without_an_image_still_runs_the_tower(seeing, batch):

@@ -6,17 +6,17 @@ and the engine and the trainer read the same file.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from rlhf_suite.config.data import ImageDataConfig
 from rlhf_suite.data.messages import Message
@@ -27,8 +27,11 @@ URL = re.compile(r"https?://")
 DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 LONGEST_PATH, LONGEST_NAME = 4096, 256  # characters; a longer text is base64
-URL_TIMEOUT_S = 30.0
-URL_BYTES = 1 << 26  # 64 MiB, the largest image that is fetched
+URL_TIMEOUT_S = 30.0  # for all of an image, however slowly its server sends it
+MOST_BYTES = 1 << 26  # 64 MiB, the largest file of an image
+# Those that Pillow decodes by itself; others ask a program such as Ghostscript, which would run what is in the file.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+WHITE = (255, 255, 255)  # behind transparent images, as in vLLM
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)  # what Pillow raises for a broken file
 
 
@@ -131,7 +134,7 @@ def image_file(value: Any, folder: Path | None = None, with_urls: bool = False) 
         data = bytes(value)
     elif hasattr(value, "save") and hasattr(value, "getbands"):  # an image of Pillow, which is not imported for this
         stream = io.BytesIO()
-        value.convert("RGB").save(stream, "PNG")
+        as_seen(value).save(stream, "PNG")
         data = stream.getvalue()
     else:
         raise ValueError(f"an image is of type {type(value).__name__}, not a path, bytes, base64 or an image")
@@ -150,10 +153,17 @@ def file_of_text(text: str, folder: Path | None, with_urls: bool) -> bytes:
     if len(text) < LONGEST_PATH and max(map(len, text.split("/"))) < LONGEST_NAME:
         for path in (Path(folder or "") / text, Path(text)):
             if path.is_file():
-                return path.read_bytes()
+                return content_of(path)
     if not BASE64.fullmatch(text):
         raise ValueError("an image file does not exist")
     return decoded(text)
+
+
+def content_of(path: Path) -> bytes:
+    """Return the bytes of an image file, which has a size that an image may have."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"an image file has more than {MOST_BYTES >> 20} MiB")
+    return path.read_bytes()
 
 
 def decoded(text: str) -> bytes:
@@ -165,31 +175,75 @@ def decoded(text: str) -> bytes:
 
 
 def fetched(url: str) -> bytes:
-    """Return the content behind a URL."""
+    """Return the content behind a URL. All of it must arrive in time.
+
+    Raises:
+        ValueError: it does not, is too large, or cannot be had.
+    """
+    import httpx
+
     try:
-        with urlopen(url, timeout=URL_TIMEOUT_S) as reply:
-            data: bytes = reply.read(URL_BYTES + 1)
-    except (URLError, OSError, ValueError) as error:
+        return asyncio.run(downloaded(url))
+    except TimeoutError:
+        raise ValueError(f"an image could not be fetched within {URL_TIMEOUT_S:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise ValueError(f"an image could not be fetched ({type(error).__name__})") from None
-    if len(data) > URL_BYTES:
-        raise ValueError(f"an image behind a URL has more than {URL_BYTES >> 20} MiB")
-    return data
+
+
+async def downloaded(url: str) -> bytes:
+    """Return the content behind a URL, uncompressed as it was asked for."""
+    import httpx
+
+    plain, data = {"Accept-Encoding": "identity"}, bytearray()
+    async with (
+        asyncio.timeout(URL_TIMEOUT_S),
+        httpx.AsyncClient(follow_redirects=True, timeout=URL_TIMEOUT_S) as client,
+        client.stream("GET", url, headers=plain) as reply,
+    ):
+        reply.raise_for_status()
+        async for piece in reply.aiter_raw():
+            data += piece
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"an image behind a URL has more than {MOST_BYTES >> 20} MiB")
+    return bytes(data)
 
 
 def open_image(data: bytes) -> Any:
-    """Return the image in a file as an RGB image of Pillow.
+    """Return the image in a file as an RGB image of Pillow, as it is looked at.
 
     Raises:
-        ValueError: the bytes are not an image, or it is incomplete.
+        ValueError: the bytes are not an image of a known format, or it is incomplete.
     """
     from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
 
+    Pillow.init()  # the plugins of all formats, of which an installation may lack some
     try:
-        with Pillow.open(io.BytesIO(data)) as image:
-            return image.convert("RGB")
+        with Pillow.open(io.BytesIO(data), formats=[each for each in FORMATS if each in Pillow.OPEN]) as image:
+            return as_seen(image)
+    except UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise ValueError(f"an image file is broken, or no image of a known format ({known})") from None
     except (*UNREADABLE, Pillow.DecompressionBombError) as error:
         what = "too large" if isinstance(error, Pillow.DecompressionBombError) else "broken, or no image"
         raise ValueError(f"an image file is {what}") from None
+
+
+def as_seen(image: Any) -> Any:
+    """Return an image of Pillow in RGB as vLLM serves it: turned as its camera was held (EXIF), on white where it is
+    transparent."""
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
+    with suppress(Exception):  # notes of cameras are often damaged, and the image is not
+        image = ImageOps.exif_transpose(image)
+    has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+    if not has_alpha or image.mode == "RGB":  # there vLLM does not look for a transparent colour
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    result = Pillow.new("RGB", image.size, WHITE)
+    result.paste(image, mask=image.getchannel("A"))
+    return result
 
 
 def with_places(messages: Sequence[Message], count: int, row: Row) -> list[Message]:
