@@ -8,6 +8,7 @@ uses, then its folder; what is left is quick. `pytest -m quick` runs one tier.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from clock import Clock
 from full_disk import small_disk
 from ranks import Ranks
 
@@ -105,6 +107,18 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     yield get
     for group in groups.values():
         group.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the event loops, which this test may put forward."""
+    clock = Clock()
+
+    def now(loop: asyncio.AbstractEventLoop) -> float:  # a bound method would not get the loop
+        return clock.time(loop)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", now)
+    return clock
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from clock import HOURS_S
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.parsing import TurnReader
@@ -120,4 +121,4 @@ def chat_task(tokenizer: PreTrainedTokenizerFast, text: str = "begin", tools: Se
 
 def run(function: Callable, *arguments):
     """Run a coroutine function to its end, with a deadline."""
-    return asyncio.run(asyncio.wait_for(function(*arguments), 60))
+    return asyncio.run(asyncio.wait_for(function(*arguments), HOURS_S))

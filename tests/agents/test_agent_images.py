@@ -61,7 +61,7 @@ def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **li
     shared = Shared(policy, bridge, reader, limits, images=seeing.processor, max_images=max_images)
     ledger = Trajectory.start(0, 0, 0, prompt.ids, prompt.images)
     session = Session(shared, Task.of(prompt), ledger, (1,), SamplingSettings(stop_token_ids=stops))
-    agent = EnvironmentAgent(environment, 8, 60.0)
+    agent = EnvironmentAgent(environment, 8, 600.0)
     return policy, run(agent.run, Task.of(prompt), session)
 
 

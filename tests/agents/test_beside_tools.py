@@ -19,6 +19,7 @@ SERVER = f"mcp:{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
 GAME = '''
 import time
 
+from clock import Clock
 from rlhf_suite.agents.base import Start, Step
 from rlhf_suite.agents.tools import answer_to
 
@@ -43,6 +44,7 @@ class Environment:
         if turn.calls:
             return Step(tuple(answer_to(call, f"opened {len(turn.calls)}") for call in turn.calls), reward=0.25)
         if turn.content == "hang":
+            Clock.latest.forward(601.0)
             time.sleep(1000)
         return Step(reward=1.0, done=True) if turn.content == "right" else Step.say("no", reward=0.0)
 
@@ -63,7 +65,7 @@ def called(name: str, **arguments) -> str:
 
 def play(tokenizer, file: Path, replies, text: str = GAME, **flags):
     file.write_text(text)
-    config = AgentConfig(**({"kind": "environment", "timeout_s": 50.0} | flags))
+    config = AgentConfig(**({"kind": "environment", "timeout_s": 3600.0} | flags))
     chosen = agents_of(config, str(file))[0]
     session = open_session(tokenizer, Scripted(tokenizer, replies), chat_task(tokenizer), parser="hermes")
     episode = run(make_agent(chosen, must_score=True).run, chat_task(tokenizer), session)
@@ -86,9 +88,9 @@ def test_calls_of_the_tools_are_answered_by_them_and_all_else_by_the_environment
     assert (episode.status, episode.extra["agent/calls"]) == ("done", 5.0)
 
 
-def test_an_environment_beside_tools_has_its_limit_for_each_answer(tokenizer, tmp_path):
-    outcome = play(tokenizer, tmp_path / "game.py", ["hang"], tool_timeout_s=1.0)[0].outcome
-    assert outcome == RewardFailure("step of the environment took longer than agent.tool_timeout_s=1", "timeout")
+def test_an_environment_beside_tools_has_its_limit_for_each_answer(tokenizer, tmp_path, clock):
+    outcome = play(tokenizer, tmp_path / "game.py", ["hang"], tool_timeout_s=600.0)[0].outcome
+    assert outcome == RewardFailure("step of the environment took longer than agent.tool_timeout_s=600", "timeout")
 
 
 def test_a_tool_that_the_environment_has_too_ends_the_episode(tokenizer, tmp_path):

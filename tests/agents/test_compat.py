@@ -40,7 +40,7 @@ def written(tmp_path):
 def play(tokenizer, file, replies, label, text=False, max_turns=5, **limits):
     task = Task([5, 6], "a question", label=label) if text else chat_task(tokenizer, label=label)
     session = open_session(tokenizer, Scripted(tokenizer, replies), task, parser="hermes", **limits)
-    config = AgentConfig(kind="environment", max_turns=max_turns, timeout_s=50.0, tool_timeout_s=20.0)
+    config = AgentConfig(kind="environment", max_turns=max_turns, timeout_s=600.0, tool_timeout_s=300.0)
     episode = run(make_agent(agents_of(config, file)[0], must_score=True).run, task, session)
     said = tokenizer.decode(episode.ledgers[0].ids)
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>", "]")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Event
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scripted import chat_task, open_session
 
+from clock import HOURS_S
 from rlhf_suite.agents.chat import Refused, read_request
 from rlhf_suite.agents.endpoint import EndpointAgent, outcome_of
 from rlhf_suite.agents.episodes import with_outcome
@@ -62,13 +63,13 @@ def server():
 def play(tokenizer, server):
     """Run an episode of a program; return it and its ledgers as they are trained on."""
 
-    def played(program, model, *, max_turns=50, timeout_s=60.0, must_score=False, **limits):
+    def played(program, model, *, max_turns=50, timeout_s=600.0, must_score=False, **limits):
         async def episode():
             agent = EndpointAgent(program, server, max_turns, timeout_s, 10**5, must_score=must_score)
             return await agent.run(task, open_session(tokenizer, model, task, parser="hermes", **limits))
 
         task = chat_task(tokenizer)
-        found = asyncio.run(asyncio.wait_for(episode(), 60))
+        found = asyncio.run(asyncio.wait_for(episode(), HOURS_S))
         return found, with_outcome(found)
 
     return played
@@ -243,7 +244,7 @@ def test_a_coroutine_function_that_blocks_stops_nobody(tokenizer, server):
         return 1.0
 
     async def both():
-        agent = EndpointAgent(run_agent, server, 9, 60.0, 10**5)
+        agent = EndpointAgent(run_agent, server, 9, 600.0, 10**5)
         tasks = [chat_task(tokenizer, label=label) for label in ("blocks", "asks")]
         return await asyncio.gather(*(agent.run(t, open_session(tokenizer, Model(tokenizer, echo), t)) for t in tasks))
 
@@ -518,7 +519,7 @@ def test_64_sessions_at_the_same_time_keep_their_conversations_apart(tokenizer, 
         return f"{prompt.split('number ')[1].split('<', maxsplit=1)[0]}.{prompt.count('user')}"
 
     async def all_of_them():
-        agent = EndpointAgent(run_agent, server, 9, 60.0, 10**5)
+        agent = EndpointAgent(run_agent, server, 9, 600.0, 10**5)
         tasks = [chat_task(tokenizer, label=str(number)) for number in range(64)]
         sessions = [open_session(tokenizer, Model(tokenizer, reply), task) for task in tasks]
         return await asyncio.gather(*map(agent.run, tasks, sessions))
@@ -642,23 +643,20 @@ def test_a_program_that_goes_on_behind_a_limit_may_still_fail(play, tokenizer):
     assert re.fullmatch(r"run_agent failed: test_endpoint\.py:\d+: ValueError: something else", failure.reason)
 
 
-def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(play, tokenizer):
-    late = []
+def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(play, tokenizer, clock):
+    is_over, late = Event(), Future[int]()
 
     def run_agent(task, base_url, api_key):
         ask(base_url, api_key, task.messages)
-        with socket.create_server(("127.0.0.1", 0)) as never:
-            never.settimeout(1.0)
-            with pytest.raises(TimeoutError):
-                never.accept()
-        late.append(ask(base_url, api_key, task.messages).status_code)
+        clock.forward(601.0)
+        is_over.wait()
+        late.set_result(ask(base_url, api_key, task.messages).status_code)
 
-    episode, _ = play(run_agent, Model(tokenizer, echo), timeout_s=0.5)
+    episode, _ = play(run_agent, Model(tokenizer, echo), timeout_s=600.0)
     assert isinstance(episode.outcome, RewardFailure) and episode.outcome.kind == "timeout"
-    assert "agent.timeout_s=0.5 (1 turns)" in episode.outcome.reason
-    while not late:
-        pass
-    assert late == [404]
+    assert "agent.timeout_s=600 (1 turns)" in episode.outcome.reason
+    is_over.set()
+    assert late.result(300) == 404
 
 
 def test_a_failure_of_the_engines_ends_the_run(play, tokenizer):

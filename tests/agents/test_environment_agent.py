@@ -35,7 +35,7 @@ class Guess:
         Guess.closed += 1
 
 
-def play(tokenizer, replies, environment=Guess, max_turns: int = 5, timeout_s: float = 50.0, **others):
+def play(tokenizer, replies, environment=Guess, max_turns: int = 5, timeout_s: float = 3600.0, **others):
     step_timeout_s, choice = others.pop("step_timeout_s", None), others.pop("choice", None)
     policy = Scripted(tokenizer, replies)
     must_score = others.pop("must_score", False)
@@ -108,7 +108,7 @@ def test_history_as_the_template_shows_it_begins_a_new_ledger_where_it_differs(t
     policy = Scripted(tokenizer, ["<think>low</think>3", "9", "5"])
     session = open_session(tokenizer, policy, chat_task(tokenizer, label="5"))
     session.renders_history = True
-    episode = run(EnvironmentAgent(Guess, 5, 50.0).run, chat_task(tokenizer, label="5"), session)
+    episode = run(EnvironmentAgent(Guess, 5, 600.0).run, chat_task(tokenizer, label="5"), session)
     first, second = episode.ledgers
     assert [[tokenizer.decode(turn[:-1]) for turn in each.turns] for each in (first, second)] == [
         ["<think>low</think>3"],
@@ -247,26 +247,28 @@ def test_an_error_of_the_policy_is_raised(tokenizer):
 
     session = open_session(tokenizer, Broken(tokenizer, []), chat_task(tokenizer, label="5"))
     with pytest.raises(TimeoutError, match="an engine died"):
-        run(EnvironmentAgent(Guess, 5, 50.0).run, chat_task(tokenizer, label="5"), session)
+        run(EnvironmentAgent(Guess, 5, 600.0).run, chat_task(tokenizer, label="5"), session)
 
 
-def test_a_wait_has_a_deadline(tokenizer):
+def test_a_wait_has_a_deadline(tokenizer, clock):
     stuck = threading.Event()
 
     class Slow(Guess):
         async def step(self, turn):
+            clock.forward(601.0)
             await asyncio.Event().wait()
 
     class Hung(Guess):
         def step(self, turn):
-            stuck.wait(60)
+            clock.forward(601.0)
+            stuck.wait()
 
     try:
         for environment in (Slow, Hung):
-            outcome = play(tokenizer, ["3"], environment, step_timeout_s=0.5).outcome
-            assert outcome.kind == "timeout" and "agent.tool_timeout_s=0.5" in outcome.reason
-            episode = play(tokenizer, ["3"], environment, timeout_s=3.0)
-            assert episode.status == "timeout" and "agent.timeout_s=3 (1 turns)" in episode.outcome.reason
+            outcome = play(tokenizer, ["3"], environment, step_timeout_s=600.0).outcome
+            assert outcome.kind == "timeout" and "agent.tool_timeout_s=600" in outcome.reason
+            episode = play(tokenizer, ["3"], environment, timeout_s=600.0)
+            assert episode.status == "timeout" and "agent.timeout_s=600 (1 turns)" in episode.outcome.reason
     finally:
         stuck.set()
 

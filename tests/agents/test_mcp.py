@@ -79,7 +79,7 @@ def called(name: str, **arguments) -> str:
 
 def totals(tokenizer, address: str, episodes: int = 3, **flags):
     """Play episodes at once, each of which adds 1 three times to what its server keeps; return what each was told."""
-    config = AgentConfig(kind="tools", tools=[f"mcp:{address}"], timeout_s=50.0, **flags)
+    config = AgentConfig(kind="tools", tools=[f"mcp:{address}"], timeout_s=600.0, **flags)
     agent = make_agent(agents_of(config)[0], must_score=False)
 
     async def play():
@@ -109,7 +109,7 @@ def test_a_server_starts_with_the_first_call_of_an_episode(tokenizer, tmp_path):
     starts = tmp_path / "starts"
     text = (HERE / "counting_server.py").read_text()
     (tmp_path / "noted.py").write_text(f"open({str(starts)!r}, 'a').write('x')\n{text}")
-    config = AgentConfig(kind="tools", tools=[f"mcp:{sys.executable} {tmp_path / 'noted.py'}"], timeout_s=50.0)
+    config = AgentConfig(kind="tools", tools=[f"mcp:{sys.executable} {tmp_path / 'noted.py'}"], timeout_s=600.0)
     agent = make_agent(agents_of(config)[0], must_score=False)
 
     async def play():
@@ -123,7 +123,7 @@ def test_a_server_starts_with_the_first_call_of_an_episode(tokenizer, tmp_path):
 
 def test_what_a_server_wrote_before_it_died_is_the_reason_of_the_failure(tokenizer, tmp_path):
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
-    config = AgentConfig(kind="tools", tools=[f"mcp:{sys.executable} {tmp_path / 'broken.py'}"], timeout_s=50.0)
+    config = AgentConfig(kind="tools", tools=[f"mcp:{sys.executable} {tmp_path / 'broken.py'}"], timeout_s=600.0)
     session = open_session(tokenizer, Scripted(tokenizer, []), chat_task(tokenizer), parser="hermes")
     outcome = run(make_agent(agents_of(config)[0], must_score=False).run, chat_task(tokenizer), session).outcome
     assert isinstance(outcome, RewardFailure) and "TaskGroup" not in outcome.reason

@@ -27,7 +27,7 @@ def play(tokenizer, url, replies, text=False, **flags):
     row = {"label": "5", "columns": {"level": 2}}
     task = Task([5, 6], "a question", **row) if text else chat_task(tokenizer, **row)
     session = open_session(tokenizer, Scripted(tokenizer, replies), task)
-    config = AgentConfig(kind="environment", server_url=url, timeout_s=50.0, tool_timeout_s=20.0, **flags)
+    config = AgentConfig(kind="environment", server_url=url, timeout_s=600.0, tool_timeout_s=300.0, **flags)
     episode = run(make_agent(agents_of(config)[0], must_score=True).run, task, session)
     said = tokenizer.decode(episode.ledgers[0].ids)
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>\n", "]")
@@ -41,7 +41,7 @@ def test_an_episode_is_a_session_of_messages(tokenizer, server):
     )
     assert episode.outcome == Scored(1.0, 1.0, {}) and episode.status == "done"
     (seen,) = server.sessions
-    assert poll_until(lambda: len(seen) == 5, 30.0)  # nobody waits for the last message to arrive
+    assert poll_until(lambda: len(seen) == 5, 300.0)  # nobody waits for the last message to arrive
     assert [message["type"] for message in seen] == ["reset", "step", "step", "step", "close"]
     assert seen[0]["data"] == {"label": "5", "level": 2} and seen[1]["data"] == {"message": "3"}
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
+from clock import Clock
 from rlhf_suite.agents.base import Task, ToolCall, Turn
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
@@ -41,6 +42,7 @@ async def wait(seconds: float) -> str:
     Args:
         seconds: how long
     """
+    Clock.latest.forward(601.0)
     await asyncio.sleep(seconds)
     return "waited"
 
@@ -76,10 +78,10 @@ def test_a_function_without_a_description_is_refused():
         schema_of(bare)
 
 
-def play(tokenizer, replies, tools, timeout_s: float = 30.0):
+def play(tokenizer, replies, tools, timeout_s: float = 300.0):
     policy = Scripted(tokenizer, replies)
     session = open_session(tokenizer, policy, chat_task(tokenizer), parser="hermes", max_len=4000)
-    agent = EnvironmentAgent(lambda: ToolEnvironment(tools, timeout_s), 6, 50.0)
+    agent = EnvironmentAgent(lambda: ToolEnvironment(tools, timeout_s), 6, 3600.0)
     episode = run(agent.run, chat_task(tokenizer), session)
     said = tokenizer.decode(episode.ledgers[0].ids).split("<|im_start|>tool\n")[1:]
     return episode, [text.partition("<|im_end|>")[0] for text in said]
@@ -94,15 +96,15 @@ def test_calls_are_answered_until_a_turn_has_none(tokenizer):
     assert counts == wanted
 
 
-def test_what_is_wrong_with_a_call_is_its_answer(tokenizer):
+def test_what_is_wrong_with_a_call_is_its_answer(tokenizer, clock):
     replies = [
         call("sub", a=1) + "<tool_call>{a}</tool_call>" + call("add", a=1, c=2) + call("wait", seconds=1000),
         "done",
     ]
-    episode, answers = play(tokenizer, replies, [FunctionTools([add, wait])], timeout_s=2)
+    episode, answers = play(tokenizer, replies, [FunctionTools([add, wait])], timeout_s=600)
     assert answers[0] == "Error: there is no tool 'sub'; tools: add, wait"
     assert answers[1].startswith("Error: the call is not a JSON object")
-    assert answers[2].startswith("Error: TypeError: ") and answers[3] == "Error: wait took longer than 2 s"
+    assert answers[2].startswith("Error: TypeError: ") and answers[3] == "Error: wait took longer than 600 s"
     assert (episode.extra["agent/tool_errors"], episode.extra["agent/malformed_calls"]) == (4.0, 1.0)
 
 
@@ -118,7 +120,7 @@ def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
     CALLED.clear()
     episode, _ = play(tokenizer, [(call("add", a=1), "length")], [FunctionTools([add])])
     assert episode.status == "truncated" and CALLED == []
-    environment = ToolEnvironment([FunctionTools([add])], 9.0)
+    environment = ToolEnvironment([FunctionTools([add])], 300.0)
     run(environment.reset, chat_task(tokenizer))
     assert run(environment.answer, ToolCall("call00001", "add", {"a": 1}, "cut off")) == "Error: cut off"
     assert CALLED == []
@@ -138,7 +140,7 @@ def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
 
 
 def test_each_answer_of_a_turn_has_the_id_of_its_call():
-    environment = ToolEnvironment([FunctionTools([add])], 9.0)
+    environment = ToolEnvironment([FunctionTools([add])], 300.0)
     calls = (ToolCall("first", "add", {"a": 1}), ToolCall("second", "add", {"a": 5}))
 
     async def both():

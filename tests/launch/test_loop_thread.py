@@ -51,14 +51,14 @@ def test_a_coroutine_that_blocks_the_loop_fails_all_others(released, capsys):
 def test_many_short_calls_in_a_row_and_long_waits_are_no_block(capsys):
     """Each of the calls blocks the loop, and together they do so for longer than the limit."""
     loop = LoopThread("test")
-    loop.watch(4 * LOOK_S, FLAG)
+    loop.watch(8 * LOOK_S, FLAG)
 
     async def short() -> None:
         time.sleep(LOOK_S)
 
-    calls = [loop.start(short()) for _ in range(8)]
-    assert loop.start(waits(6 * LOOK_S)).result(60) == "in time"
-    assert [each.result(60) for each in calls] == [None] * 8
+    calls = [loop.start(short()) for _ in range(12)]
+    assert loop.start(waits(10 * LOOK_S)).result(300) == "in time"
+    assert [each.result(300) for each in calls] == [None] * 12
     assert not capsys.readouterr().err
 
 

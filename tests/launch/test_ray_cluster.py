@@ -21,6 +21,7 @@ from rlhf_suite.launch import ray_cluster as ray_cluster_module
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolved
 from rlhf_suite.launch.stop import SIGNALS
+from rlhf_suite.polling import poll_until
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
@@ -226,13 +227,13 @@ def listener_that_never_speaks():
 def test_what_accepts_connections_and_never_speaks_ends_the_run(tmp_path, monkeypatch):
     """Ray would ask it for seven minutes, in which no signal is answered."""
     monkeypatch.setattr(ray_cluster_module, "ANSWER_S", 2.0)
-    with (
-        listener_that_never_speaks() as (address, taken),
-        pytest.raises(RunError, match=rf"launch\.ray_address={address}: .* did not speak as Ray does within 2 s"),
-        ray_cluster(LaunchConfig(device="cpu", ray_address=address), tmp_path, slots=1),
-    ):
-        pass
-    assert len(taken) > 1, "the first connection is that of the suite, the next one is Ray's"
+    with listener_that_never_speaks() as (address, taken):
+        with (
+            pytest.raises(RunError, match=rf"launch\.ray_address={address}: .* did not speak as Ray does within 2 s"),
+            ray_cluster(LaunchConfig(device="cpu", ray_address=address), tmp_path, slots=1),
+        ):
+            pass
+        assert poll_until(lambda: len(taken) > 1, 300), "the first connection is that of the suite, the next Ray's"
 
 
 def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):

@@ -186,8 +186,8 @@ def said(world, folder: Path, config) -> str:
     "schedule", [{}, {"train__async_queue_size": 1, "algo__advantage__is_correction_level": "token"}]
 )
 def test_an_async_step_that_blocks_all_episodes_ends_the_run(ranks, tmp_path, schedule):
-    code = "import time\n" + CODE.replace("self.turns += 1", "time.sleep(60)")
-    line = 1 + code.splitlines().index("        time.sleep(60)")
-    config = settings(tmp_path, code, agent__tool_timeout_s=1.0, **schedule)
+    code = "import time\n" + CODE.replace("self.turns += 1", "time.sleep(86_400)")
+    line = 1 + code.splitlines().index("        time.sleep(86_400)")
+    config = settings(tmp_path, code, agent__tool_timeout_s=5.0, **schedule)
     (message,) = ranks(1).call(said, tmp_path, config)
-    assert f"environment.py:{line} (step) has blocked all episodes for agent.tool_timeout_s=1 s" in message
+    assert f"environment.py:{line} (step) has blocked all episodes for agent.tool_timeout_s=5 s" in message

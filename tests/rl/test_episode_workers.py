@@ -255,9 +255,9 @@ def test_a_file_that_cannot_be_imported_is_the_same_message_as_in_the_driver(clu
 
 
 def test_an_async_step_that_blocks_the_others_is_named_and_ends_the_run(cluster, model, tmp_path):
-    code = CODE.replace("import os,", "import os, time,").replace("self.turns += 1", "time.sleep(60)")
-    line = 1 + code.splitlines().index("        time.sleep(60)")
-    job = Job(tmp_path, model, code, agent__num_workers=1, agent__tool_timeout_s=1.0)
+    code = CODE.replace("import os,", "import os, time,").replace("self.turns += 1", "time.sleep(86_400)")
+    line = 1 + code.splitlines().index("        time.sleep(86_400)")
+    job = Job(tmp_path, model, code, agent__num_workers=1, agent__tool_timeout_s=5.0)
     workers = job.workers()
     for future in job.start(workers, 3):
         with pytest.raises(UserError, match=rf"environment.py:{line} \(step\) has blocked all episodes for agent.tool"):

@@ -410,9 +410,12 @@ def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_pa
 
 # The environment of one of the prompts never answers.
 STUCK = """
-import asyncio
+import asyncio, time
 
 from rlhf_suite.agents.base import Start, Step
+
+AHEAD = [0.0]
+asyncio.BaseEventLoop.time = lambda loop: time.monotonic() + AHEAD[0]
 
 class Environment:
     async def reset(self, task):
@@ -421,6 +424,7 @@ class Environment:
 
     async def step(self, turn):
         if self.label == "STUCK_LABEL":
+            AHEAD[0] += 601.0  # the limit is over at once
             await asyncio.Event().wait()
         return Step(reward=len(turn.ids) / 6, done=True)
 
@@ -433,7 +437,12 @@ def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, w
     file = tmp_path / "stuck.py"
     file.write_text(STUCK.replace("STUCK_LABEL", label))
     agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
-    agent |= {"agent__tool_timeout_s": 3.0, "agent__on_error": "drop", "reward__max_error_rate": 1.0}
+    agent |= {
+        "agent__tool_timeout_s": 600.0,
+        "agent__timeout_s": 1e9,
+        "agent__on_error": "drop",
+        "reward__max_error_rate": 1.0,
+    }
     agent |= {"reward__stop_properly_penalty_coef": None, "ckpt__load_enable": False}
     ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent))
     trained = {s["label"] for step in range(1, STEPS + 1) for s in rollout(tmp_path / "run", step)}
@@ -442,7 +451,7 @@ def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, w
     failures = [json.loads(line) for line in (tmp_path / "run/logs/reward_failures.jsonl").read_text().splitlines()]
     assert {row["label"] for row in failures} == {label}
     for row in failures:
-        assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=3"
+        assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=600"
 
 
 def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:
