@@ -122,7 +122,7 @@ DAMAGE: list[Mutation] = [
         "foreign_files.py",
         "parse_constant=lambda name: None, ",
         "",
-        ("tests/config/test_damaged_folders.py",),
+        ("tests/test_foreign_files.py",),
     ),
     Mutation(
         "truth is a number",

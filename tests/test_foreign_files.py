@@ -1,10 +1,10 @@
-"""Types of values in files from elsewhere."""
+"""Values in files from elsewhere."""
 
 from typing import Any
 
 import pytest
 
-from rlhf_suite.foreign_files import has_type
+from rlhf_suite.foreign_files import has_type, parsed
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ from rlhf_suite.foreign_files import has_type
 )
 def test_a_value_has_the_type_that_is_wanted_and_no_other(value, wanted, fits):
     assert has_type(value, wanted) == fits
+
+
+def test_numbers_that_json_does_not_have_are_absent():
+    text = b'{"a": NaN, "b": [Infinity, -Infinity], "c": 1e999, "d": 1.5}'
+    assert parsed(text) == {"a": None, "b": [None, None], "c": None, "d": 1.5}
