@@ -88,9 +88,9 @@ MIGRATE: list[Mutation] = [
         CONVERT,
     ),
     Mutation(
-        "checkpoints stay inside the folder of the model",
+        "checkpoints in the folder of the model have none of their own",
         "migrate/combinations.py",
-        'new.add("ckpt.path", f"{output}_{below}")',
+        'new.add("ckpt.path", f"{output}/checkpoints")',
         "pass",
         CONVERT,
     ),
