@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 FOREIGN_NAMES = ("tests/config/test_foreign_names.py",)
+TABLES = ("tests/tracking/test_tables.py",)
 TABLE = ("tests/migrate/test_table.py",)
 OUTPUT = ("tests/train/test_output.py",)
 REFERENCES = ("tests/config/test_references.py",)
@@ -192,5 +193,19 @@ FRONT = [
         'if key == "hydra/sweeper":',
         "if False:",
         FOREIGN_NAMES,
+    ),
+    Mutation(
+        "a flag in a table is broken as any word",
+        "tracking/tables.py",
+        "return flag.end() + 1 if",
+        "return BREAKABLE if",
+        TABLES,
+    ),
+    Mutation(
+        "columns of a table end at the edge of a narrow console",
+        "tracking/tables.py",
+        "console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)",
+        "pass",
+        TABLES,
     ),
 ]

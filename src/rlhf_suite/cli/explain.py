@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.composition.arguments import CommandLine
@@ -21,6 +19,7 @@ from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
 from rlhf_suite.preflight.jobs import Preflight
+from rlhf_suite.tracking.tables import show_table
 
 Rows = Iterator[tuple[str, ...]]
 
@@ -33,53 +32,18 @@ def explain(line: CommandLine, found: Preflight) -> int:
     if isinstance(run, PlannedRun):
         plan = resolve(run, devices.machine)
         if isinstance(run, AnyTrainedRun):
-            show(console, "Batches", ("what", "how", "number"), batches(run, plan))
-        show(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
-        show(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
+            show_table(console, "Batches", ("what", "how", "number"), batches(run, plan))
+        show_table(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
+        show_table(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
     idle = unread(run.task, all_values(run))  # such as the flags of models that the run lacks
     values = (row for row in origins(run, line, found) if row[0] not in idle)
-    show(console, "Values that differ from the defaults", ("flag", "value", "default", "from"), values)
+    show_table(console, "Values that differ from the defaults", ("flag", "value", "default", "from"), values)
     for remark in (*found.notes, *remarks(run, devices), found.first_of_several):
         console.print(Text(remark), end="\n" if remark else "")
     problems = [] if no_gpu_here(run, devices) else device_problems(found)
     if problems:
         print(report(problems), file=sys.stderr)
     return 2 if problems else 0
-
-
-def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> None:
-    """Print a table. A flag in it is never broken, so that it can be copied: on a narrow console the lines are longer
-    than it is."""
-    table = Table(title=title, title_justify="left")
-    cells = [columns, *rows]
-    widths = column_widths(cells, console.width)
-    for name, width in zip(columns, widths, strict=True):
-        table.add_column(name, overflow="fold", width=width)
-    for row in cells[1:]:
-        table.add_row(*map(Text, row))  # a value such as [q_proj] is not markup
-    console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)
-    console.print(table)
-
-
-def column_widths(cells: list[tuple[str, ...]], room: int) -> list[int]:
-    """Return the widths of columns: what their flags need at least, and more from the left where there is room."""
-    columns = list(zip(*cells, strict=True))
-    widths = [max(map(longest_name, column)) for column in columns]
-    spare = room - sum(widths) - 3 * len(widths) - 1
-    for place, column in enumerate(columns):
-        more = max(0, min(spare, max(map(len, column)) - widths[place]))
-        widths[place] += more
-        spare -= more
-    return widths
-
-
-NAME = re.compile(r"[a-z]\w*(?:\.\w+)+")
-
-
-def longest_name(text: str) -> int:
-    """Return the width that a text needs at least: that of its longest word, of others than flags only a part."""
-    words = text.split()
-    return max([len(word) if NAME.match(word) and "/" not in word else min(len(word), 12) for word in words], default=1)
 
 
 def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:

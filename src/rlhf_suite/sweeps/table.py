@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.sweeps.slurm_jobs import look
 from rlhf_suite.tracking.sweep_folder import Job, Sweep, read
+from rlhf_suite.tracking.tables import show_table
 
 USAGE = """usage: rlhf-suite sweep status <folder>
 
@@ -40,10 +40,7 @@ def finish(folder: Path) -> int:
     assert sweep is not None, "launch writes it"
     common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
     rows = [row(job, common) for job in sweep.jobs]
-    table = Table(*COLUMNS, title=Text(str(folder)))
-    for cells in rows:
-        table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
-    Console().print(table)
+    show_table(Console(), Text(str(folder)), COLUMNS, rows)
     write_text(folder / "summary.md", markdown(rows))
     if not sweep.is_single and any((sweep.folder_of(job) / "metrics.jsonl").exists() for job in sweep.jobs):
         from rlhf_suite.report.html import tried

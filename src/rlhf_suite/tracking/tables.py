@@ -1,0 +1,51 @@
+"""Tables on the console in which no name of a flag is broken, so that it can be copied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+FLAG = re.compile(r"[a-z]\w*(?:[./]\w+)+(?==)|[a-z]\w*(?:\.\w+)+")
+BREAKABLE = 12  # characters of a word that is no flag, in the narrowest column
+
+
+def show_table(console: Console, title: str | Text, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. On a console that is too narrow for the names of flags in it, the lines are longer than it is."""
+    table = Table(title=title, title_justify="left")
+    cells = [tuple(columns), *map(tuple, rows)]
+    widths = column_widths(cells, console.width)
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, overflow="fold", width=width)
+    for row in cells[1:]:
+        table.add_row(*map(Text, row))  # a value such as [q_proj] is not markup
+    console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)
+    console.print(table)
+
+
+def column_widths(cells: list[tuple[str, ...]], room: int) -> list[int]:
+    """Return the widths of columns: what their flags need at least, and more from the left where there is room."""
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(longest_name, column)) for column in columns]
+    spare = room - sum(widths) - 3 * len(widths) - 1
+    for place, column in enumerate(columns):
+        more = max(0, min(spare, max(map(len, column)) - widths[place]))
+        widths[place] += more
+        spare -= more
+    return widths
+
+
+def longest_name(text: str) -> int:
+    """Return the width that a text needs at least: that of its longest flag, and of other words only a part."""
+    return max(map(least_width, text.split()), default=1)
+
+
+def least_width(word: str) -> int:
+    """Return the width that a word needs: a flag with its value, or without it if it is a path; else a part."""
+    flag = FLAG.match(word)
+    if flag is None or (flag.end() < len(word) and word[flag.end()] != "="):
+        return min(len(word), BREAKABLE)
+    return flag.end() + 1 if "/" in word[flag.end() :] else len(word)
