@@ -12,6 +12,8 @@ EMBEDDINGS = ("tests/models/test_tokens_without_embeddings.py",)
 
 IMAGES = ("tests/data/test_images.py",)
 
+OWN_FILES = ("tests/test_own_files.py",)
+
 ROWS: list[Mutation] = [
     Mutation(
         "the template that a model was trained with is forgotten",
@@ -131,5 +133,33 @@ ROWS: list[Mutation] = [
         "if len(data) > MOST_BYTES:",
         "if False:",
         IMAGES,
+    ),
+    Mutation(
+        "what a user's file imports is not a part of its digest",
+        "registry.py",
+        "return [digest(each) for each in (path, *others)]",
+        "return [digest(path)]",
+        OWN_FILES,
+    ),
+    Mutation(
+        "relative imports of a user's package are not followed",
+        "python_source.py",
+        "[str(file.parents[level - 1])] if level else folders",
+        "folders",
+        OWN_FILES,
+    ),
+    Mutation(
+        "a thread sees a user's file half imported",
+        "python_source.py",
+        "    with lock:",
+        "    if True:",
+        OWN_FILES,
+    ),
+    Mutation(
+        "reference log-probs outlive a change of the model's code",
+        "models/load.py",
+        '("*.safetensors", "*.bin", "*.py")',
+        '("*.safetensors", "*.bin")',
+        OWN_FILES,
     ),
 ]

@@ -6,10 +6,13 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import site
 import sys
+import sysconfig
+import threading
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +22,8 @@ from rlhf_suite.foreign_text import line_of_user, printable, what_of
 
 SOURCE = Path(__file__).parent
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
+MOST_FILES = 1000  # of a user's own that are followed from one; a project has fewer
+GUARD, LOCKS = threading.Lock(), dict[str, threading.RLock]()  # a lock for each file that is imported
 
 
 class SourceError(UserError):
@@ -114,11 +119,88 @@ def module_file(module: str, must_exist: bool = False) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
+def own_files(path: Path) -> list[Path]:
+    """Return a user's file and those that it imports, in any depth: its neighbours, and what else is on the path of
+    Python. Installed packages, the standard library and the suite itself are not among them."""
+    importlib.invalidate_caches()
+    folders = [str(path.parent), *sys.path]
+    found, left = dict[Path, None](), [path.resolve()]
+    while left and len(found) < MOST_FILES:
+        file = left.pop(0)
+        if file not in found:
+            found[file] = None
+            left += imported_by(file, folders)
+    return list(found)
+
+
+def imported_by(file: Path, folders: list[str]) -> Iterator[Path]:
+    """Yield the user's own files among those that a file imports, wherever in it; none of one that is not Python."""
+    try:
+        tree = parsed(file)
+    except SourceError:
+        return
+    for node in ast.walk(tree):
+        names, level = imports_of(node)
+        for name in names:
+            yield from files_of_module(name, [str(file.parents[level - 1])] if level else folders)
+
+
+def imports_of(node: ast.AST) -> tuple[list[str], int]:
+    """Return the modules that a statement or a call may import, and how many packages up their names begin."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names], 0
+    if isinstance(node, ast.ImportFrom):
+        begin = f"{node.module}." if node.module else ""
+        return [f"{begin}{each.name}" for each in node.names], node.level
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        value = node.args[0].value
+        if called in ("import_module", "__import__") and isinstance(value, str):
+            return [value], 0
+    return [], 0
+
+
+def files_of_module(name: str, folders: list[str]) -> Iterator[Path]:
+    """Yield the user's own files that an import of a module runs: those of its packages, and its own. The end of the
+    name may be that of something in a module."""
+    within: list[str] = folders
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, within)
+        if spec is None:
+            return
+        origin = Path(spec.origin).resolve() if spec.origin is not None and spec.has_location else None
+        if origin is not None and is_installed(origin):
+            return
+        if origin is not None:
+            yield origin
+        within = list(spec.submodule_search_locations or [])
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file is one of an installed package, of Python, or of the suite."""
+    return any(folder in file.parents for folder in installed_folders())
+
+
+@cache
+def installed_folders() -> frozenset[Path]:
+    """Return the folders of what is installed."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
+    return frozenset({*(Path(each).resolve() for each in found), SOURCE.resolve()})
+
+
 def import_file(path: Path) -> ModuleType:
-    """Import a file once per process. It may import its neighbours."""
+    """Import a file once per process; threads that want it meanwhile wait until it is whole. It may import its
+    neighbours."""
     name = f"own_code_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with GUARD:
+        lock = LOCKS.setdefault(name, threading.RLock())
+    with lock:
+        return sys.modules[name] if name in sys.modules else _imported(name, path)
+
+
+def _imported(name: str, path: Path) -> ModuleType:
+    """Import the file of a module that has this name."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)

@@ -37,6 +37,7 @@ from rlhf_suite.python_source import (
     import_failure,
     import_file,
     module_file,
+    own_files,
     parsed,
     summary,
     wrong_count,
@@ -243,13 +244,23 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().resolve()}:{function}" if place.endswith(".py") else name
 
 
-def digest(name: str) -> str:
-    """Return the file of a user's own function with its SHA-256, as text."""
+def digests(name: str) -> list[str]:
+    """Return the file of a user's own function and those of the user's own that it imports, each with its SHA-256, as
+    texts."""
     place = name.rpartition(":")[0]
     path = Path(place) if place.endswith(".py") else module_file(place)
     if path is None or not path.is_file():
-        return f"{path or place} (no file)"
-    return f"{path} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        return [f"{path or place} (no file)"]
+    others = [each for each in own_files(path) if each != path.resolve()]
+    return [digest(each) for each in (path, *others)]
+
+
+def digest(file: Path) -> str:
+    """Return a file with its SHA-256, as text."""
+    try:
+        return f"{file} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    except OSError as error:
+        return f"{file} ({error.strerror})"
 
 
 @cache

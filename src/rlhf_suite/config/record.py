@@ -19,7 +19,7 @@ from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
-from rlhf_suite.registry import absolute, digest, is_own
+from rlhf_suite.registry import absolute, digests, is_own
 
 PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this name is false in every run that runs
 
@@ -68,13 +68,14 @@ def recorded_values(run: Run) -> dict[str, Any]:
 
 
 def own_code(section: Any) -> list[str]:
-    """Return the file and digest of each of the user's own functions that a section names, tables included."""
-    found = []
+    """Return the files and digests of the user's own functions that a section names, tables included, and of what these
+    files import of the user's own."""
+    found = list[str]()
     for key, name, meta in with_values(section):
         if key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
-            found.append(digest(absolute(f"{name}:reward_func")))
+            found += digests(absolute(f"{name}:reward_func"))
         elif meta.algorithms is not None and name is not None and is_own(name):
-            found.append(digest(name))
+            found += digests(name)
     return list(dict.fromkeys(found))
 
 

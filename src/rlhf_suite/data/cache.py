@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from rlhf_suite.config import data
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.disk import file_digest
 from rlhf_suite.locks import lock
@@ -125,5 +126,5 @@ def _tokenizer(tokenizer: Any) -> str:
 def _code() -> list[str]:
     """Return digests of this package's source and the versions of the tokenizer libraries: other code may encode
     differently."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(data.__file__ or "")]
     return [version("transformers"), version("tokenizers"), *map(file_digest, files)]

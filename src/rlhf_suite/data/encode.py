@@ -44,7 +44,7 @@ class FormattedEncoder(Generic[Encoded]):
 
     encoder: Encoder[Encoded]
     name: str
-    digest: str  # the digest of its file, so that the fingerprint of this encoder depends on the file
+    digest: str  # of its file and what that imports, so that the fingerprint of this encoder depends on them
 
     def encode(self, row: Row) -> list[Encoded]:
         """Return the encoded items of the row.

@@ -21,7 +21,7 @@ from rlhf_suite.data.sources import Located, Sources, limited, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.registry import digest as digest_of
+from rlhf_suite.registry import digests
 from rlhf_suite.waits import waiting
 
 Encoded = TypeVar("Encoded")
@@ -48,7 +48,8 @@ class Loader(Generic[Encoded]):
 
     def __post_init__(self) -> None:
         if self.data.row_format is not None:
-            self.encoder = FormattedEncoder(self.encoder, self.data.row_format, digest_of(self.data.row_format))
+            own = " ".join(digests(self.data.row_format))
+            self.encoder = FormattedEncoder(self.encoder, self.data.row_format, own)
 
     @property
     def contents_digest(self) -> str:

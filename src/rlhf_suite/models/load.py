@@ -65,7 +65,7 @@ def model_folder(path: str, flag: str) -> str:
 
 
 def model_digest(path: str, flag: str) -> str:
-    """Return a digest that is equal for two models only if their configuration and weights are equal.
+    """Return a digest that is equal for two models only if their configuration, weights and own code are equal.
 
     It is a digest of a folder's files, or the revision name of a hub model.
     """
@@ -74,7 +74,8 @@ def model_digest(path: str, flag: str) -> str:
         with loading(flag, path):
             return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=trusts_code())._commit_hash}"
     digest = hashlib.sha256()
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+    found = (file for kind in ("*.safetensors", "*.bin", "*.py") for file in folder.glob(kind))
+    for file in sorted([folder / "config.json", *found]):
         with file.open("rb") as content:
             digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
