@@ -108,7 +108,7 @@ class Run:
     run_dir: str | None = flag(None, resume=FREE)
     """Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>"""
     own_code: list[str] = flag([])
-    """The files of the user's own functions and those of the user's own that they import, with their SHA-256, as the run
+    """The files of the user's own functions, those of the user's own that they import, and their SHA-256, as the run
     found them; it writes them itself"""
     launch: LaunchConfig = group(LaunchConfig)
 
