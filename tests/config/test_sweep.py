@@ -226,6 +226,14 @@ def test_a_job_of_slurm_composes_with_a_preset_of_its_site(tmp_path, sweep):
         assert alone.runs[0].launch.object_store_mb == 512
 
 
+def test_a_job_has_not_the_settings_of_its_sweep(tmp_path):
+    of_the_sweep = ["hydra.launcher.parallel=2", "hydra.sweep.subdir=s", "hydra/sweeper=basic"]
+    line = parse(["-m", "task=sft", "demo=sft", "train.seed=1,2", "hydra.job.chdir=false", *of_the_sweep])
+    for job in jobs_of(line, preflight(line), tmp_path):
+        assert not set(of_the_sweep) & set(job.words)
+        assert "hydra.job.chdir=false" in job.words and "hydra.mode=RUN" in job.words
+
+
 def test_the_folder_of_a_job_may_be_named_after_its_words(checked):
     found = checked("-m task=sft demo=sft train.seed=1,2 'hydra.sweep.subdir=${hydra.job.override_dirname}'")
     assert [folder for _, folder in found.jobs] == [f"demo=sft,task=sft,train.seed={seed}" for seed in (1, 2)]

@@ -262,6 +262,16 @@ def test_a_table_is_sorted_by_the_column_that_is_clicked(browser, pages):
     assert browser.run(column) == ["1e-3", "1e-4"]
 
 
+def test_on_a_phone_each_number_of_a_table_has_the_title_of_its_column(browser, pages):
+    cells = "[...document.querySelector('tbody tr').children].map((each) => getComputedStyle(each, '::before').content)"
+    browser.show(pages["sweep"], **SCREENS["phone"])
+    assert browser.run(cells)[:3] == ['"lr "', '"runs "', '"mean "']
+    browser.show(pages["run"], **SCREENS["phone"])
+    assert browser.run(cells)[:2] == ["none", '"first "'], "the name of a metric is the heading of its numbers"
+    browser.show(pages["run"])
+    assert {*browser.run(cells)} == {"none"}
+
+
 def test_a_run_is_hidden_in_the_curves(browser, pages):
     browser.show(pages["comparison"], "#curves")
     browser.drawn()

@@ -96,7 +96,7 @@ def test_the_first_steps_of_a_stream_are_said_to_learn_from_short_responses(leng
     found = {"train/response_length": [*enumerate(map(float, lengths), 1)]}
     found["async/overtaken"] = [*enumerate(map(float, left), 1)]
     sentences = first_steps_of_a_stream(found)
-    form = re.compile(r"Steps? ([\d to]+) learnt from .*, of ([\d. to]+) of the usual length: 9 groups")
+    form = re.compile(r"Steps? ([\d to]+) learnt from .*, which had ([\d. to]+) of the usual length: 9 groups")
     assert [", ".join(form.match(each).groups()) for each in sentences] == ([] if said is None else [said])
     assert first_steps_of_a_stream({"train/response_length": found["train/response_length"]}) == []
 

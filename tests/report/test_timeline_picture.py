@@ -95,7 +95,7 @@ def test_every_phase_has_a_colour_of_its_own():
     lanes = {lane.who for lane in timeline.LANES}
     phases = {second if first in lanes and second else first for first, second in named} - {"waiting_for_{why}"}
     assert len(phases) > 10 and phases <= timeline.COLOURS.keys()
-    colours = [colour for phase, colour in timeline.COLOURS.items() if phase != "train"]
+    colours = [timeline.colour_of(phase) for phase in timeline.COLOURS if phase != "train"]
     assert len({*colours, timeline.OTHER}) == len(colours) + 1
     assert timeline.colour_of("train") == timeline.colour_of("ppo_train")
 
