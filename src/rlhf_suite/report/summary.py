@@ -137,7 +137,8 @@ def first_steps_of_a_stream(found: dict[str, Points]) -> list[str]:
     share = f"{min(shares):.2f}" if len(early) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
     return [
         f"{steps} learnt from the responses that ended first, which had {share} of the usual length: "
-        f"{left[early[0][0]]:.0f} groups that had begun earlier were still being written (async/overtaken). They follow in later steps."
+        f"{left[early[0][0]]:.0f} groups that had begun earlier were still being written (async/overtaken). "
+        "They follow in later steps."
     ]
 
 
