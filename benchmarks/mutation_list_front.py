@@ -6,6 +6,7 @@ from mutation import Mutation
 
 FOREIGN_NAMES = ("tests/config/test_foreign_names.py",)
 TABLES = ("tests/tracking/test_tables.py",)
+SWEEP = ("tests/config/test_sweep.py", "-k", "one_folder or empty_name")
 TABLE = ("tests/migrate/test_table.py",)
 OUTPUT = ("tests/train/test_output.py",)
 REFERENCES = ("tests/config/test_references.py",)
@@ -207,5 +208,26 @@ FRONT = [
         "console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)",
         "pass",
         TABLES,
+    ),
+    Mutation(
+        "jobs of a sweep with one folder are started",
+        "preflight/jobs.py",
+        "if result.is_sweep and jobs > 1:",
+        "if result.is_sweep and jobs > 2:",
+        SWEEP,
+    ),
+    Mutation(
+        "an empty name is the current folder",
+        "preflight/jobs.py",
+        "if not str(hydra[name].dir):",
+        "if False:",
+        SWEEP,
+    ),
+    Mutation(
+        "a wrong setting of logging is a traceback",
+        "cli/execute.py",
+        "except (ValueError, TypeError, AttributeError, ImportError) as error:  # those",
+        "except ImportError as error:  # those",
+        (*DEVICES, "-k", "logging"),
     ),
 ]

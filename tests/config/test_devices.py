@@ -170,3 +170,9 @@ def test_a_stage_whose_configuration_is_damaged_says_so(tmp_path):
     command = [sys.executable, "-m", "rlhf_suite.cli.execute", str(tmp_path), str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "config.yaml is not valid YAML" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.stack
+def test_a_wrong_setting_of_logging_is_one_sentence(tmp_path, monkeypatch, capsys):
+    code, _, said = answer(f"{SFT} run_dir={tmp_path}/run hydra.job_logging.root.level=NONE", "", monkeypatch, capsys)
+    assert code == 2 and "hydra.job_logging: Unable to configure root logger (Unknown level: 'NONE')" in said

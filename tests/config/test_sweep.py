@@ -245,3 +245,16 @@ def test_a_damaged_record_of_a_sweep_is_one_message(checked, tmp_path, text):
     problem = for_sweep(checked(f"-m task=sft demo=sft train.seed=1,2 run_dir={tmp_path}"))
     assert isinstance(problem, Problem)
     assert problem.what.startswith(f"{tmp_path / 'summary.json'} is damaged") and problem.fix.startswith("delete it")
+
+
+@pytest.mark.parametrize("subfolder", ["", ".", "same", "'s${train.max_steps}'"])
+def test_jobs_that_would_have_one_folder_are_refused(checked, subfolder):
+    (problem,) = checked(f"-m task=sft demo=sft train.seed=1,2 hydra.sweep.subdir={subfolder or repr('')}").problems
+    assert problem.key == "hydra.sweep.subdir" and "2 jobs of the sweep would have the folder" in problem.what
+    assert checked(f"-m task=sft demo=sft train.seed=1 hydra.sweep.subdir={subfolder or repr('')}").problems == []
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=''", "-m hydra.sweep.dir='' train.seed=1,2"])
+def test_an_empty_name_is_not_the_current_folder(checked, word):
+    (problem,) = checked(f"task=sft demo=sft {word}").problems
+    assert "an empty name would be the current folder" in problem.what

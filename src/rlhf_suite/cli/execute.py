@@ -35,7 +35,11 @@ def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, st
     """Execute a run in its folder, as Hydra's settings say; return the exit code. `origins` says who set which flag."""
     with read_write(hydra), open_dict(hydra):
         hydra.runtime.output_dir = str(folder.absolute())
-    configure_log(hydra.job_logging, hydra.verbose)
+    try:
+        configure_log(hydra.job_logging, hydra.verbose)
+    except (ValueError, TypeError, AttributeError, ImportError) as error:  # those of logging.config
+        reason = error.__cause__ or error
+        raise UserError(f"hydra.job_logging: {error} ({reason}). Remove what you set there") from error
     run = replace(run, run_dir=None)
     if (end := finished(run, folder)) is not None:
         return tell(end, 0)

@@ -8,9 +8,11 @@ a plain run is not composed again.
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -98,6 +100,7 @@ def all_jobs(line: CommandLine) -> Preflight:
             check_choices(choices, first if is_one_job else compose.compose_job(choices, given), given, result)
         if not result.problems:
             set_folder(settings if result.is_sweep else result.hydra, given, result)
+            result.problems += shared_folders(result)
             nodes = OmegaConf.select(settings, "launcher.nodes") or 1
             key = "hydra.launcher.nodes"
             result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
@@ -148,6 +151,9 @@ def settings_problems(hydra: DictConfig, found: Preflight) -> list[Problem]:
 def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
     """Set where the run or the sweep wants to be, and whether the user says so."""
     name = "sweep" if result.is_sweep else "run"
+    if not str(hydra[name].dir):
+        what, fix = "an empty name would be the current folder", "write run_dir=<folder>"
+        result.problems.append(Problem(f"hydra.{name}.dir", what, fix))
     result.folder = Path(hydra[name].dir).expanduser()
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
     named = {run.run_dir for run in result.runs} - {None}
@@ -158,6 +164,15 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
             fix = "write one run_dir=<folder>; the jobs of a sweep get folders below it"
             result.problems.append(Problem("run_dir", f"{' and '.join(sorted(folders)) or 'an empty name'}", fix))
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
+
+
+def shared_folders(result: Preflight) -> Iterator[Problem]:
+    """Yield a problem if jobs of a sweep would have one folder."""
+    folders = Counter(str(PurePath(subfolder)) for _, subfolder in result.jobs)
+    subfolder, jobs = max(folders.items(), key=lambda pair: pair[1])
+    if result.is_sweep and jobs > 1:
+        what, fix = f"{jobs} jobs of the sweep would have the folder {subfolder}", "write a name with ${hydra.job.num}"
+        yield Problem("hydra.sweep.subdir", what, fix)
 
 
 def check_choices(choices: list[str], composed: compose.Composed, given: Overrides, result: Preflight) -> None:
