@@ -162,4 +162,11 @@ ROWS: list[Mutation] = [
         '("*.safetensors", "*.bin")',
         OWN_FILES,
     ),
+    Mutation(
+        "a reference without the embeddings of the actor's words is loaded",
+        "preflight/inspections/models.py",
+        "for name in (REFERENCE, TEACHER, CRITIC) if",
+        "for name in (TEACHER, CRITIC) if",
+        EMBEDDINGS,
+    ),
 ]

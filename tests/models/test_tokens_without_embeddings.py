@@ -107,3 +107,23 @@ def test_a_model_that_lacks_common_words_or_the_end_is_refused_early_and_late(mo
     line = f"task=sft actor.model_name_or_path={tiny} data.dataset=builtin:reverse data.output_key=output"
     assert inspect(preflight(parse(line.split())).runs) == []
     assert not hasattr(load_tokenizer(str(tiny), DataConfig()), NUM_EMBEDDINGS)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("dpo data.dataset=builtin:reverse_pairs data.prompt_key=prompt", "ref"),
+        ("distill data.dataset=builtin:reverse data.output_key=output", "teacher"),
+        ("ppo data.prompt_dataset=builtin:reverse data.label_key=label reward.rule=exact_match", "ref"),
+    ],
+)
+def test_a_model_that_reads_the_tokens_of_the_actor_has_their_embeddings(task, name, tiny, tmp_path):
+    less = tmp_path / "less"
+    shutil.copytree(tiny, less)
+    config = json.loads((tiny / "config.json").read_text())
+    (less / "config.json").write_text(json.dumps(config | {"vocab_size": 250}))
+    (less / "tokenizer.json").unlink()
+    line = f"task={task} actor.model_name_or_path={tiny} data.max_len=64 {name}.model_name_or_path="
+    problems = inspect(preflight(parse([*f"{line}{less}".split()])).runs)
+    assert [each.key for each in problems if "250 tokens" in each.what] == [f"{name}.model_name_or_path"]
+    assert not [each for each in inspect(preflight(parse(f"{line}{tiny}".split())).runs) if "embeddings" in each.what]

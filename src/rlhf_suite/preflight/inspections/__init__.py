@@ -16,7 +16,7 @@ from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, machine
-from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
+from rlhf_suite.preflight.inspections.models import models_fit, others_have_embeddings, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
 from rlhf_suite.preflight.inspections.replay import replay_fits
@@ -35,6 +35,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     commands_of_tools_exist,
     models_fit,
     reward_model_reads_the_policy,
+    others_have_embeddings,
     hub_names_exist,
     *ROWS,
     *REWARDS,

@@ -84,11 +84,9 @@ class ModelFiles:
         ids = dict(known) if isinstance(known, dict) else {piece[0]: place for place, piece in enumerate(known)}
         return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
 
-    @property
-    def has_words_beyond(self) -> bool:
-        """Return whether a word of the vocabulary, or the token that ends texts, has no row in the embedding. Other
-        added tokens may have none, as long as no text has them."""
-        rows = self.setting("vocab_size")
+    def has_words_beyond(self, rows: object) -> bool:
+        """Return whether a word of the vocabulary, or the token that ends texts, has no place in an embedding of so
+        many rows. Other added tokens may have none, as long as no text has them."""
         tokenizer = read_json(self.folder / "tokenizer.json") or {}
         added = {token["content"] for token in tokenizer.get("added_tokens", ())}
         end = (read_json(self.folder / "tokenizer_config.json") or {}).get("eos_token")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlhf_suite.config.plan import ACTOR, judge_paths
+from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.environment import device_kind
@@ -52,6 +52,18 @@ def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Pro
         reward = folder_of(uses[name].path) if name in uses else None
         if policy is not None and reward is not None:
             yield from other_words(uses[name], policy, reward)
+
+
+def others_have_embeddings(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if a model that reads the tokens of the actor has no embedding of some of its words."""
+    uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
+    actor = folder_of(uses[ACTOR].path) if ACTOR in uses else None
+    for use in (uses[name] for name in (REFERENCE, TEACHER, CRITIC) if actor is not None and name in uses):
+        found = folder_of(use.path)
+        rows = None if found is None else files_of(found).setting("vocab_size")
+        if actor is not None and files_of(actor).has_words_beyond(rows):
+            what = f"{use.path} has embeddings of {rows} tokens, and the tokenizer of the actor has more"
+            yield Problem(use.key, what, "give a model of the actor's family")
 
 
 def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
@@ -168,8 +180,9 @@ def has_tokenizer(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 def has_embeddings(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model has an embedding of each word of its tokenizer."""
-    if use.has_tokenizer and files.has_words_beyond:
-        count, rows = max(files.vocabulary.values()) + 1, files.setting("vocab_size")
+    rows = files.setting("vocab_size")
+    if use.has_tokenizer and files.has_words_beyond(rows):
+        count = max(files.vocabulary.values()) + 1
         what = f"the tokenizer of {use.path} has {count} tokens, and the model has embeddings of {rows}"
         fix = f"give the tokenizer of this model, or enlarge the model: model.resize_token_embeddings({count})"
         yield Problem(use.key, what, fix)
