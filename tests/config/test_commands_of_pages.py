@@ -8,6 +8,7 @@ import shlex
 import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ def test_a_command_of_a_page_passes_the_checks(command: Command, server: str, ca
     problems = found.problems or ([] if is_planned else [*inspect(found.runs), *device_problems(found)])
     problems = [each for each in problems if not is_of_this_machine(each)]
     assert not problems, f"{command.text}\n{report(problems)}"
+    if "-m" in words:
+        assert len(found.runs) == prod(word.count(",") + 1 for word in words)
 
 
 def new_output(word: str) -> str:

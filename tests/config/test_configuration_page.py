@@ -1,16 +1,14 @@
-"""The page about groups and presets: each of its command lines is accepted, and its table is complete."""
+"""The page about groups and presets: its table is complete, and what its command lines refer to reaches the run."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from math import prod
 from pathlib import Path
 
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.composition.presets import CHOICES, group_names, preset_names
 from rlhf_suite.preflight.jobs import preflight
 
@@ -28,15 +26,6 @@ def folder(tmp_path_factory):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     return folder
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_line_of_the_page_is_accepted(folder, monkeypatch, line):
-    monkeypatch.chdir(folder)
-    words = shlex.split(line)
-    found = preflight(with_config_file(parse(words)))
-    assert not found.problems, found.problems
-    assert len(found.runs) == prod(word.count(",") + 1 for word in words)
 
 
 def test_the_table_of_the_page_has_every_group_and_every_preset():

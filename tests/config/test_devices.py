@@ -71,8 +71,11 @@ def test_more_gpus_than_there_are_are_refused_and_explained(monkeypatch, capsys)
 
 def test_models_that_would_fit_one_after_another_may_share_their_gpus(monkeypatch):
     line = f"{PPO} actor.num_gpus_per_node=2 ref.num_gpus_per_node=2 critic.num_gpus_per_node=2"
-    (problem,), _ = asked(line, "0,1,2", monkeypatch)
+    (problem,), _ = asked(f"{line} vllm.num_engines=2 train.colocate_all=false", "0,1,2", monkeypatch)
     assert "write train.colocate_all=true" in problem
+    assert asked(f"{line} vllm.num_engines=2 train.colocate_all=true", "0,1,2", monkeypatch)[0] == []
+    (problem,), _ = asked(line, "0,1,2", monkeypatch)
+    assert problem.startswith("actor.num_gpus_per_node: ") and "colocate_all" not in problem
     (problem,), _ = asked(f"{line} vllm.num_engines=4", "0,1,2", monkeypatch)
     assert problem.startswith("vllm.num_engines: ") and "colocate_all" not in problem
 

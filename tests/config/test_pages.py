@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.config.names import SECRETS, flags_of
+
 ROOT = Path(__file__).parents[2]
 GENERATED = ("flags.md", "mutations.md")  # test_docs.py and tests/benchmarks/test_mutations.py check these
 PAGES = [
@@ -62,6 +64,28 @@ def test_the_tests_that_pages_name_exist():
     }
     named = {name for page in PAGES for name in TEST.findall(page.read_text())}
     assert named - defined == set()
+
+
+VARIABLE = re.compile(r"\bRLHF_SUITE_[A-Z_]+\b")
+FLAG = re.compile(r"(?<![\w./-])([a-z]\w*(?:\.\w+)+)(?![\w/(.])")
+FILES = (".py", ".md", ".json", ".yaml")
+
+
+def test_the_variables_that_pages_name_are_read():
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    read = {*VARIABLE.findall(code)}
+    assert {page.name: names for page in PAGES if (names := {*VARIABLE.findall(page.read_text())} - read)} == {}
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.name != "faults.md"], ids=lambda page: page.name)
+def test_the_flags_that_a_page_names_exist(page):
+    """faults.md quotes messages about flags that do not exist."""
+    flags = flags_of(None)
+    sections = {key.partition(".")[0] for key in flags if "." in key}
+    named = {name for name in FLAG.findall(page.read_text()) if not name.endswith(FILES)}
+    unknown = {name for name in named - {*flags} - {*SECRETS} if name.partition(".")[0] in sections}
+    of_messages = {"eval.top_p"}  # "where there is one"
+    assert {name for name in unknown - of_messages if not any(key.startswith(f"{name}.") for key in flags)} == set()
 
 
 def test_a_file_that_does_not_exist_is_noticed():

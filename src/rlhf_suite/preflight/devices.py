@@ -17,7 +17,7 @@ from rlhf_suite.config.loop_stages import planned
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import ENGINE, REWARD, Machine, Placement, PlannedRun, Role, is_on_ray, resolve
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import LoopRun, Run
+from rlhf_suite.config.runs import LoopRun, PPORun, Run
 from rlhf_suite.launch.environment import gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
@@ -77,7 +77,7 @@ def lacking(run: Run, devices: Devices) -> Iterator[Problem]:
         if placement.device == "cpu":
             yield from too_few_cpus(run, placement)
         elif devices.num_gpus is not None and placement.num_devices > devices.num_gpus:
-            yield too_few_gpus(placement, devices)
+            yield too_few_gpus(run, placement, devices)
 
 
 def no_gpu_here(run: Run, devices: Devices) -> bool:
@@ -86,7 +86,7 @@ def no_gpu_here(run: Run, devices: Devices) -> bool:
     return is_here and devices.machine.device == "cuda" and not devices.num_gpus and not gpu_count()
 
 
-def too_few_gpus(placement: Placement, devices: Devices) -> Problem:
+def too_few_gpus(run: Run, placement: Placement, devices: Devices) -> Problem:
     """Return the problem of a placement with more GPUs than there are."""
     roles = [role for pool in placement.pools for role in pool.roles]
     largest = max(roles, key=lambda role: role.num_devices)
@@ -94,7 +94,9 @@ def too_few_gpus(placement: Placement, devices: Devices) -> Problem:
     what = f"the run takes {number_of(placement.num_devices, 'GPU')} ({'; '.join(placement.lines())}), and "
     what += f"{devices.num_gpus} {has} to {devices.place}"
     lower = ", ".join(flag_of(role) for role in roles if role.num_devices > 1)
-    shares = len(placement.pools) > 1 and max(role.num_devices for role in roles) <= (devices.num_gpus or 0)
+    sizes = {role.num_devices for role in roles}
+    shares = isinstance(run, PPORun) and len(placement.pools) > 1 and len(sizes) == 1
+    shares = shares and max(sizes) <= (devices.num_gpus or 0)
     fixes = [f"lower {lower}"] if lower else []
     fixes += ["write train.colocate_all=true"] if shares else []
     return Problem(flag_of(largest), what, ", ".join([*fixes, f"or {ELSEWHERE}" if fixes else ELSEWHERE]))
