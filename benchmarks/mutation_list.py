@@ -7,6 +7,7 @@ from mutation_list_border import BORDER
 from mutation_list_config import CONFIG
 from mutation_list_damage import DAMAGE
 from mutation_list_data import DATA
+from mutation_list_early import EARLY
 from mutation_list_failures import FAILURES
 from mutation_list_foreign import FOREIGN
 from mutation_list_front import FRONT
@@ -54,4 +55,5 @@ MUTATIONS = [
     *LIMITS,
     *PAGES,
     *FRONT,
+    *EARLY,
 ]

@@ -65,8 +65,8 @@ RL = [
     Mutation(
         "KL is measured from the reference to the policy",
         "algo/kl.py",
-        "(log_probs - reference_log_probs)\n    return kl",
-        "(reference_log_probs - log_probs)\n    return kl",
+        "(log_probs - reference_log_probs)\n    if not",
+        "(reference_log_probs - log_probs)\n    if not",
         ("tests/algo/test_kl.py",),
     ),
     Mutation(

@@ -3,8 +3,11 @@ that cannot be described, servers of tools that die."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,11 +89,13 @@ def test_a_mistake_in_a_module_beside_the_file_is_named_with_its_own_line(tried)
         ("import os\nprint('my last words', flush=True)\nos._exit(3)", "(exit code 3); it last said: my last words"),
         ("import os\nos.kill(os.getpid(), 11)", "importing it ended the process (SIGSEGV)"),
     ],
+    ids=("parser", "exit", "crash"),
 )
 def test_a_file_that_ends_the_process_is_found(tried, text, what):
     line, _ = WHERE["environment"]
     (problem,) = tried(line, f"{text}\n{DEFINES['environment']}")
     assert what in problem.what
+    assert ("must not end the process" in problem.fix) == ("SystemExit" in what)
 
 
 BARE = (
@@ -148,11 +153,24 @@ def test_a_file_that_takes_long_is_left_to_the_run(tried, monkeypatch):
     assert tried(line, f"import threading\nthreading.Event().wait()\n{DEFINES['environment']}") == []
 
 
-def test_a_server_that_never_answers_is_a_problem(tried, monkeypatch):
-    monkeypatch.setattr(own_code, "IMPORT_S", 1.0)
-    monkeypatch.setattr(own_code, "SERVER_S", 1.0)
-    (problem,) = tried(f"{AGENT}tools 'agent.tools=[\"mcp:sleep infinity\"]'", "")
-    assert problem.key == "agent.tools" and "asking its servers took longer than 2 s" in problem.what
+def is_gone(number: int) -> bool:
+    """Whether a process ends within a minute. It is ended here if not."""
+    line = Path(f"/proc/{number}/cmdline")
+    try:
+        return poll_until(lambda: not line.exists() or not line.read_bytes(), 60, 0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def test_a_server_that_never_answers_is_a_problem_and_is_ended(tried, monkeypatch):
+    monkeypatch.setattr(own_code, "IMPORT_S", 10.0)
+    monkeypatch.setattr(own_code, "SERVER_S", 10.0)
+    server = "import os, sys, threading\nopen('server', 'a').write(f'{os.getpid()}\\n')\nthreading.Event().wait()\n"
+    (problem,) = tried(f"{AGENT}tools 'agent.tools=[\"mcp:{sys.executable} mine.py\"]'", server)
+    assert problem.key == "agent.tools" and "asking its servers took longer than 20 s" in problem.what
+    started = Path("server").read_text().split() if Path("server").exists() else []  # a busy machine may not come to it
+    assert all(is_gone(int(number)) for number in started)
 
 
 def test_nothing_that_a_file_starts_outlives_the_trial(tried):
@@ -160,8 +178,7 @@ def test_nothing_that_a_file_starts_outlives_the_trial(tried):
     starts = "import subprocess\nchild = subprocess.Popen(['sleep', 'infinity'])\n"
     says = "with open('child', 'w') as file:\n    file.write(str(child.pid))\n"
     assert tried(line, starts + says + DEFINES["environment"]) == []
-    child = Path("/proc") / Path("child").read_text() / "cmdline"
-    assert poll_until(lambda: not child.exists() or not child.read_bytes(), 60, 0.1)
+    assert is_gone(int(Path("child").read_text()))
 
 
 def test_nothing_is_tried_where_the_run_does_not_start(tried):

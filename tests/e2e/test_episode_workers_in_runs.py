@@ -161,7 +161,10 @@ def test_a_worker_that_dies_in_the_same_episode_each_time_ends_the_run(runs, wor
 @pytest.mark.parametrize(
     ("code", "place"),
     [
-        ("import nowhere_to_be_found\n\nclass Environment: ...\n", "importing it raised ModuleNotFoundError"),
+        (
+            "import nowhere_to_be_found\n" + ENVIRONMENT.replace("{number}", "0"),
+            "importing it raised ModuleNotFoundError",
+        ),
         (ENVIRONMENT.replace("{number}", "0").replace("right =", "right = 1 / 0 ==", 1), "ZeroDivisionError"),
     ],
 )

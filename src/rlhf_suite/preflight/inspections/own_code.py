@@ -83,16 +83,27 @@ def tried(run: Run, pieces: Sequence[Piece]) -> Iterator[Problem]:
         except subprocess.TimeoutExpired:
             is_late = True
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDED_S)
+            end(process)
         found = [json.loads(line) for line in text_of(report).splitlines()]
         for piece, problem in zip(pieces, found, strict=False):
             if problem:
                 yield Problem(piece.key, *problem)
         if len(found) < len(pieces):
             yield from unfinished(pieces[len(found)], process, is_late, text_of(said)[-TAIL:])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a trial, its process group, and servers that it has started, each of which has a group of its own."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ENDED_S)
 
 
 def unfinished(piece: Piece, process: subprocess.Popen[bytes], is_late: bool, said: str) -> Iterator[Problem]:
