@@ -107,7 +107,7 @@ function heat(steps, middles, rows, unit) {
 }
 
 function outputs(run) {
-  const rows = [["folder", run.folder], ["host", run.status.host], ["started", run.status.started], ["last change", run.status.updated],
+  const rows = [["folder", run.folder], ["host", run.status.host], [run.status.resumes?.length ? "started last" : "started", run.status.started], ["last change", run.status.updated],
     ...Object.entries(run.status.outputs ?? {}).map(([name, path]) => [`model: ${name}`, path]),
     ...(run.status.resumes ?? []).map((each) => [`continued after step ${each.step}`, each.time])];
   const shown = rows.filter(([, value]) => value);

@@ -45,7 +45,7 @@ function sweepParts(names, groups, { metric, statistic }, least) {
     element("p.note", {}, `Last values of the runs. ${intervals}`),
     element("div.charts", {},
       sized(chart(`${metric}: ${statistic === "iqm" ? "IQM" : "mean"}${known ? " with its 95 % interval" : ""}, and every run`, () => spread(names, sorted, metric, statistic, ends), { wide: true }), 90 + 34 * sorted.length),
-      names.length ? chart("Through all flags", () => parallel(names, sorted, metric, statistic), { wide: true, note: "one line for each row; the colour is the metric" }) : null),
+      names.length ? chart("Through all flags", () => parallel(names, sorted, metric, statistic), { wide: true, note: `one line for each row; ${direction ? "the bluer, the better" : "the colour is the metric"}` }) : null),
   ];
 }
 
@@ -73,8 +73,9 @@ function parallel(names, groups, metric, statistic) {
   const axes = names.map((_, place) => [...new Set(groups.map((group) => group.values[place] ?? "–"))].sort((a, b) => order(sortable(a), sortable(b))));
   const height = (axis, entry) => (axis.length > 1 ? axis.indexOf(entry) / (axis.length - 1) : 0.5);
   const share = (group) => (high > low ? (value(group) - low) / (high - low) : 0.5);
+  const merit = (group) => (group.metrics[metric].direction === "lower" ? 1 - share(group) : share(group));
   const data = groups.map((group) => ({ type: "scatter", mode: "lines+markers", x: [...names.keys(), names.length],
-    y: [...names.map((_, place) => height(axes[place], group.values[place] ?? "–")), share(group)], line: { width: 2.5, color: between(share(group)), shape: "spline", smoothing: 0.6 },
+    y: [...names.map((_, place) => height(axes[place], group.values[place] ?? "–")), share(group)], line: { width: 2.5, color: between(merit(group)), shape: "spline", smoothing: 0.6 },
     marker: { size: 7 }, hovertemplate: `${plotted(label(names, group))}<br>${metric} ${show(value(group))}<extra></extra>` }));
   const text = (x, y, what) => ({ x, y, text: plotted(what), showarrow: false, xanchor: "left", xshift: 9, font: { size: 11, color: shade("--ink") }, bgcolor: shade("--panel"), opacity: 0.9 });
   const annotations = [...axes.flatMap((axis, place) => axis.map((entry) => text(place, height(axis, entry), entry))), text(names.length, 0, show(low)), ...(high > low ? [text(names.length, 1, show(high))] : [])];
@@ -82,7 +83,7 @@ function parallel(names, groups, metric, statistic) {
     xaxis: { tickvals: [...names.keys(), names.length], ticktext: [...short(names).map(plotted), metric], range: [-0.15, names.length + 0.35], zeroline: false } } };
 }
 
-// Return a colour from grey by orange to blue: 0 is the lowest value, 1 the highest.
+// Return a colour from grey by orange to blue: 0 is the worst value, 1 the best.
 function between(share) {
   const stops = dark.matches ? [[122, 133, 150], [245, 138, 75], [90, 176, 242]] : [[154, 166, 184], [213, 94, 0], [0, 114, 178]];
   const at = Math.min(1, Math.max(0, share)) * 2, from = stops[Math.min(1, Math.floor(at))], to = stops[Math.min(2, Math.floor(at) + 1)];
