@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -28,6 +29,7 @@ from mutation_list import MUTATIONS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
+MEMORY = 12 * 2**30
 HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
@@ -55,11 +57,16 @@ def main() -> None:
         for mutation in chosen:
             known[mutation.name] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
             print(known[mutation.name], flush=True)
+            write_page(known)
+    sys.exit(any("SURVIVED" in row for row in known.values()))
+
+
+def write_page(known: dict[str, str]) -> None:
+    """Write the rows that there are, by mutation, in the order of the lists, and the names of the others."""
     rows = [known[mutation.name] for mutation in MUTATIONS if mutation.name in known]
     missing = [mutation.name for mutation in MUTATIONS if mutation.name not in known]
     note = f"\nNot made yet: {'; '.join(missing)}.\n" if missing else ""
     PAGE.write_text(HEAD + "\n".join(rows) + "\n" + note)
-    sys.exit(any("SURVIVED" in row for row in rows))
 
 
 def begin(mutation: Mutation) -> str:
@@ -117,6 +124,7 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test
         keep_single_ranks_here()
         code = pytest.main(["-x", "-rfE", *tests])
         sys.stdout.flush()
