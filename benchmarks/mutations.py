@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
 MEMORY = 12 * 2**30
+LIMIT_S = 600
 HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
@@ -124,7 +126,9 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test,
+        signal.signal(signal.SIGALRM, end_test)  # and so does what hangs
+        signal.alarm(LIMIT_S)
         keep_single_ranks_here()
         code = pytest.main(["-x", "-rfE", *tests])
         sys.stdout.flush()
@@ -137,6 +141,11 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
     if not found:
         raise SystemExit(f"pytest {' '.join(tests)} ended with {code}:\n{said[-4000:]}")
     return found[1]
+
+
+def end_test(*_: object) -> None:
+    """End the test that runs when the time is up."""
+    raise TimeoutError(f"the tests of a mutation did not end within {LIMIT_S} s")
 
 
 def keep_single_ranks_here() -> None:

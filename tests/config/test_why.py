@@ -216,10 +216,9 @@ def test_a_tool_that_hangs_is_named_with_its_line_its_limit_and_its_number(folde
 
     async def episodes():
         answers = [asyncio.create_task(episode(number, call)) for number, call in enumerate(calls)]
-        while (
-            sum(wait.what == "the tool slow_search" and bool(wait.place and wait.place()) for wait in open_waits()) < 11
-        ):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while sum(bool(w.what == "the tool slow_search" and w.place and w.place()) for w in open_waits()) < 11:
+                await asyncio.sleep(0.01)
         keep(folder.waits)
         module.release.set()
         assert await asyncio.gather(*answers) == [str(number) for number in range(11)]
