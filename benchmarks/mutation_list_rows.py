@@ -14,6 +14,8 @@ IMAGES = ("tests/data/test_images.py",)
 
 OWN_FILES = ("tests/test_own_files.py",)
 
+MESSAGES = ("tests/data/test_templates.py", "tests/data/test_dialogue.py", "tests/data/test_text_encoders.py")
+
 ROWS: list[Mutation] = [
     Mutation(
         "the template that a model was trained with is forgotten",
@@ -168,5 +170,61 @@ ROWS: list[Mutation] = [
         "for name in (REFERENCE, TEACHER, CRITIC) if",
         "for name in (TEACHER, CRITIC) if",
         EMBEDDINGS,
+    ),
+    Mutation(
+        "an answer of a ShareGPT conversation is one of the user",
+        "data/messages.py",
+        '"gpt": "assistant",',
+        '"gpt": "user",',
+        MESSAGES,
+    ),
+    Mutation(
+        "keys without a value reach the chat template",
+        "data/messages.py",
+        "message = {name: each for name, each in value.items() if each is not None}",
+        "message = dict(value)",
+        MESSAGES,
+    ),
+    Mutation(
+        "arguments of tool calls that are JSON text stay text",
+        "data/messages.py",
+        "    if not isinstance(arguments, str):",
+        "    if True:",
+        MESSAGES,
+    ),
+    Mutation(
+        "tools that are JSON text are one tool",
+        "data/messages.py",
+        "            value = json.loads(value)",
+        "            value = [value]",
+        MESSAGES,
+    ),
+    Mutation(
+        "an empty answer is trained on",
+        "data/messages.py",
+        '    if not message.get("tool_calls") and (',
+        "    if False and (",
+        MESSAGES,
+    ),
+    Mutation(
+        "a dialogue that ends with the user has an answer",
+        "data/messages.py",
+        "    if last[1] != markers[1]:",
+        "    if False:",
+        MESSAGES,
+    ),
+    Mutation(
+        "the marker of the answer is no part of its prompt",
+        "data/messages.py",
+        "text[: last.end()], text[last.end() :].rstrip()",
+        "text[: last.start()], text[last.end() :].rstrip()",
+        MESSAGES,
+    ),
+    Mutation(
+        "a dialogue may begin anywhere in a text",
+        "data/messages.py",
+        "    if not found or found[0].start() > 0:",
+        "    if not found:",
+        MESSAGES,
     ),
 ]

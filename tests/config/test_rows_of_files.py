@@ -73,6 +73,24 @@ def test_messages_that_no_template_renders_are_found_before_the_run(task, column
     assert key == "data.apply_chat_template" and f"column {column!r} of {tmp_path}/rows.jsonl" in said
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        "sft data.output_key=output data.dataset={}",
+        "ppo reward.rule=exact_match data.label_key=label data.prompt_dataset={}",
+        "rejection_sampling reward.rule=exact_match data.label_key=label data.prompt_dataset={}",
+    ],
+)
+def test_messages_of_an_evaluation_set_are_found_before_the_run(task, tmp_path):
+    line = f"task={task.format(file_of(tmp_path))} {MODEL} eval.dataset={tmp_path}/held.jsonl"
+    file_of(tmp_path, "held.jsonl", chat=CHAT)
+    assert problems(line) == []
+    other = "eval.input_key=chat" if task.startswith("rej") else "'eval.input_key=[chat]'"
+    ((key, said),) = problems(f"{line} {other}")
+    assert key == "data.apply_chat_template" and "column 'chat' of" in said and "held.jsonl (eval.dataset)" in said
+    assert "eval.input_key=<column>" in said
+
+
 def test_a_metric_of_an_evaluation_set_that_is_not_there_is_refused(tmp_path):
     file_of(tmp_path), file_of(tmp_path, "held.jsonl"), file_of(tmp_path, "other.jsonl")
     line = f"task=sft {MODEL} data.dataset={tmp_path}/rows.jsonl data.output_key=output "

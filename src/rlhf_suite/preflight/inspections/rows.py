@@ -48,15 +48,29 @@ def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     if getattr(data, "row_format", None) is not None:
         return
-    key = "data.dataset" if isinstance(run, SupervisedRun) else "data.prompt_dataset"
-    dataset = data.dataset if isinstance(run, SupervisedRun) else data.prompt_dataset
-    for flag in text_flags(data):
-        column = getattr(data, flag)
-        for file in files_of(dataset):
-            if column is not None and holds_messages(value_in(file, column)):
-                what = f"column {column!r} of {file} ({key}) holds messages, and no chat template makes text of them"
-                yield Problem(TEMPLATE, what, f"add {TEMPLATE}=true, or name a column of text: data.{flag}=<column>")
-                return
+    for key, dataset, own in sources_of(run):
+        for flag in text_flags(data):
+            column = own.get(flag, getattr(data, flag))
+            for file in files_of(dataset) if column is not None else ():
+                if holds_messages(value_in(file, column)):
+                    what = (
+                        f"column {column!r} of {file} ({key}) holds messages, and no chat template makes text of them"
+                    )
+                    named = f"{'eval' if flag in own else 'data'}.{flag}=<column>"
+                    yield Problem(TEMPLATE, what, f"add {TEMPLATE}=true, or name a column of text: {named}")
+                    return
+
+
+def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Yield the flag of each source of rows, the source, and the columns that an evaluation set calls otherwise."""
+    trains = "dataset" if isinstance(run, SupervisedRun) else "prompt_dataset"
+    yield f"data.{trains}", getattr(run.data, trains), {}
+    if isinstance(run, LoopRun):
+        own = {"input_key": run.eval.input_key} if run.eval.input_key is not None else {}
+        yield "eval.dataset", run.eval.dataset, own
+    elif not isinstance(run, GenerateRun):
+        names = names_in(run.eval.dataset)
+        yield from (("eval.dataset", *each) for each in zip(names, run.eval.columns_of_sets(len(names)), strict=True))
 
 
 def text_flags(data: object) -> tuple[str, ...]:
