@@ -69,6 +69,14 @@ class Engines:
         await engine.close()
         return reports, scores, missed
 
+    async def refusal(self, folder: str, weights: dict[str, torch.Tensor]) -> str:
+        """Return why an engine does not take the weights."""
+        engine = Engine(EngineSpec(folder, "float32", "cpu", 64, 0, VLLMConfig(kv_cache_mb=8), load_weights=False))
+        with pytest.raises(WeightSyncError) as raised:
+            await sync(engine, 1, weights)
+        await engine.close()
+        return str(raised.value)
+
 
 async def sync(engine: Engine, version: int, weights: dict[str, torch.Tensor]):
     sender = ShmSender(torch.float32, check=True)
@@ -138,3 +146,12 @@ def test_every_tensor_of_a_kind_is_proved_in_the_engine(engines, kind, tmp_path)
     for model, found in zip(models, scores, strict=True):
         assert np.abs(found - scores_of(model)).max() < SAME
     assert missed == []
+
+
+@pytest.mark.parametrize("kind", ["llama tied", "gemma", "gpt2"])
+def test_a_head_that_an_adapter_has_untied_is_refused(engines, kind, tmp_path):
+    """vLLM ignores it: its head would stay the embedding."""
+    weights = dict(merged_weights(make(tmp_path, kind, 1)))
+    embedding = next(tensor for name, tensor in weights.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
+    found = ray.get(engines.refusal.remote(str(tmp_path), weights | {"lm_head.weight": embedding + 0.1}), timeout=300)
+    assert "tensor lm_head.weight has no place" in found and "ds.lora.target_modules" in found

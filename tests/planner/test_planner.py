@@ -210,13 +210,10 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
         return memory.engine(SMALL, config, 2, 100, 10 * MIB, 0.5).kv_tokens
 
     one = MIB // (2 * 32)
-    assert [tokens(*each) for each in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))] == [
-        one,
-        2 * one,
-        2 * one,
-        2 * one,
-        4 * one,
-    ]
+    found = [tokens(*each) for each in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))]
+    assert found == [one, 2 * one, 2 * one, 2 * one, 4 * one]
+    two = memory.engine(SMALL, VLLMConfig(tensor_parallel_size=2), 2, 100, None, None)
+    assert two.memory.always["weights"] == 2 * (1000 + 200) // 2
 
 
 def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():

@@ -183,6 +183,35 @@ def test_a_tensor_that_the_model_drops_from_a_layer_is_named():
     assert Model({"weight": (5, 3)}, load).sync(tower).without_place() is None
 
 
+def test_a_head_of_its_own_that_the_model_takes_from_the_embedding_is_named():
+    """An adapter that changes only one of them unties them in the trainer."""
+
+    def load(layer: Any, name: str, tensor: Tensor) -> None:
+        if name == "layer.weight":
+            layer.weight.copy_(tensor)
+
+    sent = {"layer.weight": numbers(5, 3), "lm_head.weight": numbers(5, 3)}
+    found = Model({"weight": (5, 3)}, load).sync(sent).without_place() or ""
+    assert "tensor lm_head.weight has no place in vLLM's Model, whose head is its embedding" in found
+    assert "leave both out of ds.lora.target_modules" in found
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_tensors_of_one_parameter_must_be_the_same(same):
+    """vLLM may load a tied head into the embedding, which is then lost."""
+
+    def load(layer: Any, name: str, tensor: Tensor) -> None:
+        parameter = layer.weight if name == "layer.weight" else layer.head
+        parameter.copy_(tensor)
+
+    model = Model({"weight": (5, 3), "head": (5, 3)}, load)
+    loads = model.sync({"layer.weight": numbers(5, 3), "lm_head.weight": numbers(5, 3) + (not same)})
+    model.layer.head = model.layer.weight
+    found = loads.without_place() or ""
+    assert ("lm_head.weight has no place in vLLM's Model, which has layer.weight there" in found) is not same
+    assert same is not bool(found)
+
+
 def test_no_tensor_that_has_arrived_is_kept():
     model = Model({"weight": (5,)}, lambda layer, name, tensor: layer.weight.copy_(tensor))
     weights = {"layer.weight": numbers(5)}

@@ -69,7 +69,7 @@ def test_digest_continues_over_chunks(monkeypatch):
 def test_workers_must_have_all_of_a_tensor_together():
     halves = [Attested({"a": Part(12, 6, True)}), Attested({"a": Part(12, 6, True)})]
     assert (combined(halves).received, combined(halves).read_back) == (1, 1)
-    with pytest.raises(WeightSyncError, match=r"tensor a has 12 numbers, and vLLM's model has a place for 6 of them"):
+    with pytest.raises(WeightSyncError, match=r"tensor a has 12 numbers, and vLLM's model has a place for 6: it would"):
         combined([*halves[:1], Attested({"a": Part(12, 0, True)})])
 
 

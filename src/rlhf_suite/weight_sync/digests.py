@@ -20,6 +20,7 @@ from rlhf_suite.errors import RunError
 
 # Elements digested at a time: few enough for a CPU's cache, enough to keep a GPU busy.
 _CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}
+CONSEQUENCE = "it would sample from another model than the one trained"  # of an engine that lacks a tensor
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -111,8 +112,7 @@ def combined(workers: Sequence[Attested]) -> SyncReport:
         placed = sum(part.placed for part in parts)
         if 0 < placed < whole.numbers:
             raise WeightSyncError(
-                f"tensor {name} has {whole.numbers} numbers, and vLLM's model has a place for {placed} of them: it "
-                "would sample from another model than the one trained"
+                f"tensor {name} has {whole.numbers} numbers, and vLLM's model has a place for {placed}: {CONSEQUENCE}"
             )
         if not (parts and all(part.is_read for part in parts)):
             unread.append(name)

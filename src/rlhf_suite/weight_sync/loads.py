@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_suite.weight_sync.digests import TensorEntry, digest, dtype_name
+from rlhf_suite.weight_sync.digests import CONSEQUENCE, TensorEntry, digest, dtype_name
 
 Key = tuple[str, str]  # the name of a module, and of its parameter or buffer
+HEADS = ("lm_head.weight", "embed_out.weight")  # their names in checkpoints
+UNTIED = "Where an adapter has untied embedding and head, leave both out of ds.lora.target_modules"
 NOTHING = TensorEntry("", (0,), "float32", 0, 0, ""), torch.empty(0)
 
 
@@ -84,21 +86,30 @@ class Loads(TorchDispatchMode):
         there before (a bias of the head). Keep no tensor that has arrived."""
         for target in self.targets():
             if getattr(target.module, target.leaf, None) is None and not target.like.is_meta:
-                target.module.register_parameter(target.leaf, nn.Parameter(target.like.detach(), requires_grad=False))
+                setattr(target.module, target.leaf, target.like)
         self._let_go()
 
     def without_place(self) -> str | None:
-        """Return a sentence that names a tensor that the model has dropped while it has others of the same module, such
-        as a bias that vLLM's layer has not; None if there is none."""
+        """Return a sentence that names a tensor that the model needs and has no place for: a head of its own, where
+        vLLM's is tied to the embedding, or a part of a layer of which it has others, such as a bias. Return None if
+        there is none."""
         taken = {name.rpartition(".")[0]: name for name, count in self.placed.items() if count}
-        for name, count in self.placed.items():
-            if not count and (other := taken.get(name.rpartition(".")[0])) is not None:
-                kind = type(self._model).__name__
-                return (
-                    f"tensor {name} has no place in vLLM's {kind}, which has {other} of the same layer: it would "
-                    "sample from another model than the one trained"
-                )
+        for name in (name for name, count in self.placed.items() if not count):
+            if (other := taken.get(name.rpartition(".")[0])) is not None:
+                return f"{self._no_place(name)}, which has {other} of the same layer: {CONSEQUENCE}"
+            if name.endswith(HEADS):
+                return f"{self._no_place(name)}, whose head is its embedding: {CONSEQUENCE}. {UNTIED}"
+        first: dict[tuple[Any, ...], TensorEntry] = {}
+        for target in self.targets():
+            parameter = id(getattr(target.module, target.leaf, None))
+            for key, place in target.places.items():
+                there = first.setdefault((parameter, key), place.entry)
+                if there.digest != place.entry.digest:
+                    return f"{self._no_place(place.entry.name)}, which has {there.name} there: {CONSEQUENCE}. {UNTIED}"
         return None
+
+    def _no_place(self, name: str) -> str:
+        return f"tensor {name} has no place in vLLM's {type(self._model).__name__}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Run an operation, and record it if it changes a parameter."""
