@@ -86,8 +86,8 @@ FRONT = [
     Mutation(
         "the configuration of a foreign run reads the environment",
         "config/record.py",
-        "    guard_environment()\n",
-        "",
+        "    with guarded_environment():\n",
+        "    if True:\n",
         (*REFERENCES, "-k", "foreign_run_folder"),
     ),
     Mutation(
@@ -229,5 +229,12 @@ FRONT = [
         "except (ValueError, TypeError, AttributeError, ImportError) as error:  # those",
         "except ImportError as error:  # those",
         (*DEVICES, "-k", "logging"),
+    ),
+    Mutation(
+        "own code cannot read keys of the environment any more",
+        "config/references.py",
+        "        if not GUARDS:\n",
+        "        if GUARDS:\n",
+        REFERENCES,
     ),
 ]

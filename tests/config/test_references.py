@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from omegaconf import OmegaConf
 
 from rlhf_suite.cli.app import main
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.record import load
+from rlhf_suite.config.record import load, save
 from rlhf_suite.config.references import from_environment
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
@@ -132,3 +133,21 @@ def test_a_reference_to_nothing_names_its_flag(word, key, monkeypatch):
     monkeypatch.delenv("NOPE", raising=False)
     found = preflight(parse(shlex.split(f"{SFT} hydra/launcher=slurm {word}='${{oc.env:NOPE}}'")))
     assert [(each.key, each.what) for each in found.problems] == [(key, "${oc.env:NOPE} is not set")]
+
+
+def test_own_code_reads_its_own_files_as_before(tmp_path, monkeypatch):
+    """Also within the process of a run that has read its configuration: only values of a run are guarded."""
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    (run,) = preflight(parse(shlex.split(SFT))).runs
+    save(run, tmp_path / "config.yaml")
+    load(tmp_path / "config.yaml")
+    assert OmegaConf.create({"key": "${oc.env:OPENAI_API_KEY}"}).key == SECRET
+
+
+@pytest.mark.stack
+def test_a_secret_in_a_setting_of_logging_is_refused_without_being_shown(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    word = f"'hydra.job_logging.root.level=\"{REFERENCE}\"'"
+    assert main(shlex.split(f"task=sft demo=sft {word} run_dir={tmp_path}/run")) == 2
+    output = capfd.readouterr()
+    assert SECRET not in output.out + output.err and "WANDB_API_KEY} is neither a path" in output.err

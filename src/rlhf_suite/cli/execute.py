@@ -16,9 +16,12 @@ from pathlib import Path
 
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.config.plan import PlannedRun, resolve
+from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
+from rlhf_suite.config.references import guarded_environment, unresolved
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
@@ -36,7 +39,11 @@ def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, st
     with read_write(hydra), open_dict(hydra):
         hydra.runtime.output_dir = str(folder.absolute())
     try:
-        configure_log(hydra.job_logging, hydra.verbose)
+        with guarded_environment():
+            configure_log(hydra.job_logging, hydra.verbose)
+    except OmegaConfBaseException as error:
+        problem = unresolved("hydra.job_logging", error, "correct the reference")
+        raise UserError(report([problem])) from error
     except (ValueError, TypeError, AttributeError, ImportError) as error:  # those of logging.config
         reason = error.__cause__ or error
         raise UserError(f"hydra.job_logging: {error} ({reason}). Remove what you set there") from error

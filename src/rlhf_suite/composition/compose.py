@@ -37,7 +37,7 @@ from rlhf_suite.config.old_names import meant as elsewhere
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import schema
-from rlhf_suite.config.references import guard_environment
+from rlhf_suite.config.references import guarded_environment
 from rlhf_suite.config.runs import TASKS
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -84,8 +84,7 @@ def register() -> None:
 def hydra_ready() -> Iterator[None]:
     """Start Hydra's Compose API over conf/ for the block."""
     register()
-    guard_environment()
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
+    with guarded_environment(), initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
         yield
 
 

@@ -22,7 +22,7 @@ from rlhf_suite.config.formatting import quoted, spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import PLAN
-from rlhf_suite.config.references import guard_environment, unresolved
+from rlhf_suite.config.references import guarded_environment, unresolved
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 
@@ -64,8 +64,8 @@ def read(path: Path) -> dict[str, Any] | Problem:
         content = OmegaConf.to_container(loaded)  # references are those of the run's flags, as on the command line
         if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
             return Problem(OPTION, f"{path} does not hold a table of flags", fix)
-        guard_environment()
-        content |= {key: loaded[key] for key in loaded if key in group_names() and isinstance(content[key], str)}
+        with guarded_environment():
+            content |= {key: loaded[key] for key in loaded if key in group_names() and isinstance(content[key], str)}
     except DamagedFile as damage:
         return Problem(OPTION, str(damage), fix)
     except OmegaConfBaseException as error:

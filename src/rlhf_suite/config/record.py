@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, flat, with_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import WorkerPlan
-from rlhf_suite.config.references import guard_environment
+from rlhf_suite.config.references import guarded_environment
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
@@ -33,9 +33,9 @@ def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:
 def load(path: Path) -> Run:
     """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
     saved = read_saved(path)
-    guard_environment()
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
-    run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
+    with guarded_environment():
+        run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
     assert isinstance(run, Run)
     return run
 

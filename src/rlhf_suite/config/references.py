@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.errors import UserError
@@ -23,9 +26,21 @@ WRAPPED = re.compile(r"^\w+ raised while resolving interpolation: ")
 NO_DEFAULT = "\0"
 
 
-def guard_environment() -> None:
-    """Have `${oc.env:NAME}` refuse what may be a secret, wherever a configuration is resolved in this process."""
+GUARDS: list[None] = []  # as many as blocks are open, which may be within each other
+
+
+@contextmanager
+def guarded_environment() -> Iterator[None]:
+    """Have `${oc.env:NAME}` refuse what may be a secret in the block. Elsewhere it is OmegaConf's: code of the user's
+    own may read files of its own."""
     OmegaConf.register_new_resolver("oc.env", from_environment, replace=True)
+    GUARDS.append(None)
+    try:
+        yield
+    finally:
+        GUARDS.pop()
+        if not GUARDS:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def from_environment(name: str, default: str | None = NO_DEFAULT) -> str | None:
