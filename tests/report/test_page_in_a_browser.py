@@ -214,14 +214,17 @@ def test_equal_curves_are_one_chart_with_all_names(browser, tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")
     rows = [{"step": at, "time": 1.0 * at, "train/reward": at / 4, "train/score": at / 4} for at in (1, 2, 3)]
-    rows = [row | {"train/kl": row["step"] / 8, "reward/errors": 0.0, "reward/retries": 0.0} for row in rows]
+    rows = [row | {"train/pass_rate": row["train/reward"], "train/kl": row["step"] / 8} for row in rows]
+    rows = [row | {"reward/errors": 0.0, "reward/retries": 0.0} for row in rows]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     browser.show(write_report([tmp_path]), "#curves")
     assert browser.run("[...document.querySelectorAll('.chart h3')].map((each) => each.innerText)") == [
-        "train/kl", "train/reward = train/score", "reward/errors", "reward/retries"
+        "train/kl", "train/pass_rate = train/reward = train/score", "reward/errors", "reward/retries"
     ]  # fmt: skip
     browser.run("location.hash = '#overview'")
     browser.until("document.querySelector('#tabs a[aria-current]').hash === '#overview'")
+    titles = browser.run("[...document.querySelectorAll('.chart h3')].map((each) => each.innerText)")
+    assert titles == ["reward = accuracy", "KL to the reference"]
     cells = "document.querySelector('tbody').querySelectorAll('td:first-child')"
     assert browser.run(f"[...{cells}].map((each) => each.innerText)") == ["train/kl", "train/reward = train/score"]
 
