@@ -160,8 +160,8 @@ NUMBERS: list[Mutation] = [
     Mutation(
         "the direction of a metric is looked up by the name of its set",
         "config/metrics.py",
-        'metric.rpartition("/")[2]',
-        'metric.split("/")[1]',
+        'last = metric.rpartition("/")[2]\n    return HIGHER',
+        'last = metric.split("/")[1]\n    return HIGHER',
         ("tests/config/test_directions.py",),
     ),
 ]
