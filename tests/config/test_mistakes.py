@@ -169,6 +169,9 @@ MISTAKES = [
     (PPO + "algo.kl={init_coef:0,foo:1}", "algo.kl.foo", "task=ppo has no such flag"),
     (PPO + "optimizer/adam=x", "optimizer/adam", "not a group of presets"),
     # shapes of data
+    (PPO + "rollout.temperature=2.5", "rollout.temperature", "2.5"),
+    (PPO + "rollout.temperature=0.005", "rollout.temperature", "0.005"),  # vLLM would sample at 0.01
+    (PPO + "eval.temperature=2.5", "eval.temperature", "2.5"),
     (DPO + "data.turn_markers=[Human]", "data.turn_markers", "must be two different texts"),
     (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "must be two different texts"),
     (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
@@ -218,7 +221,7 @@ MISTAKES = [
     (PPO + "ds.zero_stage=5", "ds.zero_stage", "is not one of 0, 1, 2, 3"),
     (PPO + "actor.adam.lr=-1", "actor.adam.lr", "is not >= 0"),
     (PPO + "rollout.top_p=1.5", "rollout.top_p", "> 0 and <= 1"),
-    (PPO + "rollout.temperature=0", "rollout.temperature", "is not > 0"),
+    (PPO + "rollout.temperature=0", "rollout.temperature", "is not >= 0.01"),
     (PPO + "'actor.adam.betas=[0.9,1.0]'", "actor.adam.betas", "is not < 1"),
     (PPO + "'data.input_key=a{b'", "data.input_key", "quote the value twice"),
     (PPO + "data.input_key=a=b", "data.input_key", "quote the value twice"),

@@ -94,7 +94,7 @@ class RLEvalConfig(EvalConfig):
     steps: int = flag(-1, ge=-1)
     """Evaluate every so many RL steps, before the first and after the last one; -1: only these two times"""
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT)
-    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, when=HELD_OUT)
+    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT)
     max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT)
     """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
     call tools, run code or get an answer of its environment"""

@@ -16,7 +16,7 @@ class SamplingConfig:
     n_samples_per_prompt: int = flag(1, "Samples per prompt (the group)", ge=1)
     max_new_tokens: int | None = flag(None, ge=1)
     """Longest response in tokens; null: what the prompt leaves of data.max_len"""
-    temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
+    temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0, le=2)
     top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
     """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
@@ -55,7 +55,7 @@ class RolloutConfig(SamplingConfig):
         ),
     )
     """Prompts per round of sampling; null: rollout.batch_size"""
-    temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
+    temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", ge=0.01, le=2)
     token_entropy: bool = flag(False)
     """Compute the entropy of the policy at each token before the update, for the rollout files and the report. An
     estimator that needs entropies has them anyway"""
