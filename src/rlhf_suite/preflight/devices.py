@@ -121,19 +121,18 @@ def too_few_cpus(run: Run, placement: Placement) -> Iterator[Problem]:
 def remarks(run: Run, devices: Devices) -> Iterator[str]:
     """Yield what to say about the devices of a run: those that are assumed, and those that stay idle."""
     used = max((each.num_devices for each in placements(run, devices)), default=0)
-    if not used:
+    if no_gpu_here(run, devices):
+        there = f"the {number_of(used, 'GPU')} of the placement" if used else "a GPU"
+        start = "to run it, start it there"
+        yield f"No GPU is visible here. Assumed is a machine with {there} (as rlhf-suite plan --gpu does); {start}."
+    elif not used:
         return
-    if devices.machine.device != "cuda":
+    elif devices.machine.device != "cuda":
         if devices.place == SLURM and run.launch.device == "auto":
             yield (
                 "Assumed is a job on nodes without GPUs, as this machine: write hydra.launcher.gpus_per_node or "
                 "launch.device=cuda for GPUs."
             )
-    elif no_gpu_here(run, devices):
-        yield (
-            f"No GPU is visible here. Assumed is a machine with the {number_of(used, 'GPU')} of the placement "
-            "(as rlhf-suite plan --gpu does); to run it, start it there."
-        )
     elif devices.num_gpus is None:
         yield f"How many GPUs {where(run, devices)} has is not known here. The run takes {used}."
     elif used < devices.num_gpus:
