@@ -237,4 +237,18 @@ FRONT = [
         "        if GUARDS:\n",
         REFERENCES,
     ),
+    Mutation(
+        "an interval is left out of a sweep without a word",
+        "preflight/jobs.py",
+        "if not each.is_discrete_sweep()]",
+        "if each.is_discrete_sweep() is None]",
+        ("tests/config/test_sweep.py", "-k", "without_end"),
+    ),
+    Mutation(
+        "the remedy for a renamed flag has a value that it does not take",
+        "config/names.py",
+        "if known is None and (is_odd or",
+        "if False and (is_odd or",
+        FOREIGN_NAMES,
+    ),
 ]

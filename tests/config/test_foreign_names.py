@@ -120,6 +120,10 @@ def test_a_word_that_ends_several_flags_names_them():
         ("""task=ppo 'pretrain="a b"'""", """write 'actor.model_name_or_path="a b"'"""),
         ("task=ppo use_kl_loss=true", "write algo.kl.use_loss=true"),
         ("-m task=sft learning_rate=1e-5,1e-6", "write actor.adam.lr=..."),
+        ("task=sft --bf16", "write ds.param_dtype=..."),
+        ("task=sft flash_attn=true", "write ds.attn_implementation=..."),
+        ("task=dpo loss_type=ipo", "write algo.loss=ipo"),
+        ("task=dpo loss_type=nothing", "write algo.loss=..."),
         ("task=ppo experiment=GRPO", "did you mean experiment=grpo? (also close: gspo, dr_grpo)"),
         (
             "-m hydra/sweeper=nowhere task=sft train.seed=1,2",

@@ -258,3 +258,11 @@ def test_jobs_that_would_have_one_folder_are_refused(checked, subfolder):
 def test_an_empty_name_is_not_the_current_folder(checked, word):
     (problem,) = checked(f"task=sft demo=sft {word}").problems
     assert "an empty name would be the current folder" in problem.what
+
+
+@pytest.mark.parametrize("values", ["interval(1e-6,1e-4)", "tag(log,interval(1e-6,1e-4))"])
+def test_values_without_end_need_a_sweeper_that_chooses(checked, values):
+    """They were left out, and one job ran with the default."""
+    (problem,) = checked(f"-m task=sft demo=sft 'actor.adam.lr={values}'").problems
+    assert problem.key == "actor.adam.lr" and "has no end of values" in problem.what
+    assert "hydra/sweeper=<name> (optuna)" in problem.fix

@@ -175,6 +175,13 @@ def without_sweeps(given: Overrides) -> Overrides:
     )
 
 
+def endless(override: Override) -> Problem:
+    """Return the problem of values without end, of which the sweeper `basic` cannot try every one."""
+    key, _, value = (override.input_line or "").partition("=")
+    fix = f"give values, {key}=<a>,<b>; or install a sweeper that chooses, and add hydra/sweeper=<name> (optuna)"
+    return Problem(key, f"{value} has no end of values", fix)
+
+
 def several_values(override: Override) -> Problem:
     """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
     key, _, value = (override.input_line or "").partition("=")

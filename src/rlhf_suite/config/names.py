@@ -87,7 +87,11 @@ def with_value(problem: Problem, value: object) -> Problem:
     new = problem.fix.removeprefix("write ").removesuffix("=...")
     if problem.what != f"renamed to {new}" or not isinstance(value, str | int | float | list):
         return problem
-    text = meant(new, value) or spelled(value, lambda words: words if PLAIN.fullmatch(words) else quoted(words))
+    info, known = flags_of(None)[new], meant(new, value)
+    is_odd = isinstance(value, bool) != (info.type.base is bool)  # such as that of a switch for a choice
+    if known is None and (is_odd or (info.meta.choices is not None and value not in info.meta.choices)):
+        return problem
+    text = known or spelled(value, lambda words: words if PLAIN.fullmatch(words) else quoted(words))
     return replace(problem, fix=f"write {shlex.quote(f'{new}={text}')}")
 
 

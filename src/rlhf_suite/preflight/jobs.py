@@ -93,6 +93,8 @@ def all_jobs(line: CommandLine) -> Preflight:
         is_one_job = not (result.is_sweep or given.sweeps)
         if result.is_sweep:
             given = overrides.with_sweep_params(given, settings)
+            if settings.runtime.choices["hydra/sweeper"] == "basic":
+                result.problems += [overrides.endless(each) for each in given.sweeps if not each.is_discrete_sweep()]
         else:
             result.problems += [overrides.several_values(each) for each in given.sweeps]
             given = overrides.without_sweeps(given)
