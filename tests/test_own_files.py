@@ -157,7 +157,7 @@ def test_threads_see_a_file_only_when_it_is_whole(tmp_path, monkeypatch):
         found = [pool.submit(lambda: import_file(file).whole)]
         assert inside.wait(60)
         found += [pool.submit(lambda: import_file(file).whole) for _ in range(4)]
-        all_asked = all([Watched.asked.acquire(timeout=10) for _ in found])
+        all_asked = all([Watched.asked.acquire(timeout=300) for _ in found])
         go_on.set()
         assert [each.result(60) for each in found] == [True] * 5 and all_asked
 

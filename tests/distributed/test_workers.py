@@ -247,4 +247,4 @@ def test_a_killed_group_is_gone(group):
     pupils = group()
     pids = call(pupils, "pid")
     pupils.kill()
-    assert poll_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+    assert poll_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 300)

@@ -29,7 +29,7 @@ signal.signal(signal.SIGTERM, note)
 signal.signal(signal.SIGINT, note)
 kill_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(3600)
 '''
 with exclusive_lock(Path(sys.argv[1]), 0) as lock:
     run_child([sys.executable, "-c", CHILD, str(os.getpid())], keep=[lock])
@@ -46,7 +46,7 @@ def family(tmp_path):
 
 
 def gone(process):
-    return psutil.wait_procs([process], timeout=10)[1] == []
+    return psutil.wait_procs([process], timeout=300)[1] == []
 
 
 def test_a_child_dies_with_its_killed_parent_and_then_the_lock_is_free(family, tmp_path):
@@ -62,7 +62,7 @@ def test_a_child_dies_with_its_killed_parent_and_then_the_lock_is_free(family, t
 def test_a_signal_reaches_the_child_once_and_both_end(family, number):
     parent, child = family
     parent.send_signal(number)
-    said, _ = parent.communicate(timeout=20)
+    said, _ = parent.communicate(timeout=300)
     assert said.split() == [number.name]
     assert gone(child)
     assert parent.returncode != 0
@@ -76,7 +76,7 @@ def test_the_exit_code_is_the_childs():
 def test_a_lock_is_waited_for(tmp_path):
     work = f"touch {tmp_path}/begun; sleep 0.3; touch {tmp_path}/done"
     holder = subprocess.Popen(["flock", tmp_path / "lock", "sh", "-c", work])
-    assert poll_until((tmp_path / "begun").exists, 20)
+    assert poll_until((tmp_path / "begun").exists, 300)
     with exclusive_lock(tmp_path / "lock", 10):
         assert (tmp_path / "done").exists()
     holder.wait()

@@ -36,7 +36,7 @@ import ray
 config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 try:
     with stoppable(), ray_cluster(config, Path(sys.argv[1]), slots=1):
-        actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(60)})).remote()
+        actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(3600)})).remote()
         session = ray._private.worker._global_node.get_temp_dir_path()
         print(Path(session).parent, ray.get_runtime_context().gcs_address, flush=True)
         ray.get(actor.nap.remote())
@@ -117,7 +117,7 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
         assert (session / "token").stat().st_mode & 0o077 == 0
     assert started
     assert listening == {"127.0.0.1"}
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert alive == []
     assert not session.exists()
     assert not [path for path in set(Path("/dev/shm").glob("*")) - shared_memory if "plasma" in path.name]
@@ -129,10 +129,10 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
     driver, session, _ = start_driver(tmp_path)
     started = ray_children(psutil.Process(driver.pid))
     driver.send_signal(number)
-    status = driver.wait(20)
+    status = driver.wait(300)
     assert status == code
     assert (tmp_path / "unwound").exists()
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert alive == []
     assert not session.exists()
 
@@ -185,7 +185,7 @@ def test_a_killed_driver_leaves_neither_process_nor_folder(tmp_path):
     assert any("raylet" in process.name() for process in started)
     driver.kill()
     driver.wait()
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert alive == []
     assert not session.exists()
 
@@ -198,7 +198,7 @@ def test_a_foreign_cluster_is_not_joined(tmp_path, monkeypatch):
             assert ray.get_runtime_context().gcs_address != address
     finally:
         driver.terminate()
-        driver.wait(20)
+        driver.wait(300)
 
 
 def test_an_address_without_a_cluster_is_named(tmp_path):

@@ -21,13 +21,13 @@ import os, signal, subprocess, sys, tempfile, time
 from rlhf_suite.launch.session import session
 tempfile.tempdir = sys.argv[1]
 with session() as place:
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
     member = subprocess.Popen([sys.executable, "-c", code], env=os.environ | place.environment,
                               stdout=subprocess.PIPE, start_new_session=True)
     member.stdout.readline()
     member.send_signal(signal.SIGSTOP)
     print(place.folder, member.pid, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -67,7 +67,7 @@ def test_a_killed_driver_takes_its_stopped_processes_and_its_folder_with_it(root
     driver, folder, member = start(root)
     watcher = watcher_of(driver)
     kill(driver)
-    assert psutil.wait_procs([member, watcher], timeout=20)[1] == []
+    assert psutil.wait_procs([member, watcher], timeout=300)[1] == []
     assert not folder.exists()
 
 
@@ -75,12 +75,12 @@ def test_what_a_killed_driver_and_its_killed_watcher_left_is_cleared_by_the_next
     driver, folder, member = start(root)
     watcher = watcher_of(driver)
     watcher.kill()
-    assert poll_until(lambda: watcher.status() == psutil.STATUS_ZOMBIE, 20)  # its driver does not wait for it
+    assert poll_until(lambda: watcher.status() == psutil.STATUS_ZOMBIE, 300)  # its driver does not wait for it
     kill(driver)
     assert folder.exists() and member.status() == psutil.STATUS_STOPPED
     with session() as place:
         assert [each for each in root.iterdir() if each != place.folder] == []
-        assert psutil.wait_procs([member], timeout=20)[1] == []
+        assert psutil.wait_procs([member], timeout=300)[1] == []
 
 
 def test_what_belongs_to_a_living_run_or_is_not_a_session_is_kept(root):
@@ -96,7 +96,7 @@ def test_what_belongs_to_a_living_run_or_is_not_a_session_is_kept(root):
 def test_a_driver_that_goes_on_is_spared_although_it_still_writes_into_the_folder(root):
     """As Ray's driver does: its log stays open."""
     goes_on = "    log = open(place.folder / 'log', 'w')\nprint('goes on')\n"
-    code = DRIVER.removesuffix("    time.sleep(60)\n") + goes_on
+    code = DRIVER.removesuffix("    time.sleep(3600)\n") + goes_on
     driver = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True)
     assert driver.communicate(timeout=60)[0].splitlines()[-1] == "goes on"
     assert driver.returncode == 0
@@ -105,7 +105,7 @@ def test_a_driver_that_goes_on_is_spared_although_it_still_writes_into_the_folde
 
 def test_processes_that_hinder_the_driver_from_leaving_are_killed(root, monkeypatch):
     with session() as place:
-        member = subprocess.Popen(["sleep", "60"], env=os.environ | place.environment)
+        member = subprocess.Popen(["sleep", "3600"], env=os.environ | place.environment)
         member.send_signal(signal.SIGSTOP)
         place.leave()
         assert member.wait(30) == -signal.SIGKILL  # by the watcher, since this block does not end

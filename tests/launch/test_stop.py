@@ -104,7 +104,7 @@ def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_proces
             send(signal.SIGTERM)
             assert requested() is None
         assert requested() == signal.SIGTERM
-    assert child.communicate("\n", timeout=20)[0] == "alive\n"
+    assert child.communicate("\n", timeout=300)[0] == "alive\n"
     assert child.returncode == 0
 
 

@@ -33,7 +33,7 @@ def look(name):
     calling = (frame.frame.f_locals.get("self") for frame in inspect.stack())
     stream = next(each for each in calling if isinstance(each, Stream))
     def at_lock():
-        is_free = stream.changed.acquire(timeout=5)
+        is_free = stream.changed.acquire(timeout=300)
         if is_free:
             stream.changed.release()
         with Path(__file__).with_name("seen.txt").open("a") as file:

@@ -111,7 +111,7 @@ def probed_while_rollouts_are_made(world, folder, config) -> list[bool]:
     def score(engines, sequences):
         made = 4 * (engines.version + 1)  # samples of the rollouts that ended before this sync
         if 1 <= engines.version < STEPS - 1:
-            found.append(poll_until(lambda: len(engines.asked) > made, 20))
+            found.append(poll_until(lambda: len(engines.asked) > made, 300))
         return probe(engines, sequences)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ def trained_while_probed(world, folder, config) -> list[bool]:
 
     def score(engines, sequences):
         if engines.version in {1, 3, 5}:
-            found.append(poll_until(lambda: len(begun) > engines.version, 20))
+            found.append(poll_until(lambda: len(begun) > engines.version, 300))
         return probe(engines, sequences)
 
     def counted(*arguments):
@@ -190,7 +190,7 @@ def evaluated_while_trained(world, folder, config) -> list[tuple[int, int, bool]
         return metrics
 
     def late(evaluator, step):
-        goes_on = 0 < step < STEPS and poll_until(lambda: len(trained) > step, 20 if config.ckpt.save_steps < 0 else 1)
+        goes_on = 0 < step < STEPS and poll_until(lambda: len(trained) > step, 300 if config.ckpt.save_steps < 0 else 1)
         metrics = evaluate(evaluator, step)
         if 0 < step < STEPS:
             found.append((step, evaluator.sampler.engines.version, goes_on))
@@ -303,7 +303,7 @@ def threads_of_a_run_that_fails(world, folder, config) -> tuple[list[str], list[
         if engines.version == 1:
             working.extend(rollout_threads())
             asked = len(engines.asked)
-            poll_until(lambda: len(engines.asked) > asked, 20)
+            poll_until(lambda: len(engines.asked) > asked, 300)
         return probe(engines, sequences)
 
     with pytest.MonkeyPatch.context() as patch:
