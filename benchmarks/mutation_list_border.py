@@ -90,8 +90,8 @@ BORDER: list[Mutation] = [
     Mutation(
         "the head of an engine is its embedding although the policy has two",
         "weight_sync/loads.py",
-        "if there.digest != place.entry.digest:",
-        "if there.name == place.entry.name and there.digest != place.entry.digest:",
+        "if there != place.entry.name:",
+        "if there is None:",
         LOADS,
     ),
     Mutation(

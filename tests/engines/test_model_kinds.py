@@ -153,5 +153,5 @@ def test_a_head_that_an_adapter_has_untied_is_refused(engines, kind, tmp_path):
     """vLLM ignores it: its head would stay the embedding."""
     weights = dict(merged_weights(make(tmp_path, kind, 1)))
     embedding = next(tensor for name, tensor in weights.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
-    found = ray.get(engines.refusal.remote(str(tmp_path), weights | {"lm_head.weight": embedding + 0.1}), timeout=300)
+    found = ray.get(engines.refusal.remote(str(tmp_path), weights | {"lm_head.weight": embedding.clone()}), timeout=300)
     assert "tensor lm_head.weight has no place" in found and "ds.lora.target_modules" in found

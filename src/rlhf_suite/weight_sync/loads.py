@@ -99,13 +99,14 @@ class Loads(TorchDispatchMode):
                 return f"{self._no_place(name)}, which has {other} of the same layer: {CONSEQUENCE}"
             if name.endswith(HEADS):
                 return f"{self._no_place(name)}, whose head is its embedding: {CONSEQUENCE}. {UNTIED}"
-        first: dict[tuple[Any, ...], TensorEntry] = {}
+        # Two tensors in one place are refused while they are equal, too: training makes them different.
+        first: dict[tuple[Any, ...], str] = {}
         for target in self.targets():
             parameter = id(getattr(target.module, target.leaf, None))
             for key, place in target.places.items():
-                there = first.setdefault((parameter, key), place.entry)
-                if there.digest != place.entry.digest:
-                    return f"{self._no_place(place.entry.name)}, which has {there.name} there: {CONSEQUENCE}. {UNTIED}"
+                there = first.setdefault((parameter, key), place.entry.name)
+                if there != place.entry.name:
+                    return f"{self._no_place(place.entry.name)}, which has {there} there: {CONSEQUENCE}. {UNTIED}"
         return None
 
     def _no_place(self, name: str) -> str:
