@@ -251,4 +251,11 @@ FRONT = [
         "if False and (is_odd or",
         FOREIGN_NAMES,
     ),
+    Mutation(
+        "an old name with dashes alone is an unknown option",
+        "composition/arguments.py",
+        " or old_names().get(in_dashes(name))",
+        "",
+        FOREIGN_NAMES,
+    ),
 ]

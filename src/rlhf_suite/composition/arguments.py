@@ -126,15 +126,20 @@ def without_dashes(word: str) -> str | None:
     name, equals, value = word.lstrip("-").partition("=")
     if f"--{name}" in PLAN_OPTIONS:
         return None
-    key = known_key(name)
-    if key is None and ("." in name or "_" in name or equals or is_old(name)):
+    key = known_key(name) or old_names().get(in_dashes(name))
+    if key is None and ("." in name or "_" in name or equals):
         key = name.replace("-", "_")
     return None if key is None else f"{key}={value if equals else 'true'}"
 
 
-def is_old(name: str) -> bool:
-    """Return whether a name is that of a flag elsewhere."""
-    return name.replace("-", "_") in {*RENAMED, *BECOMES, *NOTHING, *GONE, *HINTS}
+@cache
+def old_names() -> dict[str, str]:
+    """Return what flags are called elsewhere, by these names with dashes alone."""
+    return {in_dashes(name): name for name in (*RENAMED, *BECOMES, *NOTHING, *GONE, *HINTS)}
+
+
+def in_dashes(name: str) -> str:
+    return name.replace(".", "-").replace("_", "-")
 
 
 def known_key(name: str) -> str | None:
@@ -148,7 +153,7 @@ def known_key(name: str) -> str | None:
 @cache
 def by_words() -> dict[str, str]:
     """Return the flags by their names with dashes alone, such as actor-adam-lr."""
-    return {key.replace(".", "-").replace("_", "-"): key for key in flags_of(None)}
+    return {in_dashes(key): key for key in flags_of(None)}
 
 
 def with_underscores(word: str) -> str:
