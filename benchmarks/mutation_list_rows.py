@@ -227,4 +227,11 @@ ROWS: list[Mutation] = [
         "    if not found:",
         MESSAGES,
     ),
+    Mutation(
+        "a user's file gets the neighbour of another one",
+        "python_source.py",
+        "    check_neighbours(path)\n",
+        "",
+        OWN_FILES,
+    ),
 ]

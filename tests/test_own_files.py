@@ -16,7 +16,7 @@ from rlhf_suite.data.row import BadRows, Row
 from rlhf_suite.data.sources import Sources
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.models.load import model_digest
-from rlhf_suite.python_source import import_file, own_files
+from rlhf_suite.python_source import SourceError, import_file, own_files
 from rlhf_suite.registry import digests
 
 
@@ -168,3 +168,17 @@ def test_a_file_that_fails_is_imported_anew(tmp_path):
         import_file(file)
     file.write_text("whole = True\nmore = 1\n")
     assert import_file(file).whole
+
+
+def test_neighbours_of_one_name_in_two_folders_are_not_taken_for_one_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    first = write(tmp_path / "a", agent="import own_utils\nX = own_utils.X\n", own_utils="X = 1\n") / "agent.py"
+    second = (
+        write(tmp_path / "b", row="from own_utils import X\nimport types\n", own_utils="X = 2\n", types="") / "row.py"
+    )
+    assert import_file(first).X == 1
+    with pytest.raises(SourceError, match=rf"{tmp_path}/a/own_utils.py has been imported as own_utils before; rename"):
+        import_file(second)
+    del sys.modules["own_utils"]
+    assert import_file(second).X == 2, "a neighbour with the name of a module of Python is no mistake"
+    del sys.modules["own_utils"]

@@ -199,8 +199,21 @@ def import_file(path: Path) -> ModuleType:
         return sys.modules[name] if name in sys.modules else _imported(name, path)
 
 
+def check_neighbours(path: Path) -> None:
+    """Raise SourceError if a file would get another module than the neighbour that it imports: one of that name which
+    a file in another folder has brought."""
+    for file in imported_by(path, [str(path.parent)]):
+        module = file.parent if file.name == "__init__.py" else file
+        loaded = getattr(sys.modules.get(module.stem), "__file__", None) if module.parent == path.parent else None
+        other = file if loaded is None else Path(loaded).resolve()
+        if other != file and not is_installed(other) and other.is_file() and other.read_bytes() != file.read_bytes():
+            what = f"{path} imports {file}, but {other} has been imported as {module.stem} before"
+            raise SourceError(what, "rename one of the two files: a process has one module of a name")
+
+
 def _imported(name: str, path: Path) -> ModuleType:
     """Import the file of a module that has this name."""
+    check_neighbours(path)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
