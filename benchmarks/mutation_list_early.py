@@ -103,6 +103,20 @@ EARLY: list[Mutation] = [
         HEADS,
     ),
     Mutation(
+        "what an own estimator returns is seen in the first step",
+        "preflight/trial.py",
+        "    if kind in CALLS:\n",
+        "    if False:\n",
+        trial("test_what_an_estimator_returns_is_seen_before_the_run"),
+    ),
+    Mutation(
+        "an error with the numbers of a trial refuses a run",
+        "preflight/trial.py",
+        "        except Exception:\n            return\n",
+        "        except ZeroDivisionError:\n            return\n",
+        trial("test_what_an_estimator_returns_is_seen_before_the_run"),
+    ),
+    Mutation(
         "what an own estimator returns is used whatever it is",
         "algo/advantage.py",
         "    if not all(is_like(each, inputs.kl_penalty) for each in numbers):\n",

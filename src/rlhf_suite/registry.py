@@ -27,7 +27,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlhf_suite.errors import UserError
 from rlhf_suite.python_source import (
     SOURCE,
     FunctionDef,
@@ -45,6 +44,10 @@ from rlhf_suite.python_source import (
 
 PACKAGE = "rlhf_suite"
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class WrongResult(SourceError):
+    """A function of the user's returned something of another type or shape than its kind."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,12 @@ class Kind:
             raise import_failure(name, error) from error
         return found
 
-    def wrong_result(self, name: str, result: object, wanted: str) -> UserError:
+    def wrong_result(self, name: str, result: object, wanted: str) -> WrongResult:
         """Return the error of a function of this kind that returned something else than `wanted`."""
         declared = self.declared(name)
         where = f"{declared.file}:{declared.line}: " if declared.file is not None else ""
         what = f"{where}{declared.function} returned {described(result)}, as {self.title} {name}"
-        return UserError(f"{what}; return {wanted} (docs/own_code.md)")
+        return WrongResult(what, f"return {wanted} (docs/own_code.md)")
 
     def _in_file(self, name: str, path: Path, function: str) -> Declaration:
         tree = parsed(path)

@@ -20,6 +20,8 @@ from rlhf_suite.losses.distillation import distances
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.reduce import num_units
+from rlhf_suite.preflight.trial_calls import CALLS as TRIAL_CALLS
+from rlhf_suite.registry import KINDS
 from rlhf_suite.train.schedules import learning_rate_factor
 from tokenizer_kinds import tokenizer_of
 
@@ -92,3 +94,9 @@ def test_shapes_within_what_was_returned_are_shown(tmp_path):
     )
     with pytest.raises(UserError, match=r"returned Credit \(advantages: Tensor of shape \[1\], returns: Tens"):
         assign_credit(CREDIT, AdvantageConfig(estimator=f"{file}:mine"))
+
+
+@pytest.mark.parametrize("kind", TRIAL_CALLS)
+def test_the_numbers_of_a_trial_are_such_that_every_function_of_the_suite_takes_them(kind):
+    for name in KINDS[kind].names():
+        TRIAL_CALLS[kind](name)

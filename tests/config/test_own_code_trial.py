@@ -36,7 +36,7 @@ WHERE = {
     "endpoint": (f"{AGENT}endpoint {FILE} reward.rule=null algo.advantage.estimator=rloo", "train.agent_func_path"),
 }
 DEFINES = {
-    "estimator": "def mine(inputs, config): ...",
+    "estimator": "def mine(inputs, config): raise ValueError",
     "filter": "def mine(group): ...",
     "rule": "def mine(row, config): ...",
     "reward": "def reward_func(queries, prompts, labels): ...",
@@ -123,6 +123,26 @@ def test_a_class_that_no_episode_could_use_is_found(tried, text, what):
 def test_a_class_that_is_made_in_a_coroutine_is_fine(tried):
     line, _ = WHERE["environment"]
     assert tried(line, f"{DEFINES['environment']}\n    async def __init__(self, *arguments, **named): ...") == []
+
+
+CREDIT = "from rlhf_suite.algo.advantage import Credit\ndef mine(inputs, config):\n    "
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("return inputs.kl_penalty", "mine returned Tensor of shape [5]"),
+        ("return Credit(inputs.rewards, inputs.rewards)", "mine returned Credit (advantages: Tensor of shape [2]"),
+        ("return Credit(inputs.values, inputs.kl_penalty + inputs.entropies)", None),
+        ("raise ValueError('only with the numbers of a run')", None),
+    ],
+    ids=("tensor", "shapes", "fits", "raises"),
+)
+def test_what_an_estimator_returns_is_seen_before_the_run(tried, body, shown):
+    line, key = WHERE["estimator"]
+    problems = tried(line, CREDIT + body)
+    assert [(each.key, shown in each.what) for each in problems] == ([(key, True)] if shown else [])
+    assert all(each.fix.startswith("return Credit(advantages, returns)") for each in problems)
 
 
 def test_a_tool_without_a_docstring_is_named_with_its_line(tried):

@@ -1,0 +1,40 @@
+"""Calls of the user's algorithms with a few numbers, by which a trial finds what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.algo.scores import aggregated
+from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
+from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
+from rlhf_suite.losses.distillation import distances
+from rlhf_suite.losses.policy import PolicyTokens, policy_term
+from rlhf_suite.losses.preference import Answers, preference_term, reward_term
+from rlhf_suite.losses.reduce import num_units
+from rlhf_suite.train.schedules import learning_rate_factor
+
+TOKENS, ROWS = torch.linspace(0.1, 0.5, 5), torch.tensor([1.0, 0.0])
+SEGMENTS, LENGTHS = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([2, 3])
+MASK = torch.ones(5)
+CREDIT = CreditInput(
+    ROWS, 0.1 * TOKENS, LENGTHS, torch.zeros(2, dtype=torch.long), TOKENS, ROWS, entropies=TOKENS, kl_coef=0.1
+)
+POLICY = PolicyTokens(-TOKENS, -TOKENS, TOKENS, MASK, SEGMENTS, 2)
+ANSWERS = Answers(-ROWS - 1, -ROWS - 1, LENGTHS)
+LOG_PROBS = torch.full((5, 2), 0.5).log()
+
+CALLS: Mapping[str, Callable[[str], object]] = {
+    "estimator": lambda name: assign_credit(CREDIT, AdvantageConfig(estimator=name)),
+    "policy_loss": lambda name: policy_term(POLICY, PolicyConfig(policy_loss_type=name), MASK, MASK.sum()),
+    "aggregation": lambda name: num_units(MASK, SEGMENTS, 2, name),
+    "preference_loss": lambda name: preference_term(ANSWERS, ANSWERS, ROWS, DPOAlgoConfig(loss=name)),
+    "reward_loss": lambda name: reward_term(ROWS, ROWS, ROWS, ROWS, name),
+    "divergence": lambda name: distances(name, LOG_PROBS, LOG_PROBS),
+    "kl_estimator": lambda name: estimate_kl(-TOKENS, -TOKENS, name),
+    "schedule": lambda name: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=name)),
+    "step_aggregate": lambda name: aggregated([0.5, 0.25], name),
+}
