@@ -156,7 +156,7 @@ FRONT = [
     Mutation(
         "the remedy for a renamed flag keeps the value that is called otherwise",
         "config/names.py",
-        "meant(new, value) or spelled(",
+        "known or spelled(",
         "spelled(",
         FOREIGN_NAMES,
     ),

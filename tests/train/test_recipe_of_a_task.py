@@ -13,9 +13,7 @@ import pytest
 pytestmark = pytest.mark.stack
 
 ROOT = Path(__file__).parents[2]
-FLAGS = (
-    "task=own train.max_steps=2 train.batch_size=4 train.micro_batch_size=4 logger.progress=false logger.report=false"
-)
+FLAGS = "task=own run_dir=run train.max_steps=2 train.batch_size=4 train.micro_batch_size=4 logger.progress=false"
 DATA = "actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse data.output_key=output data.max_len=64"
 DATACLASS = '''
 
