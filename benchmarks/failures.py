@@ -33,35 +33,34 @@ def main() -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "rl")]
     world = Here().world
+    import failing_runs
     from plain_run import run, small
-
-    import failures
 
     longest: dict[tuple[str, str], float] = {}
     with scratch() as top:
         recorded = Path(top).absolute() / "recorded"
         run(world, recorded, small(train__num_episodes=2))
-        for schedule, phase in failures.cases():
+        for schedule, phase in failing_runs.cases():
             if given.words and not {schedule, phase} & {*given.words}:
                 continue
-            for number in failures.TIMES:
+            for number in failing_runs.TIMES:
                 folder = recorded.parent / f"{len(longest)}_{number}"
                 folder.mkdir()
                 (folder / "recorded").symlink_to(recorded)
-                outcome = failures.failing_run(world, folder, schedule, phase, number)
+                outcome = failing_runs.failing_run(world, folder, schedule, phase, number)
                 print(f"{schedule} | {phase} | {number} | {outcome.seconds:.1f} s | {outcome.said} | {outcome.left}")
-                if failures.expected(phase, number) not in outcome.said or outcome.left:
+                if failing_runs.expected(phase, number) not in outcome.said or outcome.left:
                     sys.exit(f"{schedule}, {phase} {number}: it did not end as it should")
                 longest[schedule, phase] = max(longest.get((schedule, phase), 0.0), outcome.seconds)
     if given.write:
-        write_section(PAGE, HEADING, f"{HEADING}\n\n{HEAD}{table(longest, failures)}")
+        write_section(PAGE, HEADING, f"{HEADING}\n\n{HEAD}{table(longest, failing_runs)}")
 
 
-def table(longest: dict[tuple[str, str], float], failures: Any) -> str:
+def table(longest: dict[tuple[str, str], float], failing_runs: Any) -> str:
     """Return a row for each phase and a column for each schedule."""
-    lines = ["| phase | " + " | ".join(failures.SCHEDULES) + " |", "|---" * (1 + len(failures.SCHEDULES)) + "|"]
-    for phase in failures.PHASES:
-        cells = [f"{longest[s, phase]:.1f}" if (s, phase) in longest else "" for s in failures.SCHEDULES]
+    lines = ["| phase | " + " | ".join(failing_runs.SCHEDULES) + " |", "|---" * (1 + len(failing_runs.SCHEDULES)) + "|"]
+    for phase in failing_runs.PHASES:
+        cells = [f"{longest[s, phase]:.1f}" if (s, phase) in longest else "" for s in failing_runs.SCHEDULES]
         lines.append(f"| {phase} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

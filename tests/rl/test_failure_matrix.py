@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from failing_runs import SCHEDULES, TIMES, Fault, Trip, cases, expected, failing_run
 from plain_run import run, small
-
-from failures import SCHEDULES, TIMES, Fault, Trip, cases, expected, failing_run
 
 pytestmark = pytest.mark.stack
 
