@@ -22,8 +22,7 @@ from xml.etree import ElementTree
 
 from agent_proofs_list import ROWS, Count, Figure, Row, Saved
 from common import RESULTS, ROOT, publish, scratch
-from mutation_list import MUTATIONS
-from mutations import known_rows
+from mutations import known_rows, mutations
 
 NAME = "agent_proofs"
 DOCS = ROOT / "docs"
@@ -122,7 +121,7 @@ def cells(line: str) -> list[str]:
 
 def problems(rows: Sequence[Row]) -> list[str]:
     """Return what the rows name that does not exist: tests, mistakes, figures, pages."""
-    by = {mutation.name: mutation.tests[0] for mutation in MUTATIONS}
+    by = {mutation.title: mutation.test.partition("::")[0] for mutation in mutations()}
     found = [f"{test} does not exist" for row in rows for test in row.tests if not exists(test)]
     found += [f"there is no mistake {name!r}" for row in rows for name in row.mistakes if name not in by]
     found += [
@@ -151,7 +150,7 @@ def exists(test: str) -> bool:
 def page(rows: Sequence[Row]) -> str:
     """Return the page. The outcome of a row is that of the newest run of exactly its tests."""
     runs = {tuple(line["tests"]): line for line in reversed(saved_lines(NAME))}
-    noticed = {name: cells(line)[-1] for name, line in known_rows().items()}
+    noticed = {name: cells(line)[-1] for name, line in known_rows(mutations()).items()}
     lines = []
     for number, row in enumerate(rows, start=1):
         run = runs.get(row.tests)

@@ -45,7 +45,7 @@ class Row:
     promise: str
     tests: tuple[str, ...]
     figures: tuple[Figure, ...] = ()
-    mistakes: tuple[str, ...] = ()  # names of mutations
+    mistakes: tuple[str, ...] = ()  # titles of mutations
     pages: tuple[str, ...] = ()  # files of docs/ that show more
 
 
@@ -271,7 +271,7 @@ ROWS = (
         mistakes=(
             "estimators see what an environment wrote",
             "rewards of turns wait for the end of the response",
-            "baselines do not know rewards of turns",
+            "baselines compare rewards without those of turns",
         ),
     ),
     Row(

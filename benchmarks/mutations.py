@@ -1,6 +1,11 @@
-"""Makes each mistake of `mutation_list.py` in a copy of the sources and runs the tests that are to notice it:
-`python benchmarks/mutations.py` writes docs/mutations.md; with words, only the mutations whose names have one of them,
+"""Makes each mistake that a test is marked with in a copy of the sources, and runs that test:
+`python benchmarks/mutations.py` writes docs/mutations.md; with words, only the mutations whose titles have one of them,
 beside the rows that the page has.
+
+    @pytest.mark.notices("the reward is a penalty", "algo/advantage.py", "rewards = +", "rewards = -", cases="gae")
+
+A mark has a title, a file below src/rlhf_suite, a text that stands in it once, and what it becomes. `cases` chooses
+cases of a parametrised test in pytest's words (-k). Marks are read from the sources of the tests, without an import.
 
 Every run is forked from this process, so that the heavy imports are paid once: the ranks that tests ask for are in it,
 too, unless there are several of them.
@@ -9,6 +14,7 @@ too, unless there are several of them.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import resource
@@ -16,7 +22,9 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,10 +32,8 @@ from typing import Any
 
 import pytest
 
-from mutation import Mutation
-from mutation_list import MUTATIONS
-
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
 MEMORY = 12 * 2**30
@@ -35,12 +41,40 @@ LIMIT_S = 600
 HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
-`python benchmarks/mutations.py` writes this page. Each mistake is made by itself, in a copy of the sources. Without the
-mistake the same tests pass. The last column is the first test that failed, or SURVIVED.
+`python benchmarks/mutations.py` writes this page from the marks `notices` of the tests. Each mistake is made by itself,
+in a copy of the sources. Without it the same test passes. The last column has the test that failed, or SURVIVED.
 
 | mistake | file | edit | noticed by |
 |---|---|---|---|
 """
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake: `before` becomes `after` in `file` (below src/rlhf_suite), and `test` must fail in one of `cases`."""
+
+    test: str
+    title: str
+    file: str
+    before: str
+    after: str
+    cases: str = ""
+
+
+def mutations() -> list[Mutation]:
+    """Return the mutations that the tests are marked with, by their files."""
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if "mark.notices(" in path.read_text()]
+    return sorted((mutation for path in files for mutation in marks(path)), key=lambda mutation: mutation.file)
+
+
+def marks(path: Path) -> Iterator[Mutation]:
+    """Yield the mutations that the tests of a file are marked with."""
+    for node in ast.parse(path.read_text()).body:
+        for mark in getattr(node, "decorator_list", ()):
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.notices":
+                words = [ast.literal_eval(word) for word in mark.args]
+                named = {str(word.arg): ast.literal_eval(word.value) for word in mark.keywords}
+                yield Mutation(f"{path.relative_to(ROOT)}::{node.name}", *words, **named)
 
 
 def main() -> None:
@@ -49,24 +83,36 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--quick", action="store_true", help="take it that the tests pass without mutations")
     parser.add_argument("--missing", action="store_true", help="only those that the page does not have yet")
+    parser.add_argument("--page", action="store_true", help="make none, and write the rows that are known")
     arguments = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not arguments.words or any(word in m.name for word in arguments.words)]
-    known = known_rows()
-    chosen = [m for m in chosen if not arguments.missing or m.name not in known]
+    marked = mutations()
+    known = known_rows(marked)
+    chosen = [m for m in marked if not arguments.words or any(word in m.title for word in arguments.words)]
+    chosen = [m for m in chosen if not arguments.page and not (arguments.missing and m.title in known)]
+    write_page(marked, known)
+    if chosen:
+        load_environment()
     with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder:
         if not arguments.quick:
             must_pass(Path(folder) / "unchanged", chosen)
         for mutation in chosen:
-            known[mutation.name] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
-            print(known[mutation.name], flush=True)
-            write_page(known)
+            known[mutation.title] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
+            print(known[mutation.title], flush=True)
+            write_page(marked, known)
     sys.exit(any("SURVIVED" in row for row in known.values()))
 
 
-def write_page(known: dict[str, str]) -> None:
-    """Write the rows that there are, by mutation, in the order of the lists, and the names of the others."""
-    rows = [known[mutation.name] for mutation in MUTATIONS if mutation.name in known]
-    missing = [mutation.name for mutation in MUTATIONS if mutation.name not in known]
+def load_environment() -> None:
+    """Import what tests import, once for all of them."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    for name in HEAVY:
+        import_module(name)
+
+
+def write_page(marked: list[Mutation], known: dict[str, str]) -> None:
+    """Write the rows that there are, by title, in the order of the mutations, and the titles of the others."""
+    rows = [known[mutation.title] for mutation in marked if mutation.title in known]
+    missing = [mutation.title for mutation in marked if mutation.title not in known]
     note = f"\nNot made yet: {'; '.join(missing)}.\n" if missing else ""
     PAGE.write_text(HEAD + "\n".join(rows) + "\n" + note)
 
@@ -74,13 +120,14 @@ def write_page(known: dict[str, str]) -> None:
 def begin(mutation: Mutation) -> str:
     """A row but for its last column."""
     before, after = (" ".join(text.split()).replace("|", "\\|") for text in (mutation.before, mutation.after))
-    return f"| {mutation.name} | `{mutation.file}` | `{before}` -> `{after}` | "
+    return f"| {mutation.title} | `{mutation.file}` | `{before}` -> `{after}` | "
 
 
-def known_rows() -> dict[str, str]:
-    """The rows of the page whose mutation is still the same."""
-    lines = PAGE.read_text().splitlines() if PAGE.exists() else []
-    return {m.name: line for m in MUTATIONS for line in lines if line.startswith(begin(m))}
+def known_rows(marked: list[Mutation]) -> dict[str, str]:
+    """The rows of the page, by title, whose mutation and test are still the same."""
+    lines = {line.split(" | ")[0][2:]: line for line in PAGE.read_text().splitlines() if line.startswith("| ")}
+    rows = {mutation: lines.get(mutation.title, "") for mutation in marked}
+    return {m.title: row for m, row in rows.items() if row.startswith((begin(m) + f"`{m.test}", begin(m) + "SURVIVED"))}
 
 
 def copy_of_sources(folder: Path) -> Path:
@@ -92,8 +139,11 @@ def copy_of_sources(folder: Path) -> Path:
 def must_pass(folder: Path, mutations: list[Mutation]) -> None:
     """A test that fails anyway would notice nothing."""
     copy_of_sources(folder)
-    for tests in sorted({mutation.tests for mutation in mutations}):
-        if failed := first_failure(folder, tests):
+    together: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for mutation in mutations:
+        together[mutation.test.partition("::")[0], mutation.cases].add(mutation.test)
+    for (_, cases), tests in together.items():
+        if failed := first_failure(folder, sorted(tests), cases):
             said = (folder / "log").read_text()
             raise SystemExit(f"{failed} fails without any mutation:\n{said[-4000:]}")
 
@@ -101,7 +151,7 @@ def must_pass(folder: Path, mutations: list[Mutation]) -> None:
 def noticed_by(place: Path, mutation: Mutation) -> str:
     """The first test that fails with the mutation."""
     apply(mutation, copy_of_sources(place))
-    found = first_failure(place, mutation.tests)
+    found = first_failure(place, [mutation.test], mutation.cases)
     shutil.rmtree(place)
     return f"`{found}`" if found else "SURVIVED"
 
@@ -111,12 +161,12 @@ def apply(mutation: Mutation, place: Path) -> None:
     path = place / PACKAGE / mutation.file
     text = path.read_text()
     if text.count(mutation.before) != 1:
-        raise SystemExit(f"{mutation.name}: {mutation.file} has not exactly one {mutation.before!r}; mend the mutation")
+        raise SystemExit(f"{mutation.title}: {mutation.file} has not exactly one {mutation.before!r}; mend the mark")
     path.write_text(text.replace(mutation.before, mutation.after))
 
 
-def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
-    """The first of `tests` that fails with the sources in `place`."""
+def first_failure(place: Path, tests: list[str], cases: str) -> str | None:
+    """The first of `tests`, or of their cases, that fails with the sources in `place`."""
     log = place / "log"
     pid = os.fork()
     if pid == 0:
@@ -130,7 +180,7 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
         signal.signal(signal.SIGALRM, end_test)  # and so does what hangs
         signal.alarm(LIMIT_S)
         keep_single_ranks_here()
-        code = pytest.main(["-x", "-rfE", *tests])
+        code = pytest.main(["-x", "-rfE", "-k", cases, *tests])
         sys.stdout.flush()
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -186,7 +236,4 @@ class Here:
 
 
 if __name__ == "__main__":
-    os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    for name in HEAVY:
-        import_module(name)
     main()

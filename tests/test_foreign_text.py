@@ -86,6 +86,12 @@ def test_a_console_that_lacks_a_character_ends_no_run(monkeypatch):
     assert console.buffer.getvalue().endswith(b"\\u6570\\u5b66\n")
 
 
+@pytest.mark.notices(
+    "an error of an environment has the line of a library",
+    "foreign_text.py",
+    " if is_of_user(Path(frame.filename))]",
+    "]",
+)
 def test_an_error_is_told_with_the_line_of_the_user_and_not_that_of_a_library():
     try:
         json.loads("{")

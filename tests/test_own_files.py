@@ -52,6 +52,12 @@ def test_every_way_of_importing_a_neighbour_is_followed(statement, tmp_path):
     assert names(tmp_path) == ["deeper.py", "helper.py", "own.py"], "in any depth, and in a circle"
 
 
+@pytest.mark.notices(
+    "relative imports of a user's package are not followed",
+    "python_source.py",
+    "[str(file.parents[level - 1])] if level else folders",
+    "folders",
+)
 def test_packages_are_followed_with_relative_imports(tmp_path):
     write(tmp_path, own="from pack.texts import clean\nimport space.inner\n", space___inner="")
     write(tmp_path, pack___first="", pack___unused="", pack___second="from .. import no\n", pack___third="")
@@ -73,6 +79,12 @@ def test_files_on_the_path_of_python_count_and_installed_ones_do_not(tmp_path, m
     assert own_files(here / "own.py") == [here / "own.py", elsewhere / "far.py"]
 
 
+@pytest.mark.notices(
+    "what a user's file imports is not a part of its digest",
+    "registry.py",
+    "return [digest(each) for each in (path, *others)]",
+    "return [digest(path)]",
+)
 def test_a_neighbour_that_is_not_python_counts_and_says_nothing(tmp_path):
     write(tmp_path, own="import broken\n", broken="def (:\n")
     assert names(tmp_path) == ["broken.py", "own.py"]
@@ -117,6 +129,12 @@ def test_a_continued_run_knows_that_a_neighbour_has_changed(tmp_path):
     assert own_code(config)[0] == before[0] and own_code(config)[1] != before[1]
 
 
+@pytest.mark.notices(
+    "reference log-probs outlive a change of the model's code",
+    "models/load.py",
+    '("*.safetensors", "*.bin", "*.py")',
+    '("*.safetensors", "*.bin")',
+)
 def test_the_code_of_a_model_is_a_part_of_its_digest(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     before = model_digest(str(tmp_path), "ref.model_name_or_path")
@@ -145,6 +163,7 @@ class Locks(dict):
         return super().setdefault(name, Watched())
 
 
+@pytest.mark.notices("a thread sees a user's file half imported", "python_source.py", "    with lock:", "    if True:")
 def test_threads_see_a_file_only_when_it_is_whole(tmp_path, monkeypatch):
     """The first thread stops in the middle of the import until all others have asked for the file."""
     monkeypatch.setattr(python_source, "LOCKS", Locks())
@@ -170,6 +189,9 @@ def test_a_file_that_fails_is_imported_anew(tmp_path):
     assert import_file(file).whole
 
 
+@pytest.mark.notices(
+    "a user's file gets the neighbour of another one", "python_source.py", "    check_neighbours(path)\n", ""
+)
 def test_neighbours_of_one_name_in_two_folders_are_not_taken_for_one_another(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     first = write(tmp_path / "a", agent="import own_utils\nX = own_utils.X\n", own_utils="X = 1\n") / "agent.py"

@@ -35,6 +35,12 @@ def names():
     return [wait.what for wait in open_waits()]
 
 
+@pytest.mark.notices(
+    "a wait stays open after an error",
+    "waits.py",
+    "    finally:\n        del _open[number]\n",
+    "    else:\n        del _open[number]\n    finally:\n",
+)
 def test_waits_are_open_while_their_blocks_last_whatever_ends_them():
     with waiting("the outer"):
         with pytest.raises(ValueError, match="x"), waiting("the inner", ["actor-0"], 60.0):
@@ -124,6 +130,24 @@ def test_a_wait_for_a_thread_ends_when_nothing_happens_and_says_where_the_thread
     end.set()
 
 
+@pytest.mark.notices(
+    "silence of any length is waited for",
+    "waits.py",
+    "if self.silent_s > _life.limit_s:",
+    "if self.silent_s > 100 * _life.limit_s:",
+)
+@pytest.mark.notices(
+    "a wait that goes on is ended",
+    "waits.py",
+    "0.0 if signs != self.signs or is_somebody_within_a_limit() else silent_s",
+    "silent_s",
+)
+@pytest.mark.notices(
+    "a wait within its own limit is no sign of life",
+    "waits.py",
+    "signs != self.signs or is_somebody_within_a_limit()",
+    "signs != self.signs",
+)
 def test_work_that_goes_on_is_waited_for(impatient):
     """With a limit of 0.1 s and a sign of life at each look, a patience of 100 looks ends nothing."""
     patience, looks = Patience("x"), range(100)
@@ -142,6 +166,18 @@ def test_work_that_goes_on_is_waited_for(impatient):
             patience.look()
 
 
+@pytest.mark.notices(
+    "who waits for a rollout does not look for failures",
+    "waits.py",
+    "                self.check()\n                found = ready()\n",
+    "                found = ready()\n",
+)
+@pytest.mark.notices(
+    "the last failure is raised instead of the first",
+    "waits.py",
+    "self.failure = self.failure or error",
+    "self.failure = error",
+)
 def test_the_first_failure_ends_every_wait_at_once():
     shared, waits = Shared(), threading.Event()
     first, second = ValueError("first"), ValueError("second")
@@ -160,6 +196,12 @@ def test_the_first_failure_ends_every_wait_at_once():
         shared.until(lambda: True, "what is there")
 
 
+@pytest.mark.notices(
+    "the line of a coroutine is that of its caller",
+    "waits.py",
+    "        found.insert(0, (frame",
+    "        found.append((frame",
+)
 def test_the_line_of_a_coroutine_is_the_innermost_of_the_user():
     async def inner():
         await asyncio.sleep(0)

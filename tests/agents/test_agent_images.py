@@ -65,6 +65,12 @@ def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **li
     return policy, run(agent.run, Task.of(prompt), session)
 
 
+@pytest.mark.notices(
+    "later requests of an episode have the images of the first one",
+    "data/trajectory.py",
+    "        self.images += images\n",
+    "",
+)
 def test_an_image_of_the_environment_is_in_the_ledger_and_in_later_requests(seeing):
     policy, found = episode(seeing, ["look", "look", "seven"])
     (ledger,) = found.ledgers
@@ -82,6 +88,12 @@ def test_an_image_of_the_environment_is_in_the_ledger_and_in_later_requests(seei
     assert found.status == "done" and found.outcome.reward == 1.0
 
 
+@pytest.mark.notices(
+    "an image too many is appended to an episode",
+    "agents/session.py",
+    "self.is_full = ids is None or has_many or",
+    "self.is_full = ids is None or",
+)
 def test_an_image_too_many_ends_the_episode_and_is_not_dropped(seeing):
     policy, found = episode(seeing, ["look", "look", "never written"], max_images=2)
     (ledger,) = found.ledgers
@@ -147,6 +159,12 @@ class Screens:
         return {"rewards": 0.0, "environment_feedback": feedback, "environment_images": self.images, "done": False}
 
 
+@pytest.mark.notices(
+    "images of OpenRLHF's feedback are dropped",
+    "agents/openrlhf.py",
+    'images=tuple(given.get("environment_images") or ()),',
+    "images=(),",
+)
 def test_images_in_the_feedback_of_an_openrlhf_environment_are_seen(seeing):
     policy, found = episode(seeing, ["look", "seven"], lambda: OpenRLHFEnvironment(Screens))
     (ledger,) = found.ledgers

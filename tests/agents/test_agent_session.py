@@ -32,6 +32,24 @@ def reply(draw: random.Random) -> str:
     return text(draw) + (f"<tool_call>{call}</tool_call>" if draw.random() < 0.5 else "")
 
 
+@pytest.mark.notices(
+    "what the model wrote is decoded and encoded again",
+    "agents/session.py",
+    "prompt_ids=ledger.ids.tolist(),",
+    "prompt_ids=tokens(self.bridge.tokenizer, self.bridge.tokenizer.decode(ledger.ids)),",
+)
+@pytest.mark.notices(
+    "what an environment says is trained on",
+    "data/trajectory.py",
+    "self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)",
+    "self._append(np.asarray(ids), MODEL, zeros(ids), -1)",
+)
+@pytest.mark.notices(
+    "every turn of an episode draws the same random numbers",
+    "agents/session.py",
+    "if self.num_turns else ()",
+    "if False else ()",
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_prompt_of_every_request_is_the_ledger_at_that_moment(tokenizer, seed, record_property):
     draw = random.Random(seed)
@@ -96,6 +114,12 @@ def ended(session, owner: int = MODEL) -> str:
     return session.bridge.tokenizer.decode(ledger.ids[ledger.owner == owner])
 
 
+@pytest.mark.notices(
+    "an answer that fills the ledger is appended",
+    "agents/session.py",
+    "len(ids) >= self.room()",
+    "len(ids) > self.room()",
+)
 def test_messages_without_room_for_another_token_are_not_appended(tokenizer):
     task = chat_task(tokenizer)
     answer = [{"role": "user", "content": "wrong"}]
@@ -188,6 +212,12 @@ def test_a_known_conversation_goes_on_in_its_ledger(tokenizer):
     assert list(policy.asked[2].prompt_ids)[: len(policy.asked[1].prompt_ids)] == list(policy.asked[1].prompt_ids)
 
 
+@pytest.mark.notices(
+    "a fork keeps turns that its history does not have",
+    "agents/session.py",
+    "return self.fork([*branch.ledger.ids[:length].tolist(), *ids]",
+    "return self.fork([*branch.ledger.ids.tolist(), *ids]",
+)
 def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_once(tokenizer):
     policy = Scripted(tokenizer, ["one", "two", "other", "summary"])
     session = open_session(tokenizer, policy, chat_task(tokenizer))
@@ -237,6 +267,12 @@ HISTORIES = {
 }
 
 
+@pytest.mark.notices(
+    "the last ledger of an episode is not that of the last turn",
+    "agents/session.py",
+    "return Episode([*others, ledger]",
+    "return Episode(self.ledgers",
+)
 @pytest.mark.parametrize("name", HISTORIES)
 def test_each_sampled_token_reaches_training_once(tokenizer, name):
     words = ["one", "two", "three", "four", "five", "six"][: len(HISTORIES[name])]
@@ -286,6 +322,12 @@ def test_a_task_has_what_the_prompt_has():
     )
 
 
+@pytest.mark.notices(
+    "a fork of a greedy episode is trained on",
+    "agents/session.py",
+    "len(self.branches) if self.num_turns else 0, first.greedy",
+    "len(self.branches) if self.num_turns else 0, False",
+)
 def test_a_fork_of_a_greedy_episode_is_greedy_so_that_it_is_not_trained_on(tokenizer):
     session = open_session(tokenizer, Scripted(tokenizer, ["a", "b"]), chat_task(tokenizer))
     session.open.ledger.greedy = True

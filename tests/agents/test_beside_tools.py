@@ -73,6 +73,18 @@ def play(tokenizer, file: Path, replies, text: str = GAME, **flags):
     return episode, [text.partition("<|im_end|>")[0] for text in said if text.startswith(("tool\n", "user\n"))][1:]
 
 
+@pytest.mark.notices(
+    "an environment gets the calls of the tools beside it",
+    "agents/tools.py",
+    "if call.name not in self.own)",
+    "if call.name is None)",
+)
+@pytest.mark.notices(
+    "an environment beside tools does not get the calls of its own",
+    "agents/tools.py",
+    "        if not rest:\n            return answered",
+    "        if rest:\n            return answered",
+)
 def test_calls_of_the_tools_are_answered_by_them_and_all_else_by_the_environment(tokenizer, tmp_path):
     replies = [
         called("double", number=4),

@@ -63,6 +63,18 @@ def played(config, tokenizer, datasource, replies, allowed=None):
     return done, tokenizer.decode(done.ids[len(prompt.ids) :])
 
 
+@pytest.mark.notices(
+    "all rows have the agent of agent.kind",
+    "agents/episodes.py",
+    "self.named.get(task.datasource, self.others)",
+    "self.others",
+)
+@pytest.mark.notices(
+    "an agent of some datasets has the number of turns of the others",
+    "config/agent.py",
+    "max_turns=source.max_turns or config.max_turns",
+    "max_turns=config.max_turns",
+)
 def test_each_row_has_the_agent_of_its_datasource(config, tokenizer):
     for datasource in ("chat", "essays"):
         done, said = played(config, tokenizer, datasource, ["5"])
@@ -77,6 +89,12 @@ def test_each_row_has_the_agent_of_its_datasource(config, tokenizer):
         assert said.count("and then?") == 2 and done.extra["agent/turns"] == 3
 
 
+@pytest.mark.notices(
+    "allowed calls do not hold for the agents of some datasets",
+    "agents/episodes.py",
+    "datasource: agent.limited(max_turns) for",
+    "datasource: agent for",
+)
 def test_a_limit_of_turns_holds_for_each_agent(config, tokenizer):
     assert played(config, tokenizer, "doubts", ["a"], allowed=1)[0].extra["agent/turns"] == 1
     assert played(config, tokenizer, "others", ["a"], allowed=1)[0].extra["agent/turns"] == 1

@@ -46,6 +46,12 @@ def play(tokenizer, file, replies, label, text=False, max_turns=5, **limits):
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>", "]")
 
 
+@pytest.mark.notices(
+    "the feedback of an environment of OpenRLHF is not shown to the model",
+    "agents/openrlhf.py",
+    "text=feedback or None,",
+    'text="\\n" if feedback else None,',
+)
 def test_an_agent_file_of_openrlhf(tokenizer, written):
     episode, said = play(tokenizer, written(FILES["openrlhf"]), ["a", "b", "4"], "4", text=True)
     assert said.endswith("a]\n\nHuman: no\nAssistant: b]\n\nHuman: no\nAssistant: 4]")
@@ -71,6 +77,12 @@ class Environment:
 """
 
 
+@pytest.mark.notices(
+    "an environment without a session reads no special tokens and says nothing",
+    "agents/openrlhf.py",
+    "        if self.session is None:\n",
+    "        if False:\n",
+)
 @pytest.mark.parametrize(
     ("form", "resets", "problem"),
     [
@@ -91,6 +103,18 @@ def test_an_environment_inside_of_another_one_says_what_the_other_leaves_out(
     assert str(inner) in episode.outcome.reason and problem in episode.outcome.reason
 
 
+@pytest.mark.notices(
+    "an environment of OpenRLHF samples by settings of its own, and nobody says so",
+    "agents/openrlhf.py",
+    "if wanted != own and (wanted or own):",
+    "if False:",
+)
+@pytest.mark.notices(
+    "only a changed object that OpenRLHF's environment returns is noticed",
+    "agents/openrlhf.py",
+    "        check_sampling(shown, kept)\n",
+    "",
+)
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -128,6 +152,18 @@ class AgentInstance:
 """
 
 
+@pytest.mark.notices(
+    "the observation of OpenRLHF loses what the model wrote",
+    "agents/openrlhf.py",
+    "self.observed += action + feedback",
+    "self.observed += feedback",
+)
+@pytest.mark.notices(
+    "the action of OpenRLHF has no special tokens",
+    "agents/openrlhf.py",
+    "action = str(self.session.bridge.tokenizer.decode(turn.ids))",
+    "action = turn.text",
+)
 def test_openrlhf_shows_all_that_was_said_with_special_tokens_and_awaits_the_constructor(tokenizer, written):
     episode, said = play(tokenizer, written(SEEN), ["a", "b", "c"], "4", text=True)
     assert said == "SYSTEM a questiona] FEEDBACK b] FEEDBACK c]" and episode.outcome == Scored(0.5, 1.5, {})
@@ -196,6 +232,12 @@ ENDS = {
 }
 
 
+@pytest.mark.notices(
+    "an environment of TRL is asked for its reward only when the model ends the episode",
+    "agents/environment.py",
+    "last += await self.last_words(environment, session, progress)",
+    'last += await self.last_words(environment, session, progress) if status == "done" else 0.0',
+)
 @pytest.mark.parametrize("end", ENDS)
 def test_an_environment_of_trl_is_asked_for_its_reward_once_however_the_episode_ends(tokenizer, written, end):
     more, limits, status = ENDS[end]

@@ -100,6 +100,12 @@ def trained(ledgers) -> list[float]:
     return sorted(batch.engine_log_probs[batch.mask.bool()].tolist())
 
 
+@pytest.mark.notices(
+    "an answer has the log-probs of other tokens",
+    "agents/endpoint.py",
+    "branch.ledger.engine_log_probs[-len(turn.ids) :].tolist()",
+    "branch.ledger.engine_log_probs[: len(turn.ids)].tolist()",
+)
 def test_a_conversation_is_one_ledger_and_its_tokens_are_those_of_the_engine(play, tokenizer):
     answers = []
 
@@ -291,6 +297,12 @@ def test_sub_agents_at_the_same_time_are_trained_on_once(play, tokenizer):
     assert len({tuple(ledger.ids.tolist()) for ledger in ledgers}) == 5
 
 
+@pytest.mark.notices(
+    "a request that is sent again is a sample of its own",
+    "agents/endpoint.py",
+    "if is_retry and (before := self.asked.get(key)):",
+    "if False and (before := self.asked.get(key)):",
+)
 def test_a_request_that_is_sent_again_gets_the_same_answer(play, tokenizer):
     seen = []
 
@@ -360,6 +372,12 @@ def test_a_retry_joins_the_request_that_is_under_way(play, tokenizer):
     assert seen == ["answer 1"] and len(model.asked) == 1 and len(ledger.turns) == 1
 
 
+@pytest.mark.notices(
+    "turns that the program did not use are trained on",
+    "agents/endpoint.py",
+    "            self.session.forget(orphan.branch, orphan.end)\n",
+    "",
+)
 def test_equal_requests_are_samples_and_those_that_are_not_used_are_not_trained_on(play, tokenizer):
     def run_agent(task, base_url, api_key):
         tries = [ask(base_url, api_key, task.messages).json()["choices"][0]["message"] for _ in range(3)]
@@ -410,6 +428,24 @@ def status_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["message"]
 
 
+@pytest.mark.notices(
+    "a program may sample at a temperature of its own",
+    "agents/chat.py",
+    "if value != own[name] and not",
+    "if False and not",
+)
+@pytest.mark.notices(
+    "tools of any size are shown to the model",
+    "agents/chat.py",
+    "if (count := len(json.dumps(given))) > MAX_TOOLS:",
+    "if (count := len(json.dumps(given))) < 0:",
+)
+@pytest.mark.notices(
+    "half a surrogate pair in a call reaches the tokenizer",
+    "agents/chat.py",
+    "    check_characters(arguments, where)\n",
+    "",
+)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -446,6 +482,18 @@ def test_what_does_nothing_may_be_in_a_request():
     assert (request.stop, request.max_tokens, request.streams) == (("x",), None, False)
 
 
+@pytest.mark.notices(
+    "a session answers whoever has no key of it",
+    "serving/chat_server.py",
+    'if not hmac.compare_digest(given, f"Bearer {chat.key}".encode()):',
+    "if False:",
+)
+@pytest.mark.notices(
+    "all episodes have the same URL",
+    "agents/endpoint.py",
+    "self.id, self.key = secrets.token_hex(8),",
+    'self.id, self.key = 16 * "0",',
+)
 def test_errors_reach_the_client_as_those_of_openai(play):
     import openai
 
@@ -472,6 +520,24 @@ def head(api_key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
+@pytest.mark.notices(
+    "a body of any size is read",
+    "serving/chat_server.py",
+    "read_request(parsed(await body_of(request, MAX_BYTES)), ",
+    "read_request(parsed(await body_of(request, MAX_BYTES << 10)), ",
+)
+@pytest.mark.notices(
+    "a conversation that is far too long is tokenised",
+    "agents/endpoint.py",
+    "if count > self.max_characters:",
+    "if False:",
+)
+@pytest.mark.notices(
+    "messages without text and calls may be endless",
+    "agents/endpoint.py",
+    'return 1 + len(str(message["content"])) + sum(map(len, map(repr, calls)))',
+    'return len(str(message["content"]))',
+)
 def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
     found = []
 
@@ -491,6 +557,12 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
     assert found == [("context_length_exceeded", is_seen) for is_seen in (True, True, True, False)]
 
 
+@pytest.mark.notices(
+    "a client that sends slowly keeps its connection",
+    "serving/http_server.py",
+    "self.loop.call_later(READ_S, self.end)",
+    "self.loop.call_later(READ_S * 1000, self.end)",
+)
 def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenizer, monkeypatch):
     monkeypatch.setattr(http_server, "READ_S", 5.0)  # of uvicorn's own loop, whose clock cannot be put forward
     found = []
@@ -507,6 +579,9 @@ def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenize
     assert found == [200, b""]
 
 
+@pytest.mark.notices(
+    "an episode that is over gets further turns", "agents/endpoint.py", "            self.sessions.close(chat)\n", ""
+)
 def test_64_sessions_at_the_same_time_keep_their_conversations_apart(tokenizer, server):
     def run_agent(task, base_url, api_key):
         messages = [user(f"number {task.label}")]
@@ -532,6 +607,12 @@ def test_64_sessions_at_the_same_time_keep_their_conversations_apart(tokenizer, 
     assert not server.sessions
 
 
+@pytest.mark.notices(
+    "a reward that comes over HTTP is lost",
+    "agents/endpoint.py",
+    "outcome = chat.report if returned is None",
+    "outcome = None if returned is None",
+)
 def test_a_result_may_come_over_http(play, tokenizer):
     found = []
 
@@ -588,6 +669,12 @@ def test_an_error_of_the_program_is_a_failure_and_no_reward_is_one_where_nobody_
     assert isinstance(episode.outcome, RewardFailure) and "no reward" in episode.outcome.reason
 
 
+@pytest.mark.notices(
+    "a reward without a turn of the model counts",
+    "agents/endpoint.py",
+    "and not chat.session.num_turns and",
+    "and chat.session.num_turns < 0 and",
+)
 def test_a_reward_without_a_turn_is_a_failure_and_not_a_silent_run_that_learns_nothing(play, tokenizer):
     def elsewhere(task, base_url, api_key):
         return 1.0
@@ -607,6 +694,12 @@ def test_a_reward_without_a_turn_is_a_failure_and_not_a_silent_run_that_learns_n
         )
 
 
+@pytest.mark.notices(
+    "a program that a limit ended ends the run",
+    "agents/endpoint.py",
+    "outcome = Scored(0.0, 0.0) if self.must_score else None",
+    "outcome = outcome if self.must_score else None",
+)
 @pytest.mark.parametrize(("more", "status"), [({"max_turns": 2}, "turns"), ({"max_len": 60}, "truncated")])
 def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more, status):
     """Where reward sources score it. One that catches the error may go on, for example with a shorter history."""
@@ -659,6 +752,12 @@ def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(pla
     assert late.result(300) == 404
 
 
+@pytest.mark.notices(
+    "a failure of the engines is one of the program",
+    "agents/endpoint.py",
+    "            if chat.failed.done():\n                raise\n",
+    "",
+)
 def test_a_failure_of_the_engines_ends_the_run(play, tokenizer):
     class Broken(Exception):
         pass
@@ -670,6 +769,12 @@ def test_a_failure_of_the_engines_ends_the_run(play, tokenizer):
         play(lambda task, base_url, api_key: ask(base_url, api_key, task.messages), Model(tokenizer, reply))
 
 
+@pytest.mark.notices(
+    "a program names as many metrics as it likes",
+    "agents/endpoint.py",
+    '    check_names("the program", name, given)\n',
+    "",
+)
 @pytest.mark.parametrize("names", [["a\x1b[2J"], ["n" * 101], [""], [f"m{n}" for n in range(257)]])
 @pytest.mark.parametrize("place", ["metrics", "reward"])
 def test_names_of_metrics_are_few_short_and_visible(names, place):

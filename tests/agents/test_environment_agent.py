@@ -60,6 +60,13 @@ def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
     assert episode.extra == {"found": 1.0, **counts}
 
 
+@pytest.mark.notices(
+    "the reward of the last step counts twice",
+    "agents/environment.py",
+    "            if status := self.ended(turn, step, session):",
+    "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
+    "            if status := self.ended(turn, step, session):",
+)
 def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
     episode = play(tokenizer, ["3", "9", "4", "5"])
     ledger = episode.ledgers[0]
@@ -127,6 +134,9 @@ def test_the_last_turn_is_scored_and_not_answered(tokenizer):
     assert episode.status == "turns" and tokenizer.decode(episode.ledgers[0].ids).endswith("\n4<|im_end|>")
 
 
+@pytest.mark.notices(
+    "the conversation goes on behind a turn that was cut off", "agents/environment.py", "if turn.is_cut:", "if False:"
+)
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer, as_text):
     class InText(Guess):
@@ -171,6 +181,12 @@ def test_an_environment_that_knows_its_reward_at_the_end_gives_it_however_the_ep
     assert (episode.status, episode.outcome) == (status, Scored(0.25, 0.5, {"asked": 1.0}))
 
 
+@pytest.mark.notices(
+    "an episode that a limit ended without a reward ends the run",
+    "agents/environment.py",
+    'if status != "done":',
+    'if status == "nothing":',
+)
 def test_an_environment_that_has_paid_nothing_until_a_limit_ended_the_episode_has_paid_nothing(tokenizer):
     class PaysWhenDone(PaysAtTheEnd):
         last_step = None
@@ -205,6 +221,15 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
     assert episode.status == "error" and Guess.closed == before + (broken != "make")
 
 
+@pytest.mark.notices(
+    "an environment may return anything", "agents/environment.py", "if not isinstance(answer, wanted):", "if False:"
+)
+@pytest.mark.notices(
+    "the fields of what an environment returns may be anything",
+    "agents/environment.py",
+    "what in wrong_fields(answer):",
+    "what in ():",
+)
 @pytest.mark.parametrize(
     ("method", "answer", "reason"),
     [
@@ -240,6 +265,12 @@ def test_a_reward_that_is_not_finite_is_an_error(tokenizer, reward):
     assert "reward" in play(tokenizer, ["3"], Wrong).outcome.reason
 
 
+@pytest.mark.notices(
+    "a dead engine is an error of the environment",
+    "agents/environment.py",
+    "            turn = await session.reply()",
+    "            turn = await self.ask(session.reply)",
+)
 def test_an_error_of_the_policy_is_raised(tokenizer):
     class Broken(Scripted):
         async def generate(self, request):
@@ -250,6 +281,12 @@ def test_an_error_of_the_policy_is_raised(tokenizer):
         run(EnvironmentAgent(Guess, 5, 600.0).run, chat_task(tokenizer, label="5"), session)
 
 
+@pytest.mark.notices(
+    "a wait for an environment has no deadline of its own",
+    "agents/environment.py",
+    "asyncio.timeout(limit_s) as deadline",
+    "asyncio.timeout(None) as deadline",
+)
 def test_a_wait_has_a_deadline(tokenizer, clock):
     stuck = threading.Event()
 

@@ -65,6 +65,13 @@ def over_http(application):
             thread.join()
 
 
+@pytest.mark.notices("an error of an MCP tool is its answer", "agents/mcp_tools.py", "if result.is_error:", "if False:")
+@pytest.mark.notices(
+    "the URL of an MCP server is run as a command",
+    "agents/mcp_tools.py",
+    'server.startswith(("http://", "https://"))',
+    'server.startswith("https://")',
+)
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_tools_of_servers_over_standard_input_over_http_and_in_this_process(is_shared):
     check_mcp(*run(ask, McpServer(STDIO, is_shared)))
@@ -94,6 +101,24 @@ def totals(tokenizer, address: str, episodes: int = 3, **flags):
     return [[int(number) for number in re.findall(r"<\|im_start\|>tool\n(\d+)", each)] for each in said]
 
 
+@pytest.mark.notices(
+    "each call has an MCP connection of its own",
+    "agents/mcp_tools.py",
+    "if self.connection is None or self.connection.is_over:",
+    "if True:",
+)
+@pytest.mark.notices(
+    "all episodes of a process share a session with an MCP server",
+    "agents/mcp_tools.py",
+    "        return self.shared or McpSession(self.server, self.schemas)\n",
+    "        self.shared = self.shared or McpSession(self.server, self.schemas)\n        return self.shared\n",
+)
+@pytest.mark.notices(
+    "sessions with an MCP server over HTTP are none",
+    "agents/mcp_tools.py",
+    'self.mode = "auto" if is_shared else "legacy"',
+    'self.mode = "auto"',
+)
 def test_what_a_server_keeps_of_an_episode_never_reaches_another(tokenizer):
     assert totals(tokenizer, COUNTING) == [[1, 2, 3]] * 3
     with over_http(counting) as url:
@@ -121,6 +146,12 @@ def test_a_server_starts_with_the_first_call_of_an_episode(tokenizer, tmp_path):
     assert starts.read_text() == "xx", "one to ask for the tools, one for the episode that called one"
 
 
+@pytest.mark.notices(
+    "what an MCP server wrote before it died is not told",
+    "agents/mcp_tools.py",
+    "self.said = (self.said + text)[-TAIL:]",
+    "self.said = self.said[-TAIL:]",
+)
 def test_what_a_server_wrote_before_it_died_is_the_reason_of_the_failure(tokenizer, tmp_path):
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
     config = AgentConfig(kind="tools", tools=[f"mcp:{sys.executable} {tmp_path / 'broken.py'}"], timeout_s=600.0)
@@ -135,6 +166,12 @@ def test_a_server_that_does_not_start_is_a_failure():
         run(McpServer("/nonexistent").schemas)
 
 
+@pytest.mark.notices(
+    "an MCP server that did not start is never tried again",
+    "agents/mcp_tools.py",
+    "if self.listing is None or (self.listing.done() and failed(self.listing)):",
+    "if self.listing is None:",
+)
 def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
     file = tmp_path / "server.py"
     tools = McpServer(f"{sys.executable} {file}")
@@ -148,6 +185,12 @@ def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
     check_mcp(*run(twice))
 
 
+@pytest.mark.notices(
+    "an MCP server that died is never started again",
+    "agents/mcp_tools.py",
+    "                await self.ended(connection)\n",
+    "",
+)
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_server_that_died_of_a_call_is_started_again_with_the_next(is_shared):
     async def both():

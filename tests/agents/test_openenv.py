@@ -33,6 +33,12 @@ def play(tokenizer, url, replies, text=False, **flags):
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>\n", "]")
 
 
+@pytest.mark.notices(
+    "an environment server does not learn that an episode is over",
+    "agents/openenv.py",
+    '            await self.socket.send(json.dumps({"type": "close"}))\n',
+    "",
+)
 def test_an_episode_is_a_session_of_messages(tokenizer, server):
     episode, said = play(tokenizer, server.url, ["3", "9", "5"])
     assert said == (
@@ -52,6 +58,18 @@ def test_without_a_chat_template_observations_are_raw_text(tokenizer, server):
     assert episode.outcome.reward == 1
 
 
+@pytest.mark.notices(
+    "an action that a server refuses is a failure of the episode",
+    "agents/openenv.py",
+    'if kind == "step" and found.get("code") == WRONG_ACTION:',
+    "if False:",
+)
+@pytest.mark.notices(
+    "the model does not see what is wrong with an action that a server refuses",
+    "agents/openenv.py",
+    'listed = data.get("errors") or []',
+    "listed = list[dict[str, Any]]()",
+)
 def test_a_turn_may_be_the_whole_action_and_one_that_is_refused_is_answered(tokenizer, server):
     replies = ["no", "[1]", '{"text": "5"}', '{"message": "5"}']
     episode, said = play(tokenizer, server.url, replies, action_key=None)
@@ -74,6 +92,12 @@ def test_an_error_of_the_server_is_the_outcome(tokenizer, server):
     assert isinstance(gone.outcome, RewardFailure) and "refused" in gone.outcome.reason.lower()
 
 
+@pytest.mark.notices(
+    "what an environment server says before it closes a connection is lost",
+    "agents/openenv.py",
+    "with suppress(ConnectionClosed):",
+    "with suppress(TimeoutError):",
+)
 def test_a_server_that_takes_no_more_sessions_is_quoted():
     full = OpenEnvServer(is_full=True)
 

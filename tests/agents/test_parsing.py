@@ -51,6 +51,12 @@ def test_calls_between_tags(tokenizer):
     assert read(tokenizer, f"<think><tool_call>{CALL}</tool_call></think>no", "hermes").calls == ()
 
 
+@pytest.mark.notices(
+    "a call that cannot be read is text",
+    "agents/parsing.py",
+    're.compile(r"<tool_call>(.*?)(?:</tool_call>|\\Z)", re.DOTALL)',
+    're.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)',
+)
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -68,6 +74,12 @@ def test_a_call_that_cannot_be_read_is_a_call_with_a_problem(tokenizer, body, pr
         assert turn.content == "" and problem in turn.calls[0].problem
 
 
+@pytest.mark.notices(
+    "a call in a turn that was cut off is whole",
+    "agents/parsing.py",
+    "CUT_OFF if is_cut else call.problem",
+    "call.problem",
+)
 def test_a_call_in_a_turn_that_was_cut_off_is_never_whole(tokenizer):
     turn = read(tokenizer, f"<tool_call>{CALL}</tool_call>", "hermes", finish="length")
     assert turn.is_cut and calls(turn) == [("call00001", "add", {"a": 1}, CUT_OFF)]

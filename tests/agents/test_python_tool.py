@@ -70,6 +70,12 @@ def test_an_episode_without_code_counts_no_calls(tokenizer, sessions):
     assert episode.extra["agent/python_calls"] == 0.0 and episode.status == "done"
 
 
+@pytest.mark.notices(
+    "a block of code that is not closed runs",
+    "agents/python_tool.py",
+    "if rest.is_cut or not closed:",
+    "if rest.is_cut:",
+)
 def test_a_block_that_is_not_closed_does_not_run(tokenizer, sessions):
     for reply, status in ((("```python\nprint(1)", "length"), "truncated"), ("```python\nprint(1)", "done")):
         text, finish = reply if isinstance(reply, tuple) else (reply, "stop")

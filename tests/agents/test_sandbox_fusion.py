@@ -65,6 +65,12 @@ def test_a_server_that_is_busy_is_asked_again(serve):
     assert run(RemotePython(server.url, 64).run_async, "print(4)", 7.0) == CallResult("4")
 
 
+@pytest.mark.notices(
+    "a busy server of Python is not asked when it says",
+    "agents/sandbox_fusion.py",
+    'response.headers.get("Retry-After")',
+    "None",
+)
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [((200, {"status": "SandboxError", "message": "no sandbox"}), "no sandbox"), ((503, {}), "HTTP 503")],
@@ -79,6 +85,18 @@ def test_a_server_that_stays_busy_says_when_it_is_asked_again_and_is_given_up(se
 DEEP = b"[" * 100_000
 
 
+@pytest.mark.notices(
+    "the answer of a sandbox server may have any size",
+    "agents/sandbox_fusion.py",
+    "read_body(response, MAX_BODY_BYTES + 1, whole=False)",
+    "response.aread()",
+)
+@pytest.mark.notices(
+    "a sandbox server's answer is taken for one of the protocol",
+    "agents/sandbox_fusion.py",
+    "if not isinstance(ran, dict):",
+    "if False:",
+)
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -139,6 +157,12 @@ def slow_server():
         thread.join(10)
 
 
+@pytest.mark.notices(
+    "each piece of a sandbox server's answer has its own deadline",
+    "agents/sandbox_fusion.py",
+    "asyncio.timeout(client.timeout.read)",
+    "asyncio.timeout(None)",
+)
 def test_an_answer_has_a_deadline_as_a_whole(serve, monkeypatch):
     """Each byte comes in time."""
     monkeypatch.setattr(sandbox_fusion, "MARGIN_S", 0.5)

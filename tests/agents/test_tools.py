@@ -96,6 +96,12 @@ def test_calls_are_answered_until_a_turn_has_none(tokenizer):
     assert counts == wanted
 
 
+@pytest.mark.notices(
+    "a call with a problem is executed",
+    "agents/tools.py",
+    "            if call.problem is not None:\n                raise ToolError(call.problem)\n",
+    "",
+)
 def test_what_is_wrong_with_a_call_is_its_answer(tokenizer, clock):
     replies = [
         call("sub", a=1) + "<tool_call>{a}</tool_call>" + call("add", a=1, c=2) + call("wait", seconds=1000),
@@ -108,6 +114,12 @@ def test_what_is_wrong_with_a_call_is_its_answer(tokenizer, clock):
     assert (episode.extra["agent/tool_errors"], episode.extra["agent/malformed_calls"]) == (4.0, 1.0)
 
 
+@pytest.mark.notices(
+    "the last one of two tools with the same name answers all calls",
+    "agents/tools.py",
+    "if name in self.owners:",
+    "if False:",
+)
 @pytest.mark.parametrize("tools", [[[add, add]], [[add], [wait, add]]])
 def test_two_tools_of_one_name_end_the_episode_at_its_start(tokenizer, tools):
     CALLED.clear()
@@ -139,6 +151,12 @@ def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
     assert tools.known[0]["function"]["name"] == "add"
 
 
+@pytest.mark.notices(
+    "all answers of a turn carry the id of one call",
+    "agents/tools.py",
+    "answers = [answer_to(call, await self.answer(call)) for call in turn.calls]",
+    "answers = [answer_to(turn.calls[0], await self.answer(call)) for call in turn.calls]",
+)
 def test_each_answer_of_a_turn_has_the_id_of_its_call():
     environment = ToolEnvironment([FunctionTools([add])], 300.0)
     calls = (ToolCall("first", "add", {"a": 1}), ToolCall("second", "add", {"a": 5}))

@@ -89,6 +89,22 @@ def assert_same(one: Credit, other: Credit) -> None:
 # By hand
 
 
+@pytest.mark.notices(
+    "whitening leaves the mean where it is",
+    "algo/advantage.py",
+    "    centred = advantages - advantages.mean()",
+    "    centred = advantages - 0 * advantages.mean()",
+)
+@pytest.mark.notices("GAE forgets lambda", "algo/advantage.py", "config.gamma * config.lambd)", "config.gamma)")
+@pytest.mark.notices(
+    "the reward stands at the first token of the row",
+    "algo/advantage.py",
+    "lengths.cumsum(0)[lengths > 0] - 1",
+    "(lengths.cumsum(0) - lengths)[lengths > 0]",
+)
+@pytest.mark.notices(
+    "rewards to go are not discounted", "algo/advantage.py", "        sums *= decay\n", "        sums *= 1\n"
+)
 def test_gae_by_hand():
     given = inputs([1.0], [3], values=[0.5, 0.25, 0.75])
     credit = run("gae", given, gamma=0.9, lambd=0.5, no_std_norm=True)
@@ -100,6 +116,12 @@ def test_gae_by_hand():
     torch.testing.assert_close(credit.returns, raw + given.values)
 
 
+@pytest.mark.notices(
+    "GAE bootstraps from the next row",
+    "algo/advantage.py",
+    "    result[last_tokens(lengths)] = 0",
+    "    result[-1:] = 0",
+)
 def test_the_value_behind_a_row_is_0_and_not_that_of_the_next_row():
     """Deltas 0.9 x 4 - 2, 1 - 4 and 3 - 8; with lambda 0 returns are deltas + values."""
     credit = run("gae", inputs([1.0, 3.0], [2, 1], values=[2.0, 4.0, 8.0]), gamma=0.9, lambd=0.0)
@@ -119,12 +141,30 @@ def test_reinforce_baseline_by_hand():
     assert credit.advantages.tolist() == [0.5, -0.5, 0.0] and credit.returns.tolist() == [0.5, -0.5, 0.0]
 
 
+@pytest.mark.notices(
+    "the baseline is that of all groups together",
+    "algo/advantage.py",
+    "sum_by(inputs.groups, torch.where",
+    "sum_by(torch.zeros_like(inputs.groups), torch.where",
+)
+@pytest.mark.notices(
+    "leave-one-out leaves nothing out",
+    "algo/advantage.py",
+    "group_sum(rewards, inputs) - rewards  # [B] sum over the other episodes",
+    "group_sum(rewards, inputs)",
+)
 def test_rloo_by_hand():
     credit = run("rloo", inputs([1.0, 0.0, 0.0, 4.0, 2.0], [2] * 5, groups=[3, 3, 3, 1, 1]))
     assert credit.advantages[::2].tolist() == pytest.approx([1.0, -0.5, -0.5, 2.0, -2.0])
     assert torch.equal(credit.advantages[::2], credit.advantages[1::2])
 
 
+@pytest.mark.notices(
+    "the deviation of a group is the biased one",
+    "algo/advantage.py",
+    "group_sum(centred.square(), inputs) / (group_sizes(inputs) - 1).clamp(min=1)",
+    "group_sum(centred.square(), inputs) / group_sizes(inputs).clamp(min=1)",
+)
 def test_group_norm_by_hand():
     credit = run("group_norm", inputs([1.0, 0.0, 0.0, 1.0, 5.0, 5.0], [1] * 6, groups=[0, 0, 0, 0, 1, 1]))
     deviation = (4 * 0.25 / 3) ** 0.5
@@ -283,6 +323,12 @@ def test_flash_reinforce_compares_with_the_mean_of_the_whole_rollout():
     assert run("flash_reinforce", given).advantages.tolist() == [0, 0, 2, -2, -2]
 
 
+@pytest.mark.notices(
+    "OPO's baseline forgets lengths",
+    "algo/advantage.py",
+    "    lengths = episode_sum(inputs.lengths, inputs)  # [B]",
+    "    lengths = torch.ones_like(inputs.lengths)  # [B]",
+)
 def test_opo_weighs_the_baseline_by_model_tokens():
     """(3 x 1 + 1 x 3) / 4 = 1.5: an empty row is no sample."""
     given = inputs([3.0, 1.0, 7.0], [1, 3, 0])
@@ -294,6 +340,9 @@ def test_opo_with_equal_lengths_is_dr_grpo():
     assert_same(run("opo", given), run("dr_grpo", given))
 
 
+@pytest.mark.notices(
+    "ReMax has no baseline", "algo/advantage.py", "whole_rewards(inputs) - inputs.greedy)", "whole_rewards(inputs))"
+)
 def test_remax_compares_with_the_greedy_response():
     given = inputs([3.0, 1.0], [2, 1], greedy=[2.0, 2.0], kl_penalty=[0.1, 0.2, 0])
     assert run("remax", given).advantages.tolist() == pytest.approx([0.7, 0.8, -1])
@@ -306,6 +355,13 @@ def turns(**further) -> CreditInput:
     return inputs([4.0, 3.0], [4, 2], turn_rewards=[0, 1.0, 0, 2.0, 0, 0], **further)
 
 
+@pytest.mark.notices(
+    "rewards of turns wait for the end of the response",
+    "algo/advantage.py",
+    "    rewards = with_outcomes(inputs, inputs.rewards)\n"
+    "    return rewards if inputs.turn_rewards is None else rewards + inputs.turn_rewards",
+    "    return with_outcomes(inputs, whole_rewards(inputs))",
+)
 def test_reinforce_discounts_rewards_of_turns_from_where_they_stand():
     """2 + 4 = 6 at the last token; 3; 1 + 1.5 = 2.5; 1.25. The other row: 3; 1.5."""
     credit = run("reinforce", turns(), gamma=0.5, no_std_norm=True)
@@ -323,6 +379,12 @@ def test_gae_has_rewards_of_turns_where_they_stand():
     assert credit.returns[:4].tolist() == [0.25 * second + 1, second + 2, third + 4, -2 + 8]
 
 
+@pytest.mark.notices(
+    "baselines compare rewards without those of turns",
+    "algo/advantage.py",
+    "inputs.rewards.double() + episode_sum(",
+    "inputs.rewards.double() + 0 * episode_sum(",
+)
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
@@ -357,6 +419,12 @@ def test_turns_that_earn_nothing_change_no_bit(name):
 # Episodes of several rows
 
 
+@pytest.mark.notices(
+    "baselines count every row of an episode",
+    "algo/advantage.py",
+    "    return rows == first[index]",
+    "    return written",
+)
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
@@ -436,6 +504,12 @@ def test_an_own_estimator_that_returns_another_shape_is_told_so(tmp_path):
         run(f"{file}:padded", inputs([1.0], [3]))
 
 
+@pytest.mark.notices(
+    "the lower bound of advantages holds above as well",
+    "algo/advantage.py",
+    "    return advantages.clamp(low, high)",
+    "    return advantages.clamp(low, -low)",
+)
 def test_clipped_advantages_keep_their_signs_and_their_order():
     given = torch.tensor([-7.0, -1.5, -0.25, 0.0, 0.5, 1.25, 9.0], dtype=float64)
     assert clip_advantages(given, [-1.5, 1.0]).tolist() == [-1.5, -1.5, -0.25, 0, 0.5, 1, 1]

@@ -71,6 +71,9 @@ def unbiased(estimator: str) -> KLConfig:
     return KLConfig(use_loss=True, estimator=estimator, unbiased_gradient=True)
 
 
+@pytest.mark.notices(
+    "the KL ignores the correction", "rl/objectives.py", "mask, self.kl_coef, batch.correction)", "mask, self.kl_coef)"
+)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_every_term_is_exact_on_stale_samples(estimator):
     """The policy has moved from p to pi within the update, and the engine sampled from q."""
@@ -92,6 +95,12 @@ def test_without_a_correction_samples_of_the_policy_itself_are_exact_and_stale_o
     assert (found["entropy"] - exact("entropy")).norm() <= 1e-12, "no sampled token enters it"
 
 
+@pytest.mark.notices(
+    "the entropy has the weight of the sampled token",
+    "losses/policy.py",
+    "torch.where(correction > 0, entropy, 0)",
+    "entropy * correction",
+)
 def test_what_a_correction_drops_has_no_gradient_in_any_term():
     icepop = AdvantageConfig(is_correction_level="token", is_correction_mode="mask", is_correction_threshold=[0.8, 1.3])
     batch = rows(icepop, OLD)

@@ -15,6 +15,12 @@ LOG_RATIOS = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)
 ZERO = torch.zeros(5, dtype=torch.float64)
 
 
+@pytest.mark.notices(
+    "KL is measured from the reference to the policy",
+    "algo/kl.py",
+    "(log_probs - reference_log_probs)\n    if not",
+    "(reference_log_probs - log_probs)\n    if not",
+)
 def test_estimators_by_hand():
     assert estimate_kl(LOG_RATIOS, ZERO, "k1").tolist() == pytest.approx([-2, -0.1, 0, 0.1, 2])
     assert estimate_kl(LOG_RATIOS, ZERO, "k2").tolist() == pytest.approx([2, 0.005, 0, 0.005, 2])
@@ -93,6 +99,12 @@ def test_a_fixed_controller_never_moves_and_takes_its_value_from_the_flags():
     assert controller.coef == 0.3 and controller.state_dict() == {}
 
 
+@pytest.mark.notices(
+    "a KL above its target lowers the penalty",
+    "algo/kl.py",
+    "        self.coef *= 1 + error",
+    "        self.coef *= 1 - error",
+)
 def test_the_adaptive_controller_by_hand():
     controller = AdaptiveKL(0.1, target=0.5, horizon=1000)
     controller.update(0.55, 100)  # e = 0.1

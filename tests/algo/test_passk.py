@@ -31,6 +31,9 @@ def test_more_samples_wanted_than_drawn_is_refused():
         pass_at_k(4, 1, 5)
 
 
+@pytest.mark.notices(
+    "the standard error is the deviation", "algo/scores.py", "math.sqrt(variance / count)", "math.sqrt(variance)"
+)
 def test_standard_error_is_between_prompts():
     estimate = over_prompts([0.0, 0.5, 1.0, 0.5])
     assert estimate.mean == 0.5

@@ -43,6 +43,27 @@ def advantages(estimator: str, ways: list[list[float]], scale: float) -> torch.T
     return batch.advantages
 
 
+@pytest.mark.notices(
+    "baselines do not know rewards of turns", "algo/advantage.py", "return inputs.totals\n", "return inputs.rewards\n"
+)
+@pytest.mark.notices(
+    "rounding inside a group is a difference",
+    "algo/advantage.py",
+    "spread <= ROUNDING * largest",
+    "spread < 0 * largest",
+)
+@pytest.mark.notices(
+    "whole rewards are those without the turns",
+    "rl/credit.py",
+    "                totals=rewards,\n",
+    "                totals=rewards if turns is None else besides_turns(rewards, turns, batch),\n",
+)
+@pytest.mark.notices(
+    "of the rewards of turns only a first token counts",
+    "rl/scoring.py",
+    "for each in ledgers for reward in each.turn_rewards.tolist()",
+    "for each in ledgers for reward in each.turn_rewards.tolist()[:1]",
+)
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 @pytest.mark.parametrize("estimator", DIVIDING)
 def test_equal_totals_by_other_turns_teach_nothing(estimator, scale):
@@ -58,6 +79,12 @@ def test_a_real_difference_still_has_a_deviation_of_one(scale):
     assert float(found.max()) == pytest.approx(1.5, rel=0.05)
 
 
+@pytest.mark.notices(
+    "whitening blows rounding up",
+    "algo/advantage.py",
+    "centred.abs().max() <= ROUNDING",
+    "centred.abs().max() < 0 * ROUNDING",
+)
 def test_whitening_does_not_blow_rounding_up():
     noisy = 1e4 * (1 + 1e-7 * torch.randn(50, generator=torch.Generator().manual_seed(0)))
     assert float(whiten(noisy, False).abs().max()) == 0
@@ -73,6 +100,12 @@ def test_an_estimator_of_ones_own_may_leave_the_totals_out():
     assert float(found.advantages.abs().max()) == 0
 
 
+@pytest.mark.notices(
+    "scores are equal only bit for bit",
+    "algo/scores.py",
+    "<= ROUNDING * max(map(abs, scores))",
+    "<= 0 * max(map(abs, scores))",
+)
 def test_scores_that_differ_by_rounding_are_equal_at_any_scale():
     for scale in (1e-5, 1.0, 1e6):
         near, far = [scale, scale * (1 + 1e-7)], [scale, scale * 1.001]
@@ -93,6 +126,12 @@ class Asked:
         return torch.arange(self.asked) * 1e-5 + 1
 
 
+@pytest.mark.notices(
+    "a model scores equal texts each by itself",
+    "rl/reward_models.py",
+    "places.setdefault(key(sample), len(places))",
+    "places.setdefault(len(places), len(places))",
+)
 def test_a_model_scores_equal_texts_once():
     """In other batches a model gives the same text another score, by rounding."""
     samples = [Sample("", "", "", "", "", {}, np.array(ids)) for ids in ([1, 2], [3], [1, 2], [3], [4])]

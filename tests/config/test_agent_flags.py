@@ -38,6 +38,12 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
     return [(problem.key, problem.what) for problem in checked(f"{RUN} {line}").problems]
 
 
+@pytest.mark.notices(
+    "environments get no columns without a reward file",
+    "config/data.py",
+    ' | is_one_of("agent.kind", "environment", "endpoint")',
+    "",
+)
 @pytest.mark.parametrize(
     "line",
     [

@@ -33,6 +33,12 @@ def problems(tmp_path, text: str, **data):
     return [(each.key, each.what.replace(str(file), "mine.py"), each.fix) for each in agent_files_fit(run, None)]
 
 
+@pytest.mark.notices(
+    "a class without its methods is found by the first episode",
+    "preflight/inspections/agents.py",
+    "if missing and not node.bases:",
+    "if False:",
+)
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
@@ -50,18 +56,36 @@ def test_a_class_that_has_its_methods_from_another_one_is_not_refused(tmp_path):
     assert problems(tmp_path, "from other import Base\nclass Environment(Base): ...") == []
 
 
+@pytest.mark.notices(
+    "a column that reset needs is not looked for",
+    "preflight/inspections/agents.py",
+    "        if absent:\n",
+    "        if False:\n",
+)
 def test_a_column_that_reset_needs_and_no_row_passes_is_named(tmp_path):
     ((_, what, fix),) = problems(tmp_path, TRL)
     assert what == "mine.py:3: reset takes target, which no row passes" and fix == "add data.reward_columns=[target]"
     assert problems(tmp_path, TRL, reward_columns=["target"]) == []
 
 
+@pytest.mark.notices(
+    "images for a policy that reads text are found by the first episode",
+    "preflight/inspections/agents.py",
+    "shows and run.data.image_key is None",
+    "shows and run.data.image_key == 0",
+)
 def test_images_of_an_environment_need_a_policy_that_sees(tmp_path):
     ((key, what, _),) = problems(tmp_path, SHOWS)
     assert key == "data.image_key" and "mine.py:2: class AgentInstance (openrlhf) answers with images" in what
     assert problems(tmp_path, SHOWS, image_key="image") == []
 
 
+@pytest.mark.notices(
+    "the server of an environment is not asked before the run",
+    "preflight/inspections/agents.py",
+    "unreachable([first_hop(url)], CONNECT_S).items()",
+    "{}.items()",
+)
 def test_a_server_that_is_not_there_is_found_before_the_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -58,6 +58,45 @@ BORDERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.notices(
+    "a batch need not be a multiple of the ranks", "config/rules/training.py", "size % (ranks * micro)", "size % micro"
+)
+@pytest.mark.notices(
+    "a budget of exactly one sequence is refused",
+    "config/rules/training.py",
+    "run.train.max_tokens_per_gpu * size < least",
+    "run.train.max_tokens_per_gpu * size <= least",
+)
+@pytest.mark.notices(
+    "a pair may be longer than the budget",
+    "config/rules/training.py",
+    "least = count * run.data.max_len",
+    "least = run.data.max_len",
+)
+@pytest.mark.notices(
+    "responses may fill data.max_len", "config/rules/sampling.py", "new >= run.data.max_len", "new > run.data.max_len"
+)
+@pytest.mark.notices(
+    "an empty range is a range", "config/rules/rewards.py", "given[0] >= given[1]", "given[0] > given[1]"
+)
+@pytest.mark.notices(
+    "the horizon of the KL controller may be as short as makes the coefficient 0",
+    "config/rules/algorithms.py",
+    "kl.horizon <= 0.2 * samples",
+    "kl.horizon < 0.2 * samples",
+)
+@pytest.mark.notices(
+    "an engine on several devices shares as if it had one",
+    "config/rules/training.py",
+    "engines = run.vllm.num_engines * run.vllm.devices",
+    "engines = run.vllm.num_engines",
+)
+@pytest.mark.notices(
+    "the whole run may be the critic's warm-up", "config/rules/algorithms.py", "frozen >= steps", "frozen > steps"
+)
+@pytest.mark.notices(
+    "the penalty may be of every response", "config/rules/rewards.py", "buffer >= longest", "buffer > longest"
+)
 @pytest.mark.parametrize(("root", "key", "flags", "name", "good", "bad"), BORDERS, ids=[each[1] for each in BORDERS])
 def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad):
     for value, is_wrong in ((good, False), (bad, True)):
@@ -66,11 +105,20 @@ def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad
         assert (key in told(run)) is is_wrong, value
 
 
+@pytest.mark.notices(
+    "a part of n may have the number n", "config/generate.py", "if part < parts else None", "if part <= parts else None"
+)
 def test_parts_of_n_are_numbered_from_0_to_n_less_1():
     assert [shard_of(text) for text in (None, "0/4", "3/4")] == [(0, 1), (0, 4), (3, 4)]
     assert [shard_of(text) for text in ("4/4", "0/0", "1", "-1/4", "1/4/2")] == [None] * 5
 
 
+@pytest.mark.notices(
+    "a flag that is switched off is reported as without effect",
+    "config/check.py",
+    " and values.get(key) not in OFF",
+    "",
+)
 def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
     run = PPORun()
     sets(algo__kl__init_coef=0.0, ref__offload=True, train__ema_beta=0.5)(run)
@@ -81,6 +129,12 @@ def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
     assert "train.ema_beta" not in told(run, ("train.ema_beta",))
 
 
+@pytest.mark.notices(
+    "a flag that one of two others needs is reported as without effect",
+    "config/flags.py",
+    " or any(each.holds(values) for each in self.alternatives)",
+    "",
+)
 def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
     key = "score.max_tokens_per_gpu"
     run = ScoreRun()
@@ -93,6 +147,12 @@ def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
     assert key not in told(other, (key,))
 
 
+@pytest.mark.notices(
+    "a flag of one of several sources is reported as without effect",
+    "config/flags.py",
+    "for key in (flag, *named)]",
+    "for key in (flag,)]",
+)
 def test_a_flag_of_a_rule_is_read_where_one_of_several_sources_has_that_rule():
     key = "reward.rules.length_limit"
     run = PPORun()

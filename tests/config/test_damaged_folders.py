@@ -96,6 +96,16 @@ DAMAGES = {
 }
 
 
+@pytest.mark.notices(
+    "a pipe is opened like a file",
+    "foreign_files.py",
+    "    if not stat.S_ISREG(found.st_mode):",
+    "    if stat.S_ISDIR(found.st_mode):",
+)
+@pytest.mark.notices("a link in a run folder is followed", "foreign_files.py", "(0 if follow else os.O_NOFOLLOW)", "0")
+@pytest.mark.notices(
+    "a huge file is read", "foreign_files.py", "    if found.st_size > limit:", "    if found.st_size < 0:"
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_none_is_one_sentence(run, capsys, name, damage):
@@ -142,6 +152,18 @@ def test_values_of_another_type_are_named(run, capsys, name, values):
     assert f"{name} is damaged: its " in said and "another type" in said
 
 
+@pytest.mark.notices(
+    "aliases count as one value",
+    "foreign_files.py",
+    "            sizes[-1] += anchors.get(event.anchor, 1)",
+    "            sizes[-1] += 1",
+)
+@pytest.mark.notices(
+    "tags in YAML are read",
+    "foreign_files.py",
+    '        if getattr(event, "tag", None) is not None:',
+    '        if getattr(event, "tag", None) == "!":',
+)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -172,6 +194,12 @@ def test_a_cut_parquet_is_one_sentence(run, capsys, keep):
     assert f"{file} is damaged or cut off" in one_sentence(capsys, run.path, "report")
 
 
+@pytest.mark.notices(
+    "columns of another type are read",
+    "report/sample_data.py",
+    "            if place >= 0 and not is_kind(schema.field(place).type):",
+    "            if place >= 0 and is_kind is None:",
+)
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
@@ -189,6 +217,12 @@ def test_a_parquet_with_other_columns_is_one_sentence(run, capsys, column, value
     assert said in one_sentence(capsys, run.path, "report")
 
 
+@pytest.mark.notices(
+    "a file of samples with a foreign name ends a report",
+    "report/sample_data.py",
+    "        if NAME.fullmatch(path.name)\n",
+    "",
+)
 def test_a_file_of_samples_with_another_name_is_left_out(run, capsys):
     (run.rollouts / "step_x.parquet").write_bytes(b"x")
     one_sentence(capsys, run.path, "report", code=0)

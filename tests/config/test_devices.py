@@ -38,6 +38,12 @@ def asked(line: str, gpus: str, monkeypatch) -> tuple[list[str], list[str]]:
     return problems, [each for run in found.runs for each in remarks(run, devices_of(run, found))]
 
 
+@pytest.mark.notices(
+    "a run starts on GPUs that are not here",
+    "preflight/devices.py",
+    "    if no_gpu_here(run, devices):\n        fix",
+    "    if False:\n        fix",
+)
 @pytest.mark.parametrize("line", [PPO, SFT, "task=chat", "task=serve_rm"])
 def test_a_run_on_gpus_that_are_not_here_is_refused_before_it_has_a_folder(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -67,6 +73,18 @@ def test_a_machine_that_is_not_here_is_explained(line, number, backend, monkeypa
     assert backend is None or backend in shown
 
 
+@pytest.mark.notices(
+    "a run for more GPUs than there are starts",
+    "preflight/devices.py",
+    "placement.num_devices > devices.num_gpus:",
+    "placement.num_devices > 9 * devices.num_gpus:",
+)
+@pytest.mark.notices(
+    "a job of a sweep is taken to have all GPUs of the machine",
+    "preflight/devices.py",
+    "if limit is not None and here.num_gpus:",
+    "if limit is None and here.num_gpus:",
+)
 def test_more_gpus_than_there_are_are_refused_and_explained(monkeypatch, capsys):
     line = f"{SFT} actor.num_gpus_per_node=8"
     code, _, said = answer(line, "0", monkeypatch, capsys)
@@ -105,6 +123,12 @@ def test_the_flag_of_the_largest_part_is_named(line, key, monkeypatch):
     assert problems[0].startswith(f"{key}: the run takes")
 
 
+@pytest.mark.notices(
+    "idle GPUs are not said",
+    "preflight/devices.py",
+    "elif used < devices.num_gpus:",
+    "elif used < devices.num_gpus - 5:",
+)
 def test_idle_gpus_are_said(monkeypatch, capsys):
     assert asked(PPO, "0,1,2,3,4,5,6,7,8", monkeypatch) == (
         [],
@@ -174,6 +198,12 @@ def test_no_mistake_of_a_user_is_a_traceback(line, tmp_path, monkeypatch, capsys
     assert code in (1, 2) and said.strip() and "Traceback" not in said
 
 
+@pytest.mark.notices(
+    "the damaged configuration of a stage is a traceback",
+    "cli/execute.py",
+    "        run = load(RunFolder(folder).config)\n    except UserError as error:",
+    "        run = load(RunFolder(folder).config)\n    except KeyError as error:",
+)
 @pytest.mark.stack
 def test_a_stage_whose_configuration_is_damaged_says_so(tmp_path):
     (tmp_path / "config.yaml").write_text("task: sft\nactor: [")
@@ -182,6 +212,12 @@ def test_a_stage_whose_configuration_is_damaged_says_so(tmp_path):
     assert done.returncode == 2 and "config.yaml is not valid YAML" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.notices(
+    "a wrong setting of logging is a traceback",
+    "cli/execute.py",
+    "except (ValueError, TypeError, AttributeError, ImportError) as error:  # those",
+    "except ImportError as error:  # those",
+)
 @pytest.mark.stack
 def test_a_wrong_setting_of_logging_is_one_sentence(tmp_path, monkeypatch, capsys):
     code, _, said = answer(f"{SFT} run_dir={tmp_path}/run hydra.job_logging.root.level=NONE", "", monkeypatch, capsys)

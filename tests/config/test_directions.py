@@ -19,6 +19,12 @@ def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
     assert {name for task in TRAINED for name in task.EVALUATED} | {*HEADLINES} <= {*DIRECTIONS}
 
 
+@pytest.mark.notices(
+    "the direction of a metric is looked up by the name of its set",
+    "config/metrics.py",
+    'last = metric.rpartition("/")[2]\n    return HIGHER',
+    'last = metric.split("/")[1]\n    return HIGHER',
+)
 @pytest.mark.parametrize(
     ("metric", "direction"),
     [

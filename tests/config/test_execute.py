@@ -85,6 +85,12 @@ def test_an_expected_error_leaves_no_error_log(ends, tmp_path):
     assert not (tmp_path / "error.log").exists()
 
 
+@pytest.mark.notices(
+    "an interrupted run has failed",
+    "cli/execute.py",
+    'record.mark_stopped("interrupted")',
+    'record.mark_failed("interrupted")',
+)
 def test_an_interrupted_run_is_stopped_and_has_not_failed(ends, tmp_path, capsys):
     assert ends(KeyboardInterrupt()) == 130
     assert "no checkpoint was saved (ckpt.save_steps=-1), so it cannot be continued" in capsys.readouterr().err

@@ -10,6 +10,12 @@ from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import PPORun, SFTRun
 
 
+@pytest.mark.notices(
+    "explain counts one epoch of optimiser steps",
+    "config/plan.py",
+    "-(-samples // run.train.batch_size) * run.train.max_epochs",
+    "-(-samples // run.train.batch_size)",
+)
 def test_an_rl_step_has_the_optimiser_steps_of_all_its_epochs():
     """6 prompts x 8 samples are two batches of 24, gone through three times; two ranks share each in twos."""
     run = PPORun()
@@ -92,6 +98,9 @@ def test_evaluations_go_on_beside_training_unless_something_depends_on_them(flag
     assert found.get("evaluations") == said
 
 
+@pytest.mark.notices(
+    "explain lists the flags of models that the run lacks", "cli/explain.py", " if row[0] not in idle)", ")"
+)
 @pytest.mark.parametrize(
     ("words", "has", "lacks"),
     [

@@ -42,6 +42,12 @@ def test_a_run_goes_below_outputs_by_task_and_time(checked, here):
     assert place.folder.is_dir()
 
 
+@pytest.mark.notices(
+    "the oldest run is continued",
+    "preflight/folders.py",
+    "key=lambda path: path.stat().st_mtime, reverse=True)",
+    "key=lambda path: path.stat().st_mtime)",
+)
 def test_load_enable_finds_the_newest_run_of_the_same_configuration(checked, here):
     other, same = checked("task=sft train.seed=1").runs[0], checked("task=sft").runs[0]
     earlier_run(here / "outputs/sft/a", same, age_s=30)

@@ -40,6 +40,18 @@ def test_dashes_do_not_matter(line):
     assert parse(shlex.split(line)).problems == []
 
 
+@pytest.mark.notices(
+    "a number below zero is not the value of a flag with dashes",
+    "composition/arguments.py",
+    'not after.startswith("-") or NUMBER.fullmatch(after) is not None',
+    'not after.startswith("-")',
+)
+@pytest.mark.notices(
+    "a flag with dashes takes the next override as its value",
+    "composition/arguments.py",
+    'return "=" not in after or (info is not None and known_key(key_of(after)) is None)',
+    'return "=" not in after or info is not None',
+)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -63,6 +75,12 @@ def test_an_unknown_option_is_none_of_them():
     assert problem.what == "no such option"
 
 
+@pytest.mark.notices(
+    "settings of submitit keep their names",
+    "composition/arguments.py",
+    "if own in names else word",
+    "if own == name else word",
+)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -86,6 +104,12 @@ def test_a_sweep_is_accepted_with_a_launcher_of_submitit(launcher):
     assert found.problems == [] and len(found.runs) == 2
 
 
+@pytest.mark.notices(
+    "a value of elsewhere is only a likeness",
+    "config/validate.py",
+    "if known is not None or spelt is not None:",
+    "if spelt is not None:",
+)
 def test_values_of_elsewhere_are_told_and_exist():
     for key, values in VALUES.items():
         choices = [str(each) for each in flags_of(None)[key].meta.choices]
@@ -98,11 +122,47 @@ def test_values_of_elsewhere_are_told_and_exist():
     assert problem.fix == "write agent.kind=single_turn"
 
 
+@pytest.mark.notices(
+    "one of several flags with the same last word is guessed",
+    "config/names.py",
+    'if several := [name for name in known if name.rpartition(".")[2] == key]:',
+    "if several := [name for name in known if name == key]:",
+)
 def test_a_word_that_ends_several_flags_names_them():
     (problem,) = checked("task=ppo lr=1e-6").problems
     assert problem.fix == "write one of actor.adam.lr, actor.muon.lr, critic.adam.lr, critic.muon.lr"
 
 
+@pytest.mark.notices(
+    "the remedy for a renamed flag keeps the value that is called otherwise",
+    "config/names.py",
+    "known or spelled(",
+    "spelled(",
+)
+@pytest.mark.notices(
+    "the remedy for a renamed flag does not quote its value",
+    "config/names.py",
+    "words if PLAIN.fullmatch(words) else quoted(words)",
+    "words",
+)
+@pytest.mark.notices(
+    "a sweeper that is not installed is a misspelt preset",
+    "composition/compose.py",
+    'if key == "hydra/sweeper":',
+    "if False:",
+)
+@pytest.mark.notices(
+    "the remedy for a renamed flag has a value that it does not take",
+    "config/names.py",
+    "if known is None and (is_odd or",
+    "if False and (is_odd or",
+)
+@pytest.mark.notices(
+    "an old name with dashes alone is an unknown option",
+    "composition/arguments.py",
+    " or old_names().get(in_dashes(name))",
+    "",
+)
 @pytest.mark.parametrize(
     ("line", "fix"),
     [
@@ -150,6 +210,12 @@ def test_no_name_of_elsewhere_is_told_in_two_ways():
     assert not set(RENAMED) & (tables[0] | tables[1] | tables[2])
 
 
+@pytest.mark.notices(
+    "a misspelt preset also hides a task",
+    "preflight/jobs.py",
+    "each.key in BEFORE_EXPERIMENT or",
+    'each.key == "task" or',
+)
 @pytest.mark.parametrize("line", ["experiment=grpoo", "demo=pppo", "task=pppo", "experiment=grpoo task=ppo"])
 def test_a_misspelt_preset_is_one_problem(line):
     (problem,) = checked(line).problems

@@ -69,6 +69,12 @@ def test_every_preset_composes_and_sets_flags_of_a_task(checked):
         assert chosen.items() <= found.presets.items()
 
 
+@pytest.mark.notices(
+    "an experiment wins over a preset of the command line",
+    "composition/presets.py",
+    "if group in chosen and group not in BEFORE_EXPERIMENT]",
+    "if group in BEFORE_EXPERIMENT]",
+)
 def test_presets_of_several_groups_compose_with_an_experiment(checked):
     run = only_run(
         checked("experiment=rloo ds=zero3_offload rollout=group8 ckpt=often logger=tensorboard critic=same_as_actor")
@@ -139,6 +145,12 @@ def test_several_presets_of_a_group_compose(checked):
     assert checked("task=sft actor=[tiny]").demo is None  # it names a model
 
 
+@pytest.mark.notices(
+    "a file of flags wins over a preset of the command line",
+    "composition/config_file.py",
+    ".union(*presets_keys(line))",
+    "",
+)
 def test_a_file_chooses_presets_and_gives_way_to_those_of_the_command_line(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("task: ppo\nds: zero1\nalgo/advantage: rloo\nckpt:\n  save_steps: 7\n")

@@ -34,6 +34,12 @@ def write_weights(file, shapes):
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * end)
 
 
+@pytest.mark.notices(
+    "nobody looks for the command of an MCP server",
+    "preflight/inspections/machine.py",
+    "shutil.which(command) is None",
+    "shutil.which(command) is False",
+)
 @pytest.mark.parametrize(
     ("server", "what"),
     [
@@ -335,6 +341,12 @@ def test_a_missing_chat_template_is_found(model, line):
     assert found(line + words) == []
 
 
+@pytest.mark.notices(
+    "an answer in a chat may fill all positions of the model",
+    "preflight/inspections/model_uses.py",
+    "length=run.chat.max_new_tokens + 1)",
+    "length=run.chat.max_new_tokens)",
+)
 def test_an_answer_in_a_chat_leaves_room_for_a_message(model):
     """As much room as the model has is the default, so only the length of an answer may be too large."""
     line = f"task=chat actor.model_name_or_path={model()} "  # of 512 positions
@@ -405,6 +417,18 @@ TENSOR = (
 )
 
 
+@pytest.mark.notices(
+    "the preflight takes the matrices of a mixture of experts for divisible",
+    "preflight/inspections/models.py",
+    'if experts is not None or files.setting("vision_config") is not None:',
+    'if files.setting("vision_config") is not None:',
+)
+@pytest.mark.notices(
+    "the preflight looks at no width of a model",
+    "preflight/inspections/models.py",
+    "if isinstance(size, int) and size % use.tensor:",
+    "if isinstance(size, int) and size < use.tensor:",
+)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -509,6 +533,18 @@ def test_a_metric_that_is_measured_is_accepted(name):
     assert preflight(parse(shlex.split(line + name))).problems == []
 
 
+@pytest.mark.notices(
+    "heads whose size is the default of their family are taken from the width",
+    "preflight/inspections/model_files.py",
+    "            return int(default[1])\n",
+    "            pass\n",
+)
+@pytest.mark.notices(
+    "heads without kernels are found by the engine",
+    "preflight/inspections/models.py",
+    "    if sizes and size is not None and size not in sizes:\n",
+    "    if False:\n",
+)
 @pytest.mark.parametrize(
     ("settings", "size"),
     [
@@ -537,6 +573,12 @@ def test_the_sizes_of_heads_are_those_of_vllm():
     assert list(head_sizes_on_cpu()) == vllm.CPUAttentionBackend.get_supported_head_sizes()
 
 
+@pytest.mark.notices(
+    "the address of a cluster is not tried before the run",
+    "preflight/inspections/machine.py",
+    '        yield Problem("launch.ray_address", what, fix)\n',
+    "        pass\n",
+)
 def test_a_cluster_that_accepts_no_connection_is_found_before_the_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

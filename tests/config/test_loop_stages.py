@@ -18,6 +18,12 @@ def loop() -> RejectionSamplingRun:
     return run
 
 
+@pytest.mark.notices(
+    "each iteration of a loop draws the same answers",
+    "config/loop_stages.py",
+    "seed=run.rollout.seed + iteration",
+    "seed=run.rollout.seed",
+)
 def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(loop):
     first, second = (generate_run(loop, "model", number, Share(7 + 40 * number, 40)) for number in (0, 1))
     assert [(run.data.skip_samples, run.data.max_samples) for run in (first, second)] == [(7, 40), (47, 40)]
@@ -30,6 +36,21 @@ def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(l
     assert loop.rollout.seed == 5
 
 
+@pytest.mark.notices(
+    "a loop evaluates with the temperature of its training",
+    "config/loop_stages.py",
+    "n_samples_per_prompt=1, temperature=0.0)",
+    "n_samples_per_prompt=1)",
+)
+@pytest.mark.notices(
+    "a loop evaluates on as many rows as it trains on",
+    "config/loop_stages.py",
+    "max_samples=held_out.max_samples",
+    "max_samples=run.data.max_samples",
+)
+@pytest.mark.notices(
+    "a loop evaluates behind the rows that training skips", "config/loop_stages.py", "skip_samples=0,", ""
+)
 def test_an_evaluation_answers_the_held_out_prompts_once_and_greedily(loop):
     run = evaluate_run(loop, "model")
     assert (run.data.prompt_dataset, run.data.prompt_split) == ("held out", "test")

@@ -713,6 +713,39 @@ each_mistake = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.notices(
+    "a bound that is excluded is allowed",
+    "config/formatting.py",
+    "value > bound",
+    "value >= bound",
+    cases="temperature",
+)
+@pytest.mark.notices(
+    "the name least like a misspelt one is offered",
+    "config/formatting.py",
+    "key=lambda pair: -pair[0])",
+    "key=lambda pair: pair[0])",
+)
+@pytest.mark.notices(
+    "the next multiple is the one before",
+    "config/formatting.py",
+    "-(-number // factor) * factor",
+    "number // factor * factor",
+    cases="batch_size",
+)
+@pytest.mark.notices(
+    "the CPU is taken to compile graphs",
+    "config/rules/zero.py",
+    'if run.launch.device == "cpu":',
+    'if run.launch.device == "cuda":',
+    cases="deepcompile",
+)
+@pytest.mark.notices(
+    "problems that are told twice stay twice",
+    "config/problems.py",
+    "return list(dict.fromkeys(problems))",
+    "return list(problems)",
+)
 @each_mistake
 def test_a_mistake_is_one_problem(checked, line, key, words):
     (problem,) = checked(line).problems

@@ -95,6 +95,12 @@ def test_a_model_does_not_go_where_the_run_reads(problems, line, words):
     assert problem.key == "ckpt.output_dir" and words in problem.what
 
 
+@pytest.mark.notices(
+    "checkpoints inside the folder of a model count as files of others",
+    "preflight/inspections/outputs.py",
+    "each.name not in kept or any(files(each, keep))",
+    "True",
+)
 @pytest.mark.parametrize("inside", ["checkpoints", "a/b"])
 def test_checkpoints_may_be_inside_the_folder_of_the_model(problems, here, inside):
     line = f"{SFT} ckpt.path={here}/new/{inside} ckpt.output_dir={here}/new"

@@ -82,6 +82,18 @@ def test_a_mistake_in_a_module_beside_the_file_is_named_with_its_own_line(tried)
     assert "cannot import name 'no_such_name'" in problem.what and problem.what.endswith("(helper.py:2)")
 
 
+@pytest.mark.notices(
+    "a file that ends the process of the trial counts as one that can be imported",
+    "preflight/inspections/own_code.py",
+    "        if len(found) < len(pieces):\n",
+    "        if False:\n",
+)
+@pytest.mark.notices(
+    "a file that ends its process while it is imported gets no remedy",
+    "python_source.py",
+    "    elif isinstance(error, SystemExit):\n",
+    "    elif isinstance(error, SystemExit) and False:\n",
+)
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -104,6 +116,18 @@ BARE = (
 DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base): ..."
 
 
+@pytest.mark.notices(
+    "the methods of an environment of TRL are described by the first episode",
+    "preflight/trial.py",
+    "vars(found).items() if export.form == TRL else ():",
+    "():",
+)
+@pytest.mark.notices(
+    "a class that needs arguments is found by the first episode",
+    "preflight/trial.py",
+    "    except TypeError as error:\n        return str(error)\n",
+    "    except TypeError:\n        return None\n",
+)
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -128,6 +152,18 @@ def test_a_class_that_is_made_in_a_coroutine_is_fine(tried):
 CREDIT = "from rlhf_suite.algo.advantage import Credit\ndef mine(inputs, config):\n    "
 
 
+@pytest.mark.notices(
+    "what an own estimator returns is seen in the first step",
+    "preflight/trial.py",
+    "    if kind in CALLS:\n",
+    "    if False:\n",
+)
+@pytest.mark.notices(
+    "an error with the numbers of a trial refuses a run",
+    "preflight/trial.py",
+    "        except Exception:\n            return\n",
+    "        except ZeroDivisionError:\n            return\n",
+)
 @pytest.mark.parametrize(
     ("body", "shown"),
     [
@@ -152,6 +188,12 @@ def test_a_tool_without_a_docstring_is_named_with_its_line(tried):
     assert "mine.py:1: the tool add cannot be described to the model" in problem.what
 
 
+@pytest.mark.notices(
+    "MCP servers start with the first episode",
+    "preflight/inspections/own_code.py",
+    'if kind in ("environment", "tools") and (servers or',
+    'if kind in ("environment", "tools") and (',
+)
 def test_a_server_of_tools_that_dies_is_shown_with_what_it_said(tried):
     server = 'import sys\nprint("loading the tools", file=sys.stderr)\nimport nowhere_to_be_found\n'
     (problem,) = tried(f"{AGENT}tools 'agent.tools=[\"mcp:{sys.executable} mine.py\"]'", server)
@@ -167,6 +209,12 @@ def test_a_tool_that_a_server_has_too_is_found(tried):
     assert "two tools are called add" in problem.what
 
 
+@pytest.mark.notices(
+    "a file whose import takes long is refused",
+    "preflight/inspections/own_code.py",
+    "    elif piece.must_end:\n",
+    "    else:\n",
+)
 def test_a_file_that_takes_long_is_left_to_the_run(tried, monkeypatch):
     monkeypatch.setattr(own_code, "IMPORT_S", 2.0)
     line, _ = WHERE["environment"]
@@ -183,6 +231,12 @@ def is_gone(number: int) -> bool:
             os.kill(number, signal.SIGKILL)
 
 
+@pytest.mark.notices(
+    "a server of tools that never answers outlives the trial",
+    "preflight/inspections/own_code.py",
+    "                child.kill()\n",
+    "                pass\n",
+)
 def test_a_server_that_never_answers_is_a_problem_and_is_ended(tried, monkeypatch):
     monkeypatch.setattr(own_code, "IMPORT_S", 10.0)
     monkeypatch.setattr(own_code, "SERVER_S", 10.0)
@@ -193,6 +247,12 @@ def test_a_server_that_never_answers_is_a_problem_and_is_ended(tried, monkeypatc
     assert all(is_gone(int(number)) for number in started)
 
 
+@pytest.mark.notices(
+    "what a file of the user starts outlives the trial",
+    "preflight/inspections/own_code.py",
+    "        os.killpg(process.pid, signal.SIGKILL)\n",
+    "        os.kill(process.pid, signal.SIGKILL)\n",
+)
 def test_nothing_that_a_file_starts_outlives_the_trial(tried):
     line, _ = WHERE["environment"]
     starts = "import subprocess\nchild = subprocess.Popen(['sleep', 'infinity'])\n"
@@ -201,6 +261,12 @@ def test_nothing_that_a_file_starts_outlives_the_trial(tried):
     assert is_gone(int(Path("child").read_text()))
 
 
+@pytest.mark.notices(
+    "user code is run where the machine of the run is not known yet",
+    "preflight/inspections/own_code.py",
+    "    if folder is None or not is_first_node():\n",
+    "    if not is_first_node():\n",
+)
 def test_nothing_is_tried_where_the_run_does_not_start(tried):
     line, _ = WHERE["reward"]
     assert tried(line, "import nowhere_to_be_found\ndef reward_func(queries, prompts, labels): ...") != []
@@ -208,6 +274,12 @@ def test_nothing_is_tried_where_the_run_does_not_start(tried):
     assert [*own_code_can_be_used(run, None)] == []
 
 
+@pytest.mark.notices(
+    "the user's code is imported by the run alone",
+    "preflight/inspections/__init__.py",
+    "return found or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
+    "return found",
+)
 def test_variables_that_hydra_sets_are_there_in_the_trial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(f"import os\nos.environ['OF_THE_JOB']\nimport nowhere_to_be_found\n{DEFINES['reward']}")

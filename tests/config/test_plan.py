@@ -30,6 +30,12 @@ def config() -> PPORun:
     return config
 
 
+@pytest.mark.notices(
+    "a reference runs without a KL term",
+    "config/runs.py",
+    'group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))',
+    "group(ReferenceConfig)",
+)
 def test_only_the_roles_that_are_needed_exist(config):
     assert sizes(config) == [[("actor", 1)], [("engine", 1)]]
     config.algo.kl.init_coef = 0.01
@@ -38,6 +44,18 @@ def test_only_the_roles_that_are_needed_exist(config):
     assert sizes(config) == [[("actor", 1)], [("engine", 1)], [("critic", 1)], [("ref", 1)], [("reward", 1)]]
 
 
+@pytest.mark.notices(
+    "an engine on several devices is counted as one",
+    "config/plan.py",
+    "self.num_actors * self.devices_per_actor",
+    "self.num_actors",
+)
+@pytest.mark.notices(
+    "ranks of further nodes are forgotten",
+    "config/plan.py",
+    "return section.num_nodes * section.num_gpus_per_node",
+    "return section.num_gpus_per_node",
+)
 def test_separate_placement_adds_devices_up(config):
     config.actor.num_nodes, config.actor.num_gpus_per_node = 2, 4
     config.vllm.num_engines, config.vllm.tensor_parallel_size = 3, 2
@@ -139,6 +157,12 @@ def test_the_ranks_of_all_nodes_count_for_every_role(config):
     assert sizes(config) == [[("actor", 6)], [("engine", 1)], [("critic", 6)], [("ref", 6)]]
 
 
+@pytest.mark.notices(
+    "a run of several nodes sends weights through one node's memory",
+    "config/plan.py",
+    '"gloo" if machine.num_gpus is None else "shm"',
+    '"shm"',
+)
 @pytest.mark.parametrize(
     ("device", "num_gpus", "colocate", "backend"),
     [("cpu", 0, False, "shm"), ("cpu", None, False, "gloo"), ("cuda", 1, False, "nccl"), ("cuda", None, True, "ipc")],

@@ -28,6 +28,9 @@ def test_a_file_with_an_unknown_key_is_refused(tmp_path):
         load(tmp_path / "config.yaml")
 
 
+@pytest.mark.notices(
+    "a run with another logger is another run", "config/record.py", "return flags[key].meta.resume", "return NAMED"
+)
 def test_a_continuation_has_the_fingerprint_of_its_run():
     run, later = SFTRun(), SFTRun(explain=True)
     later.ckpt.load_enable = True
@@ -43,6 +46,12 @@ def test_another_value_is_another_run():
     assert fingerprint(SFTRun()) != fingerprint(PPORun())
 
 
+@pytest.mark.notices(
+    "a run with another learning rate is the same run",
+    "config/record.py",
+    "resume_of(key, run.task) != FREE",
+    "resume_of(key, run.task) == FIXED",
+)
 @pytest.mark.parametrize("root", [SFTRun, PPORun])
 def test_every_flag_that_a_continuation_may_not_change_is_part_of_the_fingerprint(root):
     """What is trained, on what and how, is; where it runs, what is kept of it and how a checkpoint is read is not."""

@@ -38,6 +38,18 @@ PLACES = [
 ]
 
 
+@pytest.mark.notices(
+    "a secret of the environment is a value",
+    "config/references.py",
+    "    if not is_plain(name, value):",
+    "    if False:",
+)
+@pytest.mark.notices(
+    "a wrong reference in a setting of Hydra is a traceback",
+    "preflight/jobs.py",
+    "except InterpolationResolutionError as error:",
+    "except KeyboardInterrupt as error:",
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_secret_of_the_environment_is_refused_without_being_shown(place, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
@@ -53,6 +65,12 @@ def test_a_secret_of_the_environment_is_refused_without_being_shown(place, tmp_p
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.notices(
+    "the configuration of a foreign run reads the environment",
+    "config/record.py",
+    "    with guarded_environment():\n",
+    "    if True:\n",
+)
 def test_a_foreign_run_folder_reads_no_secret_of_the_environment(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     (tmp_path / "config.yaml").write_text(f'task: sft\nlogger: {{wandb: {{run_name: "x {REFERENCE}"}}}}\n')
@@ -86,6 +104,18 @@ def test_paths_numbers_and_names_are_read(name, value, tmp_path, monkeypatch):
     assert from_environment(name) == from_environment(name, "other") == value
 
 
+@pytest.mark.notices(
+    "a number of a secret name is a value",
+    "config/references.py",
+    "    if SECRET_NAMES.search(name):\n        return False\n",
+    "",
+)
+@pytest.mark.notices(
+    "a reference to a path of elsewhere is read",
+    "config/references.py",
+    'value.startswith("/") and os.path.exists(value)',
+    'value.startswith("/")',
+)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -112,6 +142,12 @@ def test_a_reference_may_have_a_default(monkeypatch):
         from_environment("SEED")
 
 
+@pytest.mark.notices(
+    "a file of flags is resolved before the command line",
+    "composition/config_file.py",
+    "OmegaConf.to_container(loaded)",
+    "OmegaConf.to_container(loaded, resolve=True)",
+)
 def test_a_file_of_flags_refers_to_flags_to_the_environment_and_to_what_the_command_line_says(tmp_path, monkeypatch):
     monkeypatch.setenv("SEED", "17")
     monkeypatch.setenv("DATA", str(tmp_path))
@@ -135,6 +171,12 @@ def test_a_reference_to_nothing_names_its_flag(word, key, monkeypatch):
     assert [(each.key, each.what) for each in found.problems] == [(key, "${oc.env:NOPE} is not set")]
 
 
+@pytest.mark.notices(
+    "own code cannot read keys of the environment any more",
+    "config/references.py",
+    "        if not GUARDS:\n",
+    "        if GUARDS:\n",
+)
 def test_own_code_reads_its_own_files_as_before(tmp_path, monkeypatch):
     """Also within the process of a run that has read its configuration: only values of a run are guarded."""
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)

@@ -41,6 +41,9 @@ def test_a_run_replays_one_with_the_same_prompts(recorded):
     assert problems(f"task=ppo demo=ppo rollout.replay={folder} algo.advantage.estimator=rloo") == []
 
 
+@pytest.mark.notices(
+    "a replay reads log-probs at another temperature", "preflight/inspections/replay.py", '"rollout.temperature", ', ""
+)
 @pytest.mark.parametrize(
     ("earlier", "now", "key", "what"),
     [

@@ -29,6 +29,12 @@ def file_of(folder, name="rows.jsonl", **columns):
     return folder / name
 
 
+@pytest.mark.notices(
+    "an answer that no flag names is found early in sft alone",
+    "preflight/inspections/rows.py",
+    "if not isinstance(run, SFTRun | DistillRun | KTORun) or",
+    "if not isinstance(run, SFTRun) or",
+)
 @pytest.mark.parametrize("task", ["sft", f"distill {TEACHER}", "kto data.output_key=null"])
 @pytest.mark.parametrize("sweep", ["", "-m train.seed=1,2,3,4,5,6 "])
 def test_an_answer_that_no_flag_names_is_found_before_the_run(task, sweep, tmp_path):
@@ -50,6 +56,12 @@ def test_an_answer_may_be_a_turn_and_a_text_may_have_none(tmp_path):
     assert key == "data.output_key" and "<one of input, output>" in said
 
 
+@pytest.mark.notices(
+    "messages without a chat template are found when rows are encoded",
+    "preflight/inspections/rows.py",
+    "isinstance(value, list) and bool(value) and isinstance(value[0], dict)",
+    "isinstance(value, dict)",
+)
 @pytest.mark.parametrize(
     ("task", "column"),
     [
@@ -91,6 +103,12 @@ def test_messages_of_an_evaluation_set_are_found_before_the_run(task, tmp_path):
     assert "eval.input_key=<column>" in said
 
 
+@pytest.mark.notices(
+    "a best metric may be that of any set",
+    "config/rules/training.py",
+    'prefix not in ("eval", *sets):',
+    'not prefix.startswith("eval"):',
+)
 def test_a_metric_of_an_evaluation_set_that_is_not_there_is_refused(tmp_path):
     file_of(tmp_path), file_of(tmp_path, "held.jsonl"), file_of(tmp_path, "other.jsonl")
     line = f"task=sft {MODEL} data.dataset={tmp_path}/rows.jsonl data.output_key=output "

@@ -45,6 +45,13 @@ def a_job(tmp_path, number, words=("--help",), done=None, error=None):
     return Job(number, ["task=sft", f"train.seed={number}"], str(folder), list(words))
 
 
+@pytest.mark.notices("a sweep with a failed job succeeds", "sweeps/table.py", "return 1 if failed else 0", "return 0")
+@pytest.mark.notices(
+    "the reason of a job that wrote no status is forgotten",
+    "sweeps/local_jobs.py",
+    'f"exit code {process.returncode}" if process.returncode else ""',
+    '""',
+)
 @pytest.mark.stack
 def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
     jobs = [
@@ -70,6 +77,12 @@ def test_a_sweep_whose_jobs_are_done_succeeds(tmp_path):
     assert finish(tmp_path) == 0
 
 
+@pytest.mark.notices(
+    "jobs beside each other write to one console",
+    "sweeps/local_jobs.py",
+    'str(Path(job.folder) / "job.log") if parallel > 1 else ""',
+    'str(Path(job.folder) / "job.log") if parallel < 1 else ""',
+)
 @pytest.mark.stack
 def test_parallel_jobs_have_logs_of_their_own(tmp_path):
     jobs = [a_job(tmp_path, number, words=["--help", "task=sft", "ckpt"], done={}) for number in range(2)]
@@ -95,6 +108,24 @@ def continued(checked, tmp_path, values, flags="ckpt.load_enable=true"):
     return [(number, folder.name) for number, folder in places(found, tmp_path)]
 
 
+@pytest.mark.notices(
+    "a continued sweep finds its jobs by their places on the command line",
+    "sweeps/launchers.py",
+    "same.get(cell(words), own) if resumes(run) else own",
+    "own",
+)
+@pytest.mark.notices(
+    "a new value of a continued sweep takes the folder of another job",
+    "sweeps/launchers.py",
+    "is_new and own in taken and not is_earlier(RunFolder(folder / subfolder), run)",
+    "False",
+)
+@pytest.mark.notices(
+    "a job that a longer sweep adds takes the folder of another",
+    "sweeps/launchers.py",
+    "number = next(each for each in itertools.count() if each not in taken)",
+    "number = own",
+)
 def test_jobs_of_a_continued_sweep_are_found_by_their_words(checked, tmp_path):
     """Whatever their state and their place on the new command line; new ones get numbers that are free."""
     jobs = [a_job(tmp_path, 0, done={}), a_job(tmp_path, 1), a_job(tmp_path, 2, error="no memory")]
@@ -118,6 +149,12 @@ def test_a_sweep_may_continue_to_more_steps(checked, tmp_path):
     assert continued(checked, tmp_path, "5,6,7", flags) == [(0, "0"), (1, "1"), (2, "2")]
 
 
+@pytest.mark.notices(
+    "the job of a sweep that was killed counts as running",
+    "tracking/sweep_folder.py",
+    'status["state"] == "running" and is_alive(status)',
+    'status["state"] == "running"',
+)
 def test_the_table_of_a_sweep_that_nobody_waited_for(tmp_path, capsys):
     jobs = [a_job(tmp_path, 0, done={"eval/gpt_loss": 1.5}), a_job(tmp_path, 1), a_job(tmp_path, 2), a_job(tmp_path, 3)]
     RunFolder(tmp_path / "2").start("")
@@ -140,6 +177,12 @@ def test_a_wrong_question_about_a_sweep_is_one_message(words, capsys):
     assert capsys.readouterr().err.startswith(("usage: rlhf-suite sweep", "nowhere is not the folder of a sweep"))
 
 
+@pytest.mark.notices(
+    "the GPUs of two slots overlap",
+    "sweeps/local_jobs.py",
+    "devices[slot * gpus_per_job : (slot + 1) * gpus_per_job]",
+    "devices[slot : slot + gpus_per_job]",
+)
 def test_slots_split_the_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert list(gpu_slots(2, 2)) == [["4", "5"], ["6", "7"]]
@@ -148,6 +191,12 @@ def test_slots_split_the_visible_gpus(monkeypatch):
         list(gpu_slots(3, 2))
 
 
+@pytest.mark.notices(
+    "a run is judged by its training loss, though it was evaluated",
+    "tracking/sweep_folder.py",
+    "(*CHOSEN, *evaluated, *metrics)",
+    "metrics",
+)
 @pytest.mark.parametrize(
     ("metrics", "name"),
     [
@@ -188,6 +237,12 @@ def test_a_slurm_job_that_was_killed_without_a_word_is_noticed(tmp_path):
     assert "oom-kill" in job.error
 
 
+@pytest.mark.notices(
+    "a Slurm job is given up after three absences in all",
+    "sweeps/slurm_jobs.py",
+    "missing[number] + 1 if gone else 0",
+    "missing[number] + 1 if gone else missing[number]",
+)
 def test_a_requeued_slurm_job_is_waited_for(tmp_path):
     job = a_job(tmp_path, 0, error="SystemExit: 143")
     states = [{"7_0": "PREEMPTED"}, {}, {"7_0": "PENDING"}, {"7_0": "RUNNING"}, {}, {}, {}]
@@ -195,6 +250,12 @@ def test_a_requeued_slurm_job_is_waited_for(tmp_path):
     assert (job.state, job.error) == ("failed", "SystemExit: 143")
 
 
+@pytest.mark.notices(
+    "jobs are given up while squeue does not answer",
+    "sweeps/slurm_jobs.py",
+    'gone = now.get(number, "COMPLETED") in ENDED',
+    'gone = now.get(number, "COMPLETED") not in ("RUNNING", "PENDING")',
+)
 def test_jobs_are_not_given_up_while_slurm_does_not_answer(tmp_path, capsys):
     job = a_job(tmp_path, 0)
     silent = [{"7_0": "UNKNOWN"}] * (2 * GONE_POLLS)
@@ -226,6 +287,12 @@ def test_a_job_of_slurm_composes_with_a_preset_of_its_site(tmp_path, sweep):
         assert alone.runs[0].launch.object_store_mb == 512
 
 
+@pytest.mark.notices(
+    "a job inherits the settings of its sweep",
+    "sweeps/launchers.py",
+    "settings = [word for word in own if not word.startswith(NOT_FOR_JOBS)]",
+    "settings = [*own]",
+)
 def test_a_job_has_not_the_settings_of_its_sweep(tmp_path):
     of_the_sweep = ["hydra.launcher.parallel=2", "hydra.sweep.subdir=s", "hydra/sweeper=basic"]
     line = parse(["-m", "task=sft", "demo=sft", "train.seed=1,2", "hydra.job.chdir=false", *of_the_sweep])
@@ -247,6 +314,12 @@ def test_a_damaged_record_of_a_sweep_is_one_message(checked, tmp_path, text):
     assert problem.what.startswith(f"{tmp_path / 'summary.json'} is damaged") and problem.fix.startswith("delete it")
 
 
+@pytest.mark.notices(
+    "jobs of a sweep with one folder are started",
+    "preflight/jobs.py",
+    "if result.is_sweep and jobs > 1:",
+    "if result.is_sweep and jobs > 2:",
+)
 @pytest.mark.parametrize("subfolder", ["", ".", "same", "'s${train.max_steps}'"])
 def test_jobs_that_would_have_one_folder_are_refused(checked, subfolder):
     (problem,) = checked(f"-m task=sft demo=sft train.seed=1,2 hydra.sweep.subdir={subfolder or repr('')}").problems
@@ -254,12 +327,21 @@ def test_jobs_that_would_have_one_folder_are_refused(checked, subfolder):
     assert checked(f"-m task=sft demo=sft train.seed=1 hydra.sweep.subdir={subfolder or repr('')}").problems == []
 
 
+@pytest.mark.notices(
+    "an empty name is the current folder", "preflight/jobs.py", "if not str(hydra[name].dir):", "if False:"
+)
 @pytest.mark.parametrize("word", ["hydra.run.dir=''", "-m hydra.sweep.dir='' train.seed=1,2"])
 def test_an_empty_name_is_not_the_current_folder(checked, word):
     (problem,) = checked(f"task=sft demo=sft {word}").problems
     assert "an empty name would be the current folder" in problem.what
 
 
+@pytest.mark.notices(
+    "an interval is left out of a sweep without a word",
+    "preflight/jobs.py",
+    "if not each.is_discrete_sweep()]",
+    "if each.is_discrete_sweep() is None]",
+)
 @pytest.mark.parametrize("values", ["interval(1e-6,1e-4)", "tag(log,interval(1e-6,1e-4))"])
 def test_values_without_end_need_a_sweeper_that_chooses(checked, values):
     """They were left out, and one job ran with the default."""

@@ -50,6 +50,12 @@ def found_for(*words):
     return found
 
 
+@pytest.mark.notices(
+    "the template that a model was trained with is forgotten",
+    "config/prompt_format.py",
+    'found["input_template"] = recorded.input_template',
+    "pass",
+)
 @pytest.mark.parametrize("task", ROWS)
 def test_every_task_makes_the_prompts_that_its_model_was_trained_on(task, model):
     folder = model(PLAIN)
@@ -66,6 +72,18 @@ def test_a_model_that_was_trained_with_its_chat_template_is_asked_with_it(task, 
     assert format_of(found.runs[0]) == CHAT
 
 
+@pytest.mark.notices(
+    "a template that the user chooses gives way to that of the model",
+    "config/prompt_format.py",
+    "if not {*CHOICES} & {*chosen}:",
+    "if True:",
+)
+@pytest.mark.notices(
+    "other prompts than a model was trained on are not said",
+    "preflight/trained_prompts.py",
+    "if used is not None and used != trained:",
+    "if False:",
+)
 @pytest.mark.parametrize("task", ROWS)
 def test_other_prompts_that_the_user_chooses_are_used_and_contradicted(task, model):
     folder = model(PLAIN)
@@ -109,6 +127,12 @@ def test_other_models_of_a_run_that_read_other_prompts_are_named(model):
     assert [note for note in found.notes if note.startswith(f"reward.model_name_or_path={reward} was trained with")]
 
 
+@pytest.mark.notices(
+    "a reward model gets the prompts of generated rows in its template once more",
+    "preflight/trained_prompts.py",
+    "found is None or run.data.query_key in found",
+    "found is None",
+)
 def test_score_renders_rows_that_have_no_text_of_their_own(model, tmp_path):
     rows, judge = tmp_path / "rows.jsonl", model(PLAIN)
     words = ("task=score", f"reward.model_name_or_path={judge}", f"data.dataset={rows}")

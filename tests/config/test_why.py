@@ -71,6 +71,12 @@ def test_a_run_that_works_says_what_it_waits_for_and_shows_the_logs_of_those(fol
     assert "in write_record\n" in said and "waiting for its peer" in said
 
 
+@pytest.mark.notices(
+    "why advises to continue without a checkpoint",
+    "cli/why.py",
+    'it was killed{remedy(folder)}"',
+    'it was killed; continue it with ckpt.load_enable=true"',
+)
 def test_a_run_that_was_killed_says_what_it_did_last(folder, capsys):
     write_record(folder, age_s=7200)
     write_status(folder, pid=NO_PROCESS)
@@ -83,11 +89,17 @@ def test_a_run_that_was_killed_says_what_it_did_last(folder, capsys):
     )
 
 
+@pytest.mark.notices(
+    "a run that stands still is said to work", "cli/why.py", "if late > STALE_S:", "if late > 100 * STALE_S:"
+)
 def test_a_run_that_stands_still_says_since_when(folder, capsys):
     write_record(folder, age_s=125)
     assert "but it has written no record for 2 min 5 s" in why(folder, capsys, 1)
 
 
+@pytest.mark.notices(
+    "a run on another node is said to be killed", "locks.py", 'holder.get("host") != socket.gethostname() or ', ""
+)
 def test_a_run_on_another_node_is_not_taken_for_a_killed_one(folder, capsys):
     write_record(folder)
     write_status(folder, pid=NO_PROCESS, host="another-node")
@@ -141,6 +153,18 @@ def test_a_killed_run_is_continued_from_its_checkpoint_or_not_at_all(folder, cap
     assert "killed; continue after step 2 with the same command and ckpt.load_enable=true" in why(folder, capsys, 1)
 
 
+@pytest.mark.notices(
+    "why shows the stack of the shutdown",
+    "waits.py",
+    "    calls = traceback.extract_tb(causes[-1].__traceback__)[-STACK_LINES:]",
+    "    calls = traceback.extract_tb(causes[0].__traceback__)[-STACK_LINES:]",
+)
+@pytest.mark.notices(
+    "a failure forgets what it waited for",
+    "waits.py",
+    '            vars(error).setdefault("_waits", []).append(each)',
+    '            vars(error).setdefault("_waits", [])',
+)
 def test_a_failed_run_shows_the_stack_of_the_failure_and_not_of_the_shutdown(folder, capsys):
     def shutdown():
         with waiting("the end of the engines"):
@@ -162,6 +186,9 @@ def test_a_failed_run_shows_the_stack_of_the_failure_and_not_of_the_shutdown(fol
     assert stack.endswith(" in work\n") and "shutdown" not in stack
 
 
+@pytest.mark.notices(
+    "why lists processes of an earlier run", "cli/why.py", 'if record["time"] >= since - CLOCKS_S}', "}"
+)
 def test_the_processes_concerned_say_where_they_are_and_on_which_host(folder, capsys):
     write_record(folder)
     others = {"actor-0": "node-1", "actor-1": "node-2", "engine-0": "node-2"}
@@ -177,6 +204,12 @@ def test_the_processes_concerned_say_where_they_are_and_on_which_host(folder, ca
     assert "processes on node-2: actor-1 (101), engine-0 (102)" in said and "old" not in said
 
 
+@pytest.mark.notices(
+    "a name in a record leads out of the logs",
+    "cli/why.py",
+    'folder.logs / f"{Path(name).name}.log"',
+    'folder.logs / f"{name}.log"',
+)
 def test_names_in_a_record_lead_to_no_file_outside_the_logs(folder, capsys, tmp_path):
     (tmp_path / "secret.log").write_text("a secret")
     write_record(folder)
@@ -203,6 +236,24 @@ def slow_search(query: str) -> str:
 """
 
 
+@pytest.mark.notices(
+    "alike waits are all listed",
+    "waits.py",
+    "groups.setdefault(one.alike or (one.what, tuple(one.who)), [])",
+    "groups.setdefault(id(one), [])",
+)
+@pytest.mark.notices(
+    "a tool that hangs has no line",
+    "agents/environment.py",
+    "    with runs(partial(in_thread, thread.ident)):",
+    "    with runs(str):",
+)
+@pytest.mark.notices(
+    "the wait for a tool does not say its limit",
+    "agents/tools.py",
+    'with waiting(f"the tool {call.name}", limit_s=self.timeout_s, ',
+    'with waiting(f"the tool {call.name}", ',
+)
 def test_a_tool_that_hangs_is_named_with_its_line_its_limit_and_its_number(folder, capsys, tmp_path):
     (tmp_path / "tools.py").write_text(TOOLS)
     module = import_file(tmp_path / "tools.py")
@@ -233,6 +284,12 @@ def test_a_tool_that_hangs_is_named_with_its_line_its_limit_and_its_number(folde
     )  # fmt: skip
 
 
+@pytest.mark.notices(
+    "the record of a reward process stays empty",
+    "rewards/worker.py",
+    'is not None and kind == "file":',
+    'is not None and kind == "rule":',
+)
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_reward_function_that_hangs_is_named_with_its_line_and_its_limit(folder, capsys, tmp_path, kind):
     rest = "import time\n    time.sleep(600)" if kind == "def" else "import asyncio\n    await asyncio.sleep(600)"
@@ -250,6 +307,12 @@ def test_a_reward_function_that_hangs_is_named_with_its_line_and_its_limit(folde
     assert f"{name} (process " in said and f"  its main thread: {file}:3 in reward_func" in said
 
 
+@pytest.mark.notices(
+    "a reader that has gone is a traceback",
+    "cli/app.py",
+    "    except BrokenPipeError:\n        silence(sys.stdout)",
+    "    except BlockingIOError:\n        silence(sys.stdout)",
+)
 @pytest.mark.parametrize("command", ["why {run}", "--help", "--help task=ppo", "task=sft --cfg job", "plan --help"])
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(folder, command):
     words = command.format(run=folder.path).split()

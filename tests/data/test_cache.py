@@ -53,6 +53,12 @@ def left(sets):
     return sorted(folder.name for folder in sets.glob("[!.]*"))
 
 
+@pytest.mark.notices(
+    "the cache removes what was used last",
+    "data/cache.py",
+    "key=lambda each: (each / mark).stat().st_mtime)",
+    "key=lambda each: -(each / mark).stat().st_mtime)",
+)
 def test_the_least_recently_used_entries_are_removed_until_the_rest_fits(sets):
     assert evict(sets, SUMMARY, 3000) == []
     assert names(evict(sets, SUMMARY, 2999)) == ["old"]

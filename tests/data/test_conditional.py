@@ -25,6 +25,9 @@ def test_the_reward_is_part_of_the_prompt(tokenizer):
     assert text(tokenizer, reward_key=None)[0] == "User: hello\nAssistant: "
 
 
+@pytest.mark.notices(
+    "the first question of a conversation carries the reward", "data/render.py", "place = max(", "place = min("
+)
 def test_in_a_chat_the_last_user_message_has_the_reward(tokenizer):
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     for given in ("c", asked):

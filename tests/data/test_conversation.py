@@ -60,6 +60,12 @@ def test_the_last_message_asks_for_a_reward_and_what_is_saved_does_not(tokenizer
     assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
 
 
+@pytest.mark.notices(
+    "one message of the oldest turn is dropped for room, not both",
+    "data/conversation.py",
+    "turns, dropped = turns[2:], dropped + 1",
+    "turns, dropped = turns[1:], dropped + 1",
+)
 @pytest.mark.parametrize(("spared", "dropped"), [(0, 0), (1, 1), (len("User: one\nAssistant: 1\n") + 1, 2)])
 def test_the_oldest_turns_are_dropped_to_make_room_but_never_the_system_message(tokenizer, spared, dropped):
     whole = len(with_turns(tokenizer).add_message("three")[0])

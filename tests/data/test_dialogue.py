@@ -24,6 +24,12 @@ def parts(tokenizer, example):
     return tokenizer.decode(example.ids[:split]), tokenizer.decode(example.ids[split:])
 
 
+@pytest.mark.notices(
+    "the marker of the answer is no part of its prompt",
+    "data/messages.py",
+    "text[: last.end()], text[last.end() :].rstrip()",
+    "text[: last.start()], text[last.end() :].rstrip()",
+)
 def test_the_last_turns_are_the_responses_of_a_pair(tokenizer):
     encoder = PairEncoder(tokenizer, PairDataConfig(turn_markers=MARKERS))
     pair = encoder.encode(row(chosen=f"{START} the capital\n", rejected=f"{START} the user"))
@@ -44,6 +50,18 @@ def test_a_dialogue_is_rendered_with_the_chat_template(tokenizer):
     assert tokenizer.decode(trained) == "hello user<|im_end|>Paris.<|im_end|>"
 
 
+@pytest.mark.notices(
+    "an empty answer is trained on",
+    "data/messages.py",
+    '    if not message.get("tool_calls") and (',
+    "    if False and (",
+)
+@pytest.mark.notices(
+    "a dialogue may begin anywhere in a text",
+    "data/messages.py",
+    "    if not found or found[0].start() > 0:",
+    "    if not found:",
+)
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize(
     ("chosen", "reason"),
@@ -60,6 +78,12 @@ def test_dialogues_that_do_not_fit_are_bad_rows(tokenizer, chat, chosen, reason)
         encoder.encode(row(chosen=chosen, rejected=f"{START} no"))
 
 
+@pytest.mark.notices(
+    "a dialogue that ends with the user has an answer",
+    "data/messages.py",
+    "    if last[1] != markers[1]:",
+    "    if False:",
+)
 def test_a_dialogue_that_ends_with_the_user_is_a_bad_row(tokenizer):
     config = SFTDataConfig(turn_markers=MARKERS)
     with pytest.raises(RowError, match="the last turn of a dialogue does not begin with 'Assistant:'"):

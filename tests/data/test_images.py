@@ -72,6 +72,13 @@ def test_every_form_of_an_image_gives_its_file(tmp_path, kind):
     assert pixels(image_file(Pillow.open(io.BytesIO(data)))) == pixels(data), "an image of Pillow, written again"
 
 
+@pytest.mark.notices("URLs are fetched without being asked for", "data/images.py", "if not with_urls:", "if not text:")
+@pytest.mark.notices(
+    "the file of an image is not opened when its row is read",
+    "data/images.py",
+    "    open_image(data)\n    return data",
+    "    return data",
+)
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -127,6 +134,12 @@ class Dripping(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.notices(
+    "a server that sends a byte now and then is waited for",
+    "data/images.py",
+    "asyncio.timeout(URL_TIMEOUT_S),",
+    "asyncio.timeout(None),",
+)
 @pytest.mark.parametrize("slow", ["head", "body"])
 def test_a_server_has_one_deadline_for_all_of_an_image(slow, monkeypatch):
     monkeypatch.setattr(images, "URL_TIMEOUT_S", 0.5)
@@ -139,6 +152,9 @@ def test_a_server_has_one_deadline_for_all_of_an_image(slow, monkeypatch):
         server.shutdown()
 
 
+@pytest.mark.notices(
+    "a server may send as much as it likes", "data/images.py", "if len(data) > MOST_BYTES:", "if False:"
+)
 def test_a_server_cannot_lead_to_a_file_and_sends_so_much(tmp_path, monkeypatch):
     (tmp_path / "x.png").write_bytes(PICTURES[0])
 
@@ -175,6 +191,12 @@ def write(path, data: bytes) -> str:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
 
 
+@pytest.mark.notices(
+    "an image may be in any format that Pillow knows",
+    "data/images.py",
+    ", formats=[each for each in FORMATS if each in Pillow.OPEN]",
+    "",
+)
 def test_only_formats_that_pillow_decodes_itself_are_opened(monkeypatch):
     """Pillow hands EPS to Ghostscript, a program of its own, where that is installed."""
     with Pillow.open(io.BytesIO(EPS)) as image:
@@ -205,6 +227,7 @@ def turned(orientation: int) -> bytes:
     return saved(image, exif=exif)
 
 
+@pytest.mark.notices("a picture lies on its side", "data/images.py", "image = ImageOps.exif_transpose(image)", "pass")
 def test_a_picture_stands_as_its_camera_was_held():
     assert corners(turned(1)) == [(255, 0, 0)] * 2 + [(0, 0, 255)] * 2
     assert corners(turned(3)) == [(0, 0, 255)] * 2 + [(255, 0, 0)] * 2
@@ -231,6 +254,18 @@ def transparent_pictures() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.notices(
+    "what is transparent has the colour that nobody sees",
+    "data/images.py",
+    'if not has_alpha or image.mode == "RGB":',
+    "if True:",
+)
+@pytest.mark.notices(
+    "transparent pixels of palettes have the colour that nobody sees",
+    "data/images.py",
+    ' or "transparency" in image.info',
+    "",
+)
 @pytest.mark.parametrize("name", transparent_pictures())
 def test_what_is_transparent_is_white(name):
     last = corners(transparent_pictures()[name])[-1]
@@ -252,6 +287,12 @@ def test_an_image_is_what_the_engine_would_serve():
         assert (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes())
 
 
+@pytest.mark.notices(
+    "a row may have any number of images",
+    "data/images.py",
+    "if len(values) > config.max_images_per_prompt:",
+    "if not values:",
+)
 def test_a_row_has_at_most_as_many_images_as_the_flag_allows():
     config = ImageDataConfig(image_key="image", max_images_per_prompt=2)
     assert row_images(Row({"image": PICTURES[:2]}, "r", 1), config) == PICTURES[:2]
@@ -301,6 +342,12 @@ def test_a_placeholder_becomes_the_tokens_of_its_image_and_back():
     assert collapsed([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response behind it stays"
 
 
+@pytest.mark.notices(
+    "placeholders and images need not be equally many",
+    "data/images.py",
+    "if found != len(images):",
+    "if found > len(images):",
+)
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_text_with_other_placeholders_than_images_is_refused(count):
     with pytest.raises(ValueError, match=f"places for 2 images, and there are {count}"):
@@ -311,6 +358,12 @@ def seen(*files: bytes, length: int = 3) -> Example:
     return Example([1] * length, [0] + [1] * (length - 1), images=tuple(Image(0, 1, data) for data in files))
 
 
+@pytest.mark.notices(
+    "the images of a batch stay where they are when its sequences move",
+    "data/batch.py",
+    "tuple(batch.images[row] for row in chosen.tolist())",
+    "batch.images[: len(chosen)]",
+)
 def test_images_move_with_their_sequences():
     batch = collate([seen(b"a"), seen(), seen(b"b", b"c", length=2)], TokenBatch)
     assert batch.images == ((b"a",), (), (b"b", b"c"))
@@ -321,6 +374,12 @@ def test_images_move_with_their_sequences():
     assert collate([replace(seen(), images=None)], TokenBatch).images is None
 
 
+@pytest.mark.notices(
+    "an image is cut off",
+    "data/text_encoders.py",
+    "example.images[-1].start + example.images[-1].length > max_len",
+    "example.images[-1].start > max_len",
+)
 def test_an_image_is_never_cut_off():
     example = Example(list(range(10)), [0] * 8 + [1] * 2, "r:1", images=(Image(2, 6, b"a"),))
     assert cut(example, 8).ids == list(range(8)), "it ends with the image"

@@ -16,6 +16,12 @@ def example(prompt, answer, label=1.0):
     return Example([*prompt, *answer], [0] * len(prompt) + [1] * len(answer), "f:1", {"label": label})
 
 
+@pytest.mark.notices(
+    "a mismatched answer is one to the same prompt",
+    "data/preferences.py",
+    "% len(ends)] + 1) % len(prompts)",
+    "% len(ends)]) % len(prompts)",
+)
 def test_the_mismatched_response_is_the_next_one_to_another_prompt():
     a, b = [1, 2], [3]
     rows = [example(a, [10]), example(a, [11, 12]), example(b, [13], 0.0), example(a, [14])]

@@ -83,6 +83,12 @@ def encoders(tokenizer):
     }
 
 
+@pytest.mark.notices(
+    "as many bad rows as are allowed end the run", "data/row.py", "if bad > allowed:", "if bad >= allowed:"
+)
+@pytest.mark.notices(
+    "an item at the border of two stored batches is another one", "data/store.py", 'side="right"', 'side="left"'
+)
 @pytest.mark.parametrize("kind", ["examples", "pairs with margins", "labelled", "steps", "documents", "prompts"])
 def test_stored_items_equal_the_encoded_ones(tokenizer, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(store, "BATCH_TOKENS", 40)
@@ -124,6 +130,24 @@ def changes():
     return [other_content, other_template, other_length, other_tokenizer]
 
 
+@pytest.mark.notices(
+    "encoded rows are found again under another data.max_len",
+    "data/cache.py",
+    '"cache_enable", "cache_max_gb",',
+    '"cache_enable", "cache_max_gb", "max_len",',
+)
+@pytest.mark.notices(
+    "encoded rows are found again with another chat template",
+    "data/cache.py",
+    'f"{file.name} {file_digest(file)}"',
+    'f"{file.name}"',
+)
+@pytest.mark.notices(
+    "encoded rows are found again when their file has changed",
+    "data/sources.py",
+    "[*map(file_digest, self.files),",
+    "[*map(str, self.files),",
+)
 @pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
 def test_whatever_changes_an_item_is_encoded_again(tokenizer, tmp_path, cache, change):
     path = write(tmp_path / "a.jsonl", chosen="what is the capital of France?")
@@ -152,6 +176,12 @@ def test_flags_for_the_use_of_rows_do_not_change_their_cache_entry(tokenizer, tm
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.notices(
+    "encoded rows are found again when another share of bad rows was allowed to go",
+    "data/load.py",
+    "fingerprint(self.encoder, self.data.on_bad_row, taken)",
+    "fingerprint(self.encoder, taken)",
+)
 def test_rows_that_one_run_skipped_end_a_later_run_that_stops_at_bad_rows(tokenizer, tmp_path):
     """What is in the cache was made by another policy."""
     encoder, path = ConversationEncoder(tokenizer, SFT), write(tmp_path / "a.jsonl")
@@ -160,6 +190,12 @@ def test_rows_that_one_run_skipped_end_a_later_run_that_stops_at_bad_rows(tokeni
         load(encoder, path, replace(SFT, on_bad_row="stop"))
 
 
+@pytest.mark.notices(
+    "both answers of a stored pair have the numbers of the first",
+    "data/store.py",
+    "own = {name: each[place]",
+    "own = {name: each[0]",
+)
 def test_the_sequences_of_a_group_keep_the_numbers_of_their_own():
     pair = [Example([1, number], [0, 1], "a:1", numbers={"number": number / 2}) for number in (5, 7)]
     kept = store.in_memory([Group(tuple(pair)), Group(tuple(reversed(pair)))])
@@ -216,6 +252,12 @@ def test_leftovers_of_a_killed_run_are_removed_once_they_are_old(tokenizer, tmp_
     assert not old.exists() and new.exists()
 
 
+@pytest.mark.notices(
+    "the share of bad rows is of the good ones",
+    "data/encode.py",
+    "bad.rows += 1",
+    "bad.rows += not isinstance(result, RowError)",
+)
 def test_no_usable_row_is_an_error_that_says_why(tokenizer, tmp_path, cache):
     path, encoder = write(tmp_path / "a.jsonl", count=2, chosen=""), ConversationEncoder(tokenizer, SFT)
     with pytest.raises(

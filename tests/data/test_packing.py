@@ -28,6 +28,9 @@ def best_largest_sum(lengths, parts):
     )
 
 
+@pytest.mark.notices(
+    "the largest bins of two partitions meet", "data/packing.py", "reversed(other[-met:])", "other[-met:]"
+)
 def test_balance_by_hand():
     """8-7=1; 6-5=1; 4, 1, 1 -> 4-1=3; 3-1=2: a difference of 2 on a total of 30 is 14 and 16."""
     lengths = [8, 7, 6, 5, 4]
@@ -49,6 +52,12 @@ def walked(lengths, parts):
     return sorted((sorted(each[2]) for each in found[0][2]), key=lambda part: (not part, part[:1]))
 
 
+@pytest.mark.notices(
+    "the largest bin of a partition takes the next sequence",
+    "data/packing.py",
+    "_joined(one.pop(), other[0])",
+    "_joined(one.pop(0), other[0])",
+)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("parts", [1, 2, 3, 6, 13, 50])
 def test_balance_is_largest_differencing_step_by_step(seed, parts):
@@ -103,6 +112,12 @@ def test_micro_batches_by_count_keep_the_order():
     assert micro_batches([9, 1, 5, 3, 2], count=2) == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.notices(
+    "a micro-batch has one token more than its budget",
+    "data/packing.py",
+    "for index in part) <= token_budget",
+    "for index in part) <= token_budget + 1",
+)
 @pytest.mark.parametrize("seed", range(30))
 def test_micro_batches_by_budget_hold_every_sequence_once_and_the_budget(seed):
     rng = random.Random(seed)

@@ -32,6 +32,12 @@ def test_a_prompt_column_comes_before_both_responses(tokenizer):
     assert len(pair) == sum(map(len, pair.examples)) and pair.where == "set.jsonl:7"
 
 
+@pytest.mark.notices(
+    "the common beginning of a pair ends within a word",
+    "data/preferences.py",
+    "while common and not common[-1].isspace():",
+    "while False:",
+)
 def test_without_a_prompt_column_the_common_words_are_the_prompt(tokenizer):
     values = {"chosen": "the user asks: today is fine", "rejected": "the user asks: tomorrow"}
     pair = encode(tokenizer, values)

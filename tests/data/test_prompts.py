@@ -48,6 +48,12 @@ def test_the_prompt_is_that_of_supervised_tuning(bos_tokenizer, chat):
     assert tuned.mask.index(1) == len(prompt.ids)
 
 
+@pytest.mark.notices(
+    "a label of true becomes True",
+    "data/render.py",
+    "isinstance(value, bool | dict | list)",
+    "isinstance(value, dict | list)",
+)
 @pytest.mark.parametrize(
     ("label", "text"),
     [("3184", "3184"), (7, "7"), (0.5, "0.5"), (True, "true"), (["é", 1], '["é", 1]'), ({"a": None}, '{"a": null}')],
@@ -57,12 +63,24 @@ def test_labels_become_text(tokenizer, label, text):
     assert encoder.encode(row(input="a", answer=label)).label == text
 
 
+@pytest.mark.notices(
+    "every prompt has the default data source",
+    "data/text_encoders.py",
+    '"default" if source is None else str(source)',
+    '"default"',
+)
 def test_the_datasource_column_is_kept(tokenizer):
     encoder = PromptEncoder(tokenizer, PromptDataConfig())
     assert encoder.encode(row(input="a", datasource="gsm8k")).datasource == "gsm8k"
     assert encoder.encode(row(input="a", datasource=None)).datasource == "default"
 
 
+@pytest.mark.notices(
+    "a prompt may fill data.max_len",
+    "data/text_encoders.py",
+    "if len(ids) >= self.config.max_len:",
+    "if len(ids) > self.config.max_len:",
+)
 def test_a_prompt_without_room_for_one_token_is_refused_and_never_cut(tokenizer):
     length = len(tokenizer("one two three", add_special_tokens=False)["input_ids"])
     assert len(

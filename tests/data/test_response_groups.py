@@ -31,6 +31,9 @@ def output(path, *rows):
     return path
 
 
+@pytest.mark.notices(
+    "answers that were cut off are trained on", "data/response_groups.py", 'row["finish_reason"] != "length" and', ""
+)
 def test_groups_have_no_responses_that_are_cut_off_or_empty(tmp_path):
     first, second = {"question": "a"}, {"question": [{"role": "user", "content": "b"}]}
     path = output(

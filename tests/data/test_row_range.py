@@ -43,6 +43,12 @@ def test_no_part_divides_a_group(source, parts):
     assert parts == 1 or len({each.start for each in ranges}) > 1
 
 
+@pytest.mark.notices(
+    "max_samples counts the rows that were skipped",
+    "data/row_range.py",
+    "min(total, start + self.limit)",
+    "min(total, self.limit)",
+)
 def test_rows_are_left_out_at_the_start_and_at_the_end(source):
     source = replace(source, skip=3, limit=4)
     assert source.part(0, 1) == range(3, 7)

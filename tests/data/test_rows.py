@@ -147,6 +147,9 @@ def test_one_object_in_a_json_file_is_one_row(tmp_path):
     assert values(load(tmp_path / "x.json")) == [{"input": "a"}]
 
 
+@pytest.mark.notices(
+    "lines of a file are counted from 0", "data/files.py", "enumerate(lines, start=1)", "enumerate(lines)"
+)
 def test_lines_are_counted_as_an_editor_does(tmp_path):
     (tmp_path / "x.jsonl").write_text('\ufeff{"n": 1}\n\n  \n{"n": 4}\n', encoding="utf-8")
     assert [(row.values["n"], row.line) for row in load(tmp_path / "x.jsonl")] == [(1, 1), (4, 4)]
@@ -306,6 +309,12 @@ def test_a_folder_of_unmarked_files_is_read_whole_in_order(tmp_path):
     assert values(load(f"{tmp_path}@deep")) == [{"n": 3}]
 
 
+@pytest.mark.notices(
+    "the files of all splits of a folder are read",
+    "data/sources.py",
+    "if split.lower() in words[path]] if found",
+    "] if found",
+)
 def test_a_folder_of_marked_files_needs_its_split(tmp_path):
     write_jsonl(tmp_path / "train-00000.jsonl", [{"n": 1}])
     write_jsonl(tmp_path / "train-00001.jsonl", [{"n": 2}])
@@ -342,6 +351,7 @@ def test_rows_past_max_samples_are_not_even_parsed(tmp_path):
     assert len(load(tmp_path / "x.jsonl", max_samples=1, bad=BadRows("stop"))) == 1
 
 
+@pytest.mark.notices("max_samples cuts the last sources away", "data/combine.py", "np.sort(chosen)", "np.arange(limit)")
 def test_max_samples_of_several_sources_cuts_none_away_whole(tmp_path):
     paths = [write_jsonl(tmp_path / f"{k}.jsonl", [{"k": k, "n": n} for n in range(100)]) for k in range(2)]
     rows = load(",".join(map(str, paths)), max_samples=50, seed=1)
@@ -354,6 +364,13 @@ def test_max_samples_of_several_sources_cuts_none_away_whole(tmp_path):
     assert rows != load(",".join(map(str, paths)), max_samples=50, seed=2)
 
 
+@pytest.mark.notices("a mixture ignores its probabilities", "data/combine.py", "size=1000, p=probs)", "size=1000)")
+@pytest.mark.notices(
+    "a mixture ends when its first source is used up",
+    "data/combine.py",
+    "while (drawn < lengths).any():",
+    "while (drawn < lengths).all():",
+)
 @pytest.mark.parametrize(("lengths", "probs"), [([40, 700], [0.5, 0.5]), ([3, 5, 2], [0.2, 0.3, 0.5]), ([900], [1.0])])
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_mixture_is_that_of_the_datasets_library(datasets, lengths, probs, seed):

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlhf_suite.data.sampler import BatchOrder
 
 
+@pytest.mark.notices(
+    "the last short batch of an epoch is dropped",
+    "data/sampler.py",
+    "-(-self.num_rows // self.batch_size)",
+    "self.num_rows // self.batch_size",
+)
 def test_each_epoch_sees_every_row_once_and_drops_none():
     order = BatchOrder(num_rows=10, batch_size=4, seed=1)
     assert order.steps_per_epoch == 3
@@ -20,6 +28,9 @@ def test_a_step_is_the_same_whatever_was_read_before():
     assert [again.indices(step) for step in reversed(range(20))] == forward[::-1]
 
 
+@pytest.mark.notices(
+    "every epoch has the same order", "data/sampler.py", "np.random.PCG64([seed, epoch])", "np.random.PCG64([seed, 0])"
+)
 def test_the_order_depends_on_the_seed_and_on_the_epoch():
     order = BatchOrder(100, 100, 0)
     assert order.indices(0) != order.indices(1)

@@ -72,6 +72,12 @@ def test_a_response_cannot_mark_steps_of_its_own(tokenizer):
     assert cheat.ids == scored.encode(QUESTION, "so 3").ids and sum(cheat.mask) == 1
 
 
+@pytest.mark.notices(
+    "a solution that lost its last steps is not called cut",
+    "data/steps.py",
+    "truncated=sum(mask) < len(places)",
+    "truncated=False",
+)
 def test_a_cut_solution_says_so_exactly_when_a_step_lost_its_placeholder(tokenizer):
     whole = encoders(tokenizer, steps_key="steps")[1].encode(QUESTION, "\n".join(STEPS))
     places = [place for place, is_place in enumerate(whole.mask) if is_place]

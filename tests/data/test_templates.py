@@ -195,6 +195,12 @@ def test_responses_whose_prompts_do_not_fit_are_dropped_and_noted(tokenizer):
         encode(tokenizer, R1, long[2:], max_len=60)
 
 
+@pytest.mark.notices(
+    "tools that are JSON text are one tool",
+    "data/messages.py",
+    "            value = json.loads(value)",
+    "            value = [value]",
+)
 def test_tools_may_be_json_text_and_absent(tokenizer):
     given = encode(tokenizer, QWEN3, WITH_TOOLS, tools=json.dumps(TOOLS))
     assert given == encode(tokenizer, QWEN3, WITH_TOOLS, tools=TOOLS)
@@ -208,6 +214,12 @@ def test_tools_may_be_json_text_and_absent(tokenizer):
             encode(tokenizer, QWEN3, PLAIN, tools=tools)
 
 
+@pytest.mark.notices(
+    "arguments of tool calls that are JSON text stay text",
+    "data/messages.py",
+    "    if not isinstance(arguments, str):",
+    "    if True:",
+)
 def test_arguments_of_tools_may_be_json_text(tokenizer):
     text = [*WITH_TOOLS]
     text[2] = assistant(None, tool_calls=[call("add", '{"a": 1, "b": 1}')])
@@ -218,6 +230,12 @@ def test_arguments_of_tools_may_be_json_text(tokenizer):
         encode(tokenizer, QWEN3, text)
 
 
+@pytest.mark.notices(
+    "keys without a value reach the chat template",
+    "data/messages.py",
+    "message = {name: each for name, each in value.items() if each is not None}",
+    "message = dict(value)",
+)
 def test_keys_without_a_value_are_not_passed_to_the_template(tokenizer):
     """Rows of a parquet file have every name in every message."""
     names = ("content", "tool_calls", "reasoning_content", "name")
@@ -274,6 +292,12 @@ SHARED = [
 ]
 
 
+@pytest.mark.notices(
+    "an answer of a ShareGPT conversation is one of the user",
+    "data/messages.py",
+    '"gpt": "assistant",',
+    '"gpt": "user",',
+)
 def test_sharegpt_conversations_are_messages(tokenizer):
     same = [SYSTEM, user("hello there"), assistant("hello user")]
     assert encode(tokenizer, LLAMA3, SHARED) == encode(tokenizer, LLAMA3, same)

@@ -47,6 +47,12 @@ def trained_pieces(tokenizer, example) -> list[str]:
 CHAT = [user("hello there"), assistant("hello user"), user("what is the capital?"), assistant("Paris.")]
 
 
+@pytest.mark.notices(
+    "what a user says in a conversation is trained on",
+    "data/text_encoders.py",
+    "Segment(turn.prompt[done:], False,",
+    "Segment(turn.prompt[done:], True,",
+)
 def test_the_last_turn_is_trained_on_with_its_end_token(tokenizer):
     example = ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
     assert trained_pieces(tokenizer, example) == ["Paris.<|im_end|>"]
@@ -75,6 +81,9 @@ def test_input_and_output_may_be_text_or_message_lists(tokenizer, given, output)
     assert (example.ids, example.mask) == (expected.ids, expected.mask)
 
 
+@pytest.mark.notices(
+    "the end of an answer is not trained on", "data/text_encoders.py", "mask.append(1)", "mask.append(0)"
+)
 @pytest.mark.parametrize("answer", ["you", "\n\n there", "Paris.", " n", "<|im_start|>odd"])
 @pytest.mark.parametrize("chat", [True, False])
 def test_the_prompt_ids_are_those_of_the_prompt_tokenised_alone(tokenizer, answer, chat):
@@ -214,6 +223,12 @@ def test_a_begin_token_is_kept_for_plain_text_and_not_doubled_in_chats(bos_token
     assert begin not in chat.ids
 
 
+@pytest.mark.notices(
+    "an answer that is cut off gets an end",
+    "data/text_encoders.py",
+    "ids=example.ids[:max_len]",
+    "ids=[*example.ids[: max_len - 1], example.ids[-1]]",
+)
 def test_a_long_sample_is_cut_at_the_right_without_an_end_token(tokenizer):
     whole = ConversationEncoder(tokenizer, plain_config()).encode(row(input="hello", output="one two three " * 5))
     limit = len(whole.ids) - 10
@@ -285,6 +300,12 @@ def test_an_assistant_message_with_only_tool_calls_is_a_response(tokenizer):
     assert trained_pieces(tokenizer, example) == ["[{'name': 'add'}]\n<|im_end|>"]
 
 
+@pytest.mark.notices(
+    "calls of tools that no prompt names are not said",
+    "data/messages.py",
+    "return (UNNAMED,) if not tools and any(",
+    "return (UNNAMED,) if tools and any(",
+)
 @pytest.mark.parametrize("multiturn", [False, True])
 def test_calls_of_tools_that_no_prompt_names_are_said_in_one_line(tokenizer, multiturn):
     """A model that is trained so learns to call what later prompts do not offer, or offer otherwise."""

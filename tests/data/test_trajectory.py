@@ -17,6 +17,18 @@ def ledger(prompt: int = 3, group: int = 0, sample: int = 0) -> Trajectory:
     return result
 
 
+@pytest.mark.notices(
+    "what a tool wrote counts as the model's",
+    "data/trajectory.py",
+    "self._append(np.asarray(ids), ENVIRONMENT,",
+    "self._append(np.asarray(ids), MODEL,",
+)
+@pytest.mark.notices(
+    "what a tool wrote has the version of the weights",
+    "data/trajectory.py",
+    "ENVIRONMENT, zeros(ids), -1)",
+    "ENVIRONMENT, zeros(ids), 0)",
+)
 def test_each_token_has_its_owner_its_log_prob_and_its_weights():
     one = ledger()
     assert one.ids.tolist() == [1, 2, 5, 6, 8, 9]
@@ -25,6 +37,12 @@ def test_each_token_has_its_owner_its_log_prob_and_its_weights():
     assert one.version.tolist() == [-1, -1, 7, 7, -1, 8]
 
 
+@pytest.mark.notices(
+    "a response is without what tools wrote in it",
+    "data/trajectory.py",
+    "return self.ids[int((self.owner == PROMPT).sum()) :]",
+    "return self.ids[self.model_mask]",
+)
 def test_a_response_has_what_tools_wrote_and_its_length_has_not():
     one = ledger()
     assert one.response_ids.tolist() == [5, 6, 8, 9]
@@ -47,6 +65,12 @@ def test_a_reward_of_a_turn_stands_at_the_turns_last_token():
     assert one.turn_rewards.tolist() == [0, 0, 0, 0.75, 0, -1]
 
 
+@pytest.mark.notices(
+    "a response is cut off unless it stopped",
+    "data/trajectory.py",
+    'self.finish_reason == "length"',
+    'self.finish_reason != "stop"',
+)
 @pytest.mark.parametrize(("reason", "truncated"), [("length", True), ("stop", False), ("abort", False), ("", False)])
 def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
     one = ledger()
@@ -54,6 +78,12 @@ def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
     assert one.truncated is truncated
 
 
+@pytest.mark.notices(
+    "groups of one prompt from two rounds become one group",
+    "data/trajectory.py",
+    "[trajectory.group for trajectory in trajectories]",
+    "[trajectory.prompt for trajectory in trajectories]",
+)
 def test_a_batch_has_the_models_tokens_as_its_mask_and_the_groups_of_the_step():
     """Two groups of one prompt, as when a prompt comes twice in a step, are two groups."""
     batch = to_batch([ledger(group=0), ledger(group=0, sample=1), ledger(group=1)])

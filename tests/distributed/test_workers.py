@@ -180,6 +180,12 @@ def test_a_killed_actor_is_noticed_while_its_peer_is_busy(group, tmp_path):
     assert "rank 0" not in message
 
 
+@pytest.mark.notices(
+    "a peer's echo is reported instead of the death",
+    "launch/wait.py",
+    "next((failure for failure in failures if _is_cause(failure[1])), failures[0])",
+    "failures[0]",
+)
 def test_the_death_is_reported_not_its_echo_in_the_peers(group):
     with pytest.raises(RunError, match="pupil-1 died during") as caught:
         call(group(), "lose_peer", what="a collective")
@@ -207,6 +213,18 @@ def test_an_actor_that_shows_signs_of_life_may_take_longer_than_the_limit(group)
     assert "Timeout" not in pupils.members[0].log.read_text(), "no stacks of a call that goes on"
 
 
+@pytest.mark.notices(
+    "the log of the first actor is quoted, whoever hangs",
+    "launch/wait.py",
+    "raise _expired([member[ref] for ref in pending], wait.what, timeout_s)",
+    "raise _expired(list(member.values()), wait.what, timeout_s)",
+)
+@pytest.mark.notices(
+    "a wait names those who have answered too",
+    "launch/wait.py",
+    "wait.who = names_of([member[ref] for ref in pending])",
+    "wait.who = names_of(list(member.values()))",
+)
 def test_a_wait_is_for_those_who_have_not_answered(group):
     pupils = group(timeout_s=12.0)
     pupils.ready()

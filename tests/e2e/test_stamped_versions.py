@@ -62,6 +62,18 @@ def mean(parts) -> float:
     return float(np.concatenate(parts).mean())
 
 
+@pytest.mark.notices(
+    "tokens are stamped with the version before that of their weights",
+    "engines/actor.py",
+    "engine.set_weight_version(str(manifest.version))",
+    "engine.set_weight_version(str(max(manifest.version - 1, 0)))",
+)
+@pytest.mark.notices(
+    "unfinished responses keep the KV cache of the old weights",
+    "engines/actor.py",
+    "engine.reset_prefix_cache(reset_running_requests=True)",
+    "engine.reset_prefix_cache()",
+)
 def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses, record_property):
     versions = np.concatenate([tokens.version for tokens in responses])
     differences = np.concatenate([tokens.differences() for tokens in responses])

@@ -65,6 +65,27 @@ def words(task: str, models: Path) -> list[str]:
     return [f"task={task}", f"actor.model_name_or_path={models / 'student'}", *COMMON, *TASKS[task], *teacher]
 
 
+@pytest.mark.notices(
+    "a model on ranks that split matrices is exported with one rank's parts",
+    "train/strategy.py",
+    "with gathered(self.ds, parameters), tensor_parallel.whole(parameters):",
+    "with gathered(self.ds, parameters):",
+    cases="sft and not data",
+)
+@pytest.mark.notices(
+    "a run on ranks that split matrices counts each token once per rank",
+    "distributed/world.py",
+    "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.data, self.data_ranks)",
+    "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.size, None)",
+    cases="sft and not data",
+)
+@pytest.mark.notices(
+    "groups that split matrices get each other's parts of a batch",
+    "distributed/mesh.py",
+    "return rank // (self.sequence * self.tensor)",
+    "return rank % self.data",
+    cases="distill and data",
+)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_run_on_ranks_that_split_matrices_is_that_of_one_rank(runs, models, plain, task, split):

@@ -113,6 +113,32 @@ def assert_equal(mine: list[Generation], theirs: list[Generation]) -> None:
             assert np.array_equal(getattr(one, name), getattr(other, name)), (one.id, name)
 
 
+@pytest.mark.notices(
+    "an engine that is started again has random weights",
+    "engines/pool.py",
+    "                self._restore(started)\n",
+    "",
+)
+@pytest.mark.notices(
+    "an engine that is started again stamps its tokens with version 0",
+    "engines/pool.py",
+    '"update_weights", manifest)\n\n    def _dead',
+    '"update_weights", Manifest(0, manifest.entries, manifest.path))\n\n    def _dead',
+)
+@pytest.mark.notices(
+    "an engine is started again once more than it may be",
+    "launch/link.py",
+    "if count == self.limit:",
+    "if count > self.limit:",
+)
+@pytest.mark.notices(
+    "requests that a dead engine had get other seeds",
+    "launch/link.py",
+    "self.start(self.submit([*self.orders.items()]))",
+    'replace = __import__("dataclasses").replace\n'
+    "            self.start(self.submit([(n, replace(r, seed=r.seed + 1)) for n, r in "
+    "self.orders.items()]))",
+)
 def test_unfinished_requests_of_the_only_engine_are_made_again_and_its_second_death_is_final(
     cluster, model, tmp_path, capfd
 ):

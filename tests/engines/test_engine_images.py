@@ -91,6 +91,18 @@ def gap(model, asked, answers) -> float:
     return float(np.abs(ours - np.concatenate([answer.log_probs for answer in answers])).max())
 
 
+@pytest.mark.notices(
+    "the engine gets tokens of images that are expanded already",
+    "engines/actor.py",
+    "prompt_token_ids=collapsed(job.prompt_ids, job.images, image_token),",
+    "prompt_token_ids=list(job.prompt_ids),",
+)
+@pytest.mark.notices(
+    "the tokens of images are sampled",
+    "engines/actor.py",
+    "logit_bias=dict.fromkeys(sampling.never, NEVER) or None,",
+    "logit_bias=None,",
+)
 def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, record_property):
     report = sync(pool, trained(seeing, 1), 2)
     names = [name for name, _ in named_weights(trained(seeing, 1))]
@@ -102,6 +114,9 @@ def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, recor
     assert largest <= SAME
 
 
+@pytest.mark.notices(
+    "the features of images survive a weight sync", "engines/actor.py", "            engine.reset_encoder_cache()\n", ""
+)
 def test_a_sync_replaces_the_tower_and_the_features_of_images_that_were_seen(pool, seeing):
     """The scheduler counts on features that the worker has forgotten: the next request would kill the engine."""
     asked = requests(seeing)
@@ -140,6 +155,12 @@ def test_more_images_than_the_flag_allows_are_refused_and_affect_no_other(pool, 
     assert len(pool.generate_all(requests(seeing, 2))) == 2
 
 
+@pytest.mark.notices(
+    "an engine that reads other tokens than the trainer is not noticed",
+    "engines/actor.py",
+    "self._prompt_ids = request.prompt_ids if request.images else None",
+    "self._prompt_ids = None",
+)
 def test_a_prompt_that_the_engine_expands_otherwise_ends_the_run(pool, seeing):
     """Comes last: the engine is not used any more. Two places of one image would be trained on wrong tokens."""
     (request,) = requests(seeing, 1)

@@ -58,6 +58,18 @@ def start(slot: Slot, folder, backend: str) -> EnginePool:
     return EnginePool([create(0)], [member], 300, create, config.max_restarts)
 
 
+@pytest.mark.notices(
+    "an engine on nodes: workers of two machines sum through the memory of one",
+    "engines/nodes.py",
+    'f"{meeting}?node={self.node()}"',
+    "meeting",
+)
+@pytest.mark.notices(
+    "an engine on nodes: a dead worker leaves the engine alive",
+    "engines/nodes.py",
+    "            except RayActorError:\n                return True",
+    "            except RayActorError:\n                return False",
+)
 def test_an_engine_on_two_nodes_samples_proves_its_weights_and_is_started_again(slot, tmp_path):
     pool, trainer = start(slot, tmp_path, "gloo"), Trainer.remote()
     (handle,), asked = pool._handles, requests(4)

@@ -12,6 +12,7 @@ from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, lim
 from rlhf_suite.launch.ray_cluster import machine
 
 
+@pytest.mark.notices("a GPU that is hidden is counted", "launch/environment.py", '("", "-1", "NoDevFiles")', '("",)')
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,2,5", 3), ("GPU-a,GPU-b", 2)])
 def test_visible_devices_decide_how_many_gpus_there_are(monkeypatch, visible, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -26,6 +27,12 @@ def test_auto_takes_the_gpu_when_there_is_one(monkeypatch):
     assert device_kind(LaunchConfig()) == "cpu"
 
 
+@pytest.mark.notices(
+    "a machine that is not here is planned as one without GPUs",
+    "launch/ray_cluster.py",
+    ' and (device == "cpu" or count > 0)',
+    "",
+)
 def test_gpus_that_are_asked_for_where_there_are_none_are_those_of_another_machine(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine(LaunchConfig(device="cuda")) == Machine("cuda", None)
@@ -44,6 +51,9 @@ def test_cpu_profile_has_one_sleeping_thread_and_no_gpu(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in runtime_env("cuda")
 
 
+@pytest.mark.notices(
+    "Muon is compiled on a CPU", "launch/environment.py", '"TORCHDYNAMO_DISABLE": "1"', '"TORCHDYNAMO_DISABLE": "0"'
+)
 def test_nothing_is_compiled_on_a_cpu():
     """The first step with Muon would wait for a C++ compiler, in every run."""
     script = "import torch\nprint(torch.compile(lambda: torch.compiler.is_compiling(), backend='eager')())"
@@ -52,12 +62,24 @@ def test_nothing_is_compiled_on_a_cpu():
     assert done.stdout == "False\n"
 
 
+@pytest.mark.notices(
+    "what the user has set in the environment is replaced",
+    "launch/environment.py",
+    "os.environ.get(name, value) for name, value",
+    "value for name, value",
+)
 def test_what_the_user_set_is_kept_and_the_hub_is_left_alone(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert runtime_env("cpu")["OMP_NUM_THREADS"] == "3"
     assert "HF_HUB_OFFLINE" not in runtime_env("cpu")
 
 
+@pytest.mark.notices(
+    "every actor takes all cores of its machine",
+    "launch/environment.py",
+    "cpu_count() // max(1, gpu_count())",
+    "cpu_count()",
+)
 def test_actors_on_gpus_share_the_cores_of_their_machine(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads = {}

@@ -31,6 +31,12 @@ def released():
     event.set()
 
 
+@pytest.mark.notices(
+    "a coroutine that blocks the event loop is not noticed",
+    "launch/loop_thread.py",
+    'self.fail(UserError(f"{place}',
+    '(UserError(f"{place}',
+)
 def test_a_coroutine_that_blocks_the_loop_fails_all_others(released, capsys):
     loop = LoopThread("test")
     loop.watch(4 * LOOK_S, FLAG)
@@ -48,6 +54,12 @@ def test_a_coroutine_that_blocks_the_loop_fails_all_others(released, capsys):
     assert later.result(60) == "in time", "what was started before the failure comes to its end without harm"
 
 
+@pytest.mark.notices(
+    "many short calls on an event loop count as one that blocks it",
+    "launch/loop_thread.py",
+    "now is not None and now == before",
+    "now is not None and before is not None",
+)
 def test_many_short_calls_in_a_row_and_long_waits_are_no_block(capsys):
     """Each of the calls blocks the loop, and together they do so for longer than the limit."""
     loop = LoopThread("test")
@@ -74,6 +86,12 @@ def test_results_and_errors_come_back():
     assert not loop.open
 
 
+@pytest.mark.notices(
+    "the requests of a run that has ended are left pending",
+    "launch/loop_thread.py",
+    "            for task in tasks:\n                task.cancel()\n",
+    "            tasks = set()\n",
+)
 def test_the_end_of_a_loop_fails_all_that_was_started_and_runs_what_they_clean_up():
     loop, cleaned = LoopThread("test"), []
 

@@ -75,6 +75,12 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
     return driver, Path(session), address
 
 
+@pytest.mark.notices(
+    "a signal behind the cluster of Ray kills a run that is writing its last files",
+    "launch/ray_cluster.py",
+    "    with signals_blocked():\n        ray.shutdown()",
+    "    if True:\n        ray.shutdown()",
+)
 def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
     """Ray leaves SIGTERM to the system, which ends a process that is still writing its last files."""
     code = """if True:
@@ -151,6 +157,9 @@ def late(monkeypatch, times: int) -> list[int]:
     return seen
 
 
+@pytest.mark.notices(
+    "a Ray cluster whose daemons are late is given up at once", "launch/ray_cluster.py", "TRIES = 3", "TRIES = 1"
+)
 def test_a_cluster_whose_daemons_are_late_is_started_again(tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as root:  # other tests make clusters in the usual folder meanwhile
         monkeypatch.setattr(tempfile, "tempdir", root)
@@ -243,6 +252,12 @@ def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
         assert "GPU" not in ray.cluster_resources()
 
 
+@pytest.mark.notices(
+    "actors that share CPU cores have fewer slots than they need",
+    "launch/ray_cluster.py",
+    "math.ceil(slots * CPUS_PER_DEVICE)",
+    "int(slots * CPUS_PER_DEVICE)",
+)
 def test_the_last_actor_has_a_slot_though_it_fills_no_core():
     cores = cpu_count()
     assert [_num_cpus(LaunchConfig(), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [

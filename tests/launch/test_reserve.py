@@ -9,6 +9,12 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve, resources
 
 
+@pytest.mark.notices(
+    "shares of a device are rounded up",
+    "launch/placement.py",
+    "math.floor(amount * RESOURCE_STEPS + 1e-6)",
+    "math.ceil(amount * RESOURCE_STEPS)",
+)
 def test_shares_of_a_device_fit_in_it_again():
     for sharers in range(1, 12):
         part, whole = resources("cuda", 1 / sharers), resources("cuda", 1)
@@ -22,6 +28,9 @@ def test_a_device_without_gpu_is_a_share_of_cpu():
     assert resources("cuda", 2) == {"CPU": 0.5, "GPU": 2.0}
 
 
+@pytest.mark.notices(
+    "roles that share a device take all of it", "config/plan.py", "return 1 / len(self.roles)", "return 1.0"
+)
 def test_the_roles_of_a_pool_divide_its_devices():
     pool = Pool((Role("engine", 2, 4), Role("actor", 8)))
     assert (pool.share, pool.num_devices, pool.name) == (0.5, 8, "engine+actor")

@@ -33,6 +33,12 @@ class Actor:
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
+@pytest.mark.notices(
+    "an engine is told the first of its GPUs alone",
+    "launch/placement.py",
+    "return replace(first, gpus=here)",
+    "return first",
+)
 @pytest.mark.usefixtures("cluster")
 def test_a_split_engine_is_told_the_gpus_of_the_ranks_that_it_shares_them_with():
     pools = (Pool((Role("other", 2),)), Pool((Role("actor", 4), Role("engine", 2, 2), Role("ref", 4))))

@@ -34,6 +34,18 @@ def test_each_engine_is_on_one_node_and_several_are_on_both(size):
     remove_placement_group(slots[0].group)
 
 
+@pytest.mark.notices(
+    "an engine on nodes: the engine takes the device of its first worker",
+    "launch/placement.py",
+    "replace(first, num_cpus=0.0, num_gpus=0.0, gpus=here, workers=workers)",
+    "replace(first, gpus=here, workers=workers)",
+)
+@pytest.mark.notices(
+    "an engine on nodes: a worker is told the GPUs of all nodes",
+    "launch/placement.py",
+    "gpus=gpus[node]) for slot, node in zip(",
+    "gpus=sum(gpus.values(), ())) for slot, node in zip(",
+)
 def test_an_engine_larger_than_a_node_has_a_worker_on_each_of_its_devices():
     """The engine itself takes no device. A worker is told the engine's GPUs of its own node."""
     (slot,) = reserve(Placement("cuda", (Pool((Role("engine", 1, 4),)),)), timeout_s=60)["engine"]
@@ -61,6 +73,18 @@ def test_an_engine_larger_than_all_nodes_is_refused_at_once():
         reserve(Placement("cuda", (Pool((Role("engine", 1, 7),)),)), timeout_s=3600)
 
 
+@pytest.mark.notices(
+    "ranks of all nodes are packed on the first ones",
+    "launch/placement.py",
+    "for _ in range(pool.num_nodes or 1):",
+    "for _ in range(1):",
+)
+@pytest.mark.notices(
+    "an engine that a node could hold is spread over two without a word",
+    "launch/placement.py",
+    "if len(slots) <= max(per_node.values()):",
+    "if len(slots) < 0:",
+)
 def test_an_engine_that_a_node_could_hold_is_not_spread_over_two():
     with pytest.raises(RunError, match=r"the 2 devices of an engine would be on two nodes, .* got 3, 3 devices"):
         reserve(Placement("cuda", (Pool(SHARED),)), timeout_s=60)
@@ -77,6 +101,12 @@ def test_ranks_are_spread_over_as_many_nodes_as_the_flag_says():
         remove_placement_group(group)
 
 
+@pytest.mark.notices(
+    "the ranks of the next node may be on the same one",
+    "launch/placement.py",
+    "if taken else None",
+    "if taken and False else None",
+)
 def test_ranks_wait_for_as_many_nodes_also_where_one_has_room_for_all():
     (held, *_) = reserve(Placement("cuda", (Pool((Role("other", 3, num_nodes=1),)),)), timeout_s=60)["other"]
     with pytest.raises(RunError, match=r"no devices for actor within 3 s"):

@@ -28,6 +28,12 @@ if not slurm.join_node(folder, config):
 """
 
 
+@pytest.mark.notices(
+    "a restarted Slurm job finds the address of its first run",
+    "launch/slurm.py",
+    "{environ['SLURM_JOB_ID']}-{restart}",
+    "{environ['SLURM_JOB_ID']}-0",
+)
 def test_the_allocation_is_read_from_the_environment():
     found = allocation(JOB | {"SLURM_PROCID": "1", "SLURM_RESTART_COUNT": "3"})
     assert found is not None

@@ -10,6 +10,12 @@ from rlhf_suite.sweeps.slurm_jobs import Command
 PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
 
 
+@pytest.mark.notices(
+    "a job that Slurm queued again begins from the start",
+    "sweeps/slurm_jobs.py",
+    'os.environ.get("SLURM_RESTART_COUNT", "0")) > 0',
+    'os.environ.get("SLURM_RESTART_COUNT", "0")) > 1',
+)
 @pytest.mark.parametrize(("restarts", "resumes"), [(None, False), ("0", False), ("1", True), ("2", True)])
 def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, restarts, resumes):
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
@@ -19,6 +25,12 @@ def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, resta
     assert f"load_enable: {str(resumes).lower()}" in capfd.readouterr().out
 
 
+@pytest.mark.notices(
+    "a job of Slurm that fails ends as one that succeeded",
+    "sweeps/slurm_jobs.py",
+    "        if code:  # below 0",
+    "        if code < 0:  # below 0",
+)
 def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
     """By its exit code: an exception would be printed by submitit, with a traceback below the reason."""
     with pytest.raises(SystemExit) as end:

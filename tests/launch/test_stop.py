@@ -126,6 +126,24 @@ with stop.stoppable(), stop.recorded_end(lambda end: record.write_text(str(end))
 """
 
 
+@pytest.mark.notices(
+    "a signal is answered when the main thread comes to it",
+    "launch/stop.py",
+    "                    self.hear(numbers[0])",
+    "                    pass",
+)
+@pytest.mark.notices(
+    "a second signal waits for the main thread",
+    "launch/stop.py",
+    "        os._exit(128 + stop.number)\n",
+    "        return\n",
+)
+@pytest.mark.notices(
+    "a process that is ended at once leaves no word",
+    "launch/stop.py",
+    "        for record in _state.at_the_end:\n",
+    "        for record in ():\n",
+)
 @pytest.mark.parametrize(
     ("within", "said"),
     [("nullcontext", "the run ends"), ("deferred", "the run stops after this step and saves it")],
@@ -164,6 +182,9 @@ def test_a_thread_that_never_ends_does_not_hold_a_process_that_has_failed():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
 
 
+@pytest.mark.notices(
+    "a signal shows a traceback of what cleans up", "launch/stop.py", "signal.signal(number, signal.SIG_IGN)", "pass"
+)
 def test_a_signal_behind_the_end_shows_no_traceback_of_what_cleans_up():
     code = """if True:
         import atexit, os, signal, sys

@@ -13,6 +13,12 @@ LOG_PROBS = torch.tensor([0.0, math.log(0.5), math.log(0.25), math.log(0.1)])
 MASK = torch.tensor([0.0, 1, 1, 0])
 
 
+@pytest.mark.notices(
+    "the mask is dropped from sums over tokens",
+    "losses/reduce.py",
+    "    return torch.where(mask.bool(), values, 0).sum()",
+    "    return values.sum()",
+)
 def test_loss_is_the_sum_of_negative_log_probs_of_masked_tokens():
     loss = next_token_loss(LOG_PROBS, MASK)
     assert loss.total.item() == pytest.approx(3 * math.log(2))

@@ -34,6 +34,12 @@ def run(ratios, advantages, config=CONFIG, **more):
     return loss, gradient
 
 
+@pytest.mark.notices(
+    "the surrogate takes the larger of both terms",
+    "losses/policy.py",
+    "    gain = torch.minimum(plain, clipped)",
+    "    gain = torch.maximum(plain, clipped)",
+)
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
     [
@@ -51,6 +57,12 @@ def test_ppo_clips_only_what_would_be_over_rewarded(ratio, advantage, loss, grad
     assert grad.item() == pytest.approx(gradient)
 
 
+@pytest.mark.notices(
+    "the lower clip is used above as well",
+    "losses/policy.py",
+    "    low, high = config.eps_clip_low_high\n    return low, high",
+    "    low, high = config.eps_clip_low_high\n    return low, low",
+)
 def test_ppo_with_an_asymmetric_clip_uses_low_below_and_high_above():
     config = PolicyConfig(eps_clip=0.9, eps_clip_low_high=[0.2, 0.28])
     assert clip_range(config) == (0.2, 0.28) and clip_range(CONFIG) == (0.2, 0.2)
@@ -58,6 +70,12 @@ def test_ppo_with_an_asymmetric_clip_uses_low_below_and_high_above():
     assert result.total.item() == pytest.approx(-1.28 + 0.8)
 
 
+@pytest.mark.notices(
+    "the dual clip bounds positive advantages",
+    "losses/policy.py",
+    "torch.where(advantages < 0, torch.maximum",
+    "torch.where(advantages > 0, torch.maximum",
+)
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
     config = PolicyConfig(eps_clip=0.2, dual_clip=3.0)
     result, gradient = run([10.0, 2.0, 10.0], [-1.0, -1.0, 1.0], config)
@@ -131,12 +149,21 @@ def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
 # The other losses. Where nothing is said pi_old is exp(-1).
 
 
+@pytest.mark.notices(
+    "CISPO's weight has a gradient",
+    "losses/policy.py",
+    "    ratio = bounded_ratio(tokens.log_ratio.detach())",
+    "    ratio = bounded_ratio(tokens.log_ratio)",
+)
 @pytest.mark.parametrize("name", policy_loss.names())
 def test_on_policy_every_loss_has_the_plain_policy_gradient(name):
     _, gradient = run([1.0, 1.0, 1.0], [2.0, -1.0, 3.0], PolicyConfig(policy_loss_type=name), segments=[0, 0, 1])
     assert gradient.tolist() == pytest.approx([-2.0, 1.0, -3.0])
 
 
+@pytest.mark.notices(
+    "GSPO's ratio is a product, not a geometric mean", "losses/policy.py", " / counts.clamp(min=1)  # [B]", "  # [B]"
+)
 def test_gspo_gives_every_token_the_geometric_mean_of_its_sequence():
     """Ratios 1.21 and 1 have the mean 1.1, inside the clip; 4 and 1 have 2, outside."""
     config = PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
@@ -172,6 +199,12 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient():
     assert loss.metrics["ppo_clip_ratio"].total == 1
 
 
+@pytest.mark.notices(
+    "SAPO's temperatures change places",
+    "losses/policy.py",
+    "config.sapo_tau_pos, config.sapo_tau_neg)",
+    "config.sapo_tau_neg, config.sapo_tau_pos)",
+)
 def test_sapo_gates_by_the_sign_of_the_advantage():
     """4/2 sigmoid(2 x 0.5) and 4/4 sigmoid(4 x 0.5) at ratio 1.5; the gradient is 4 s (1 - s) of plain PPO's."""
     config = PolicyConfig(policy_loss_type="sapo", sapo_tau_pos=2.0, sapo_tau_neg=4.0)
@@ -204,6 +237,12 @@ def descend(loss: LossSum, leaf: torch.Tensor) -> torch.Tensor:
     return -gradient
 
 
+@pytest.mark.notices(
+    "the entropy bonus is a penalty",
+    "losses/policy.py",
+    "    return LossSum(-coef * masked_sum(kept, mask)",
+    "    return LossSum(coef * masked_sum(kept, mask)",
+)
 def test_minimising_the_entropy_term_raises_entropy():
     entropy = torch.tensor([1.0, 2.0, 4.0]).requires_grad_()
     term = entropy_term(entropy, torch.tensor([1.0, 1.0, 0.0]), coef=0.5)

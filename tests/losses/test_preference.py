@@ -26,6 +26,12 @@ def one(name, chosen, rejected, **config):
     )
 
 
+@pytest.mark.notices(
+    "SimPO's log-probs are not divided by lengths",
+    "losses/preference.py",
+    "    gap = chosen.mean_log_probs - rejected.mean_log_probs",
+    "    gap = chosen.log_probs - rejected.log_probs",
+)
 def test_each_loss_by_hand():
     assert one("sigmoid", -2.0, -5.0) == pytest.approx(math.log(1 + math.exp(-0.3)))
     smoothed = 0.8 * math.log(1 + math.exp(-0.3)) + 0.2 * math.log(1 + math.exp(0.3))
@@ -72,6 +78,12 @@ def test_an_uncounted_pair_weighs_nothing_even_if_it_is_not_finite():
     assert float(result.metrics["chosen_reward"].total) == pytest.approx(-0.2)
 
 
+@pytest.mark.notices(
+    "a margin makes the task easier",
+    "losses/preference.py",
+    "-F.logsigmoid(chosen - rejected - margin)",
+    "-F.logsigmoid(chosen - rejected + margin)",
+)
 def test_reward_losses_by_hand():
     chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
     result = reward_term(chosen, rejected, margin, torch.ones(2), "sigmoid")
@@ -92,6 +104,12 @@ def test_the_metrics_of_a_pair_say_margin_and_log_probs():
     assert float(metrics["reward_margin"].total) == pytest.approx(float(margin)) != 0
 
 
+@pytest.mark.notices(
+    "a tie of two answers counts as right",
+    "losses/preference.py",
+    "(chosen > rejected).float()",
+    "(chosen >= rejected).float()",
+)
 def test_a_tie_is_not_right():
     same = answers([-2.0, -3.0])
     metrics = preference_term(same, same, torch.ones(2), DPOAlgoConfig()).metrics

@@ -20,12 +20,21 @@ def test_token_mean_is_the_sum_over_masked_tokens_by_their_number():
     assert num_units(MASK, SEGMENTS, 3, "token-mean") == 3
 
 
+@pytest.mark.notices(
+    "a mean over sequences divides by tokens", "losses/reduce.py", "(counts / whole).sum())", "mask.float().sum())"
+)
 def test_sequence_mean_is_the_sum_of_token_means_and_leaves_out_empty_sequences():
     weights = token_weights(MASK, SEGMENTS, 3, "seq-mean-token-mean")
     assert weighted_sum(VALUES, weights) == (2 + 4) / 2 + 64
     assert num_units(MASK, SEGMENTS, 3, "seq-mean-token-mean") == 2
 
 
+@pytest.mark.notices(
+    "Dr. GRPO's sums are divided by lengths",
+    "losses/reduce.py",
+    "Weights(mask.float() / horizon,",
+    "Weights(mask.float() / mask.sum(),",
+)
 def test_the_normed_sum_divides_every_sequence_by_the_same_horizon():
     weights = token_weights(MASK, SEGMENTS, 3, "seq-mean-token-sum-norm", horizon=8)
     assert weighted_sum(VALUES, weights) == (2 + 4) / 8 + 64 / 8

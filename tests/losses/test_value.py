@@ -20,6 +20,9 @@ def test_inside_the_clip_it_is_half_the_squared_error():
     assert one(1.25, 1.0, 3.0) == pytest.approx(0.5 * 1.75**2)
 
 
+@pytest.mark.notices(
+    "the value clip is left out", "losses/tokens.py", "(values - old_values).clamp(-low, high)", "(values - old_values)"
+)
 def test_a_step_beyond_the_clip_is_charged_as_if_it_had_stopped_there():
     assert one(3.0, 1.0, 3.0) == pytest.approx(0.5 * 1.5**2)
 
@@ -28,6 +31,12 @@ def test_the_larger_of_both_errors_counts():
     assert one(-1.0, 1.0, 3.0) == pytest.approx(0.5 * 4.0**2)
 
 
+@pytest.mark.notices(
+    "a value may not rise further than it may fall",
+    "losses/tokens.py",
+    "(values - old_values).clamp(-low, high)",
+    "(values - old_values).clamp(-low, low)",
+)
 @pytest.mark.parametrize(
     ("value", "charged"),
     [(2.5, 2.5), (3.5, 3.0), (0.75, 0.75), (0.0, 0.5)],

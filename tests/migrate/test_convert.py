@@ -174,6 +174,12 @@ def test_old_rollouts_are_corrected_for_and_engines_have_their_own_devices():
     assert any("correction=tis" in text for text in remarks)
 
 
+@pytest.mark.notices(
+    "a correction loses its lower bound",
+    "migrate/handlers.py",
+    "f\"[{','.join(values)}]\")",
+    "f\"[{','.join(values[-1:])}]\")",
+)
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -259,6 +265,12 @@ def test_checkpoints_stay_inside_the_folder_of_the_model(path):
     assert not any("ckpt.path" in text for text in remarks)
 
 
+@pytest.mark.notices(
+    "checkpoints in the folder of the model have none of their own",
+    "migrate/combinations.py",
+    'new.add("ckpt.path", f"{output}/checkpoints")',
+    "pass",
+)
 @pytest.mark.parametrize("path", ["out/model", "./out/model/"])
 def test_checkpoints_in_the_folder_of_the_model_itself_get_one_of_their_own(path):
     words, remarks, _ = words_of(f"{RL} --save_path out/model --ckpt_path {path}")

@@ -95,6 +95,18 @@ def in_bash(script: str, folder: Path) -> list[list[str]]:
     return found
 
 
+@pytest.mark.notices(
+    "an empty array is an empty argument",
+    "migrate/shell_values.py",
+    "if not ALL_OF_ARRAY.fullmatch(inside)",
+    "if inside is not None",
+)
+@pytest.mark.notices(
+    "an empty variable has no default",
+    "migrate/shell_values.py",
+    'is_set = value is not None and (not sign.startswith(":") or any(value.texts))',
+    "is_set = value is not None",
+)
 @pytest.mark.parametrize("first", range(0, 150, 50))
 def test_words_are_those_that_bash_finds(first, tmp_path):
     for seed in range(first, first + 50):
@@ -106,6 +118,18 @@ def test_words_are_those_that_bash_finds(first, tmp_path):
 VALUES = ("2", "0.5", "text", "a/b c", "", "null", "$UNSET", "$(pwd)", "-1", "a,b", "'q'", 'say "x"', "[1,2]", "x=y")
 
 
+@pytest.mark.notices(
+    "words behind the value of a flag vanish",
+    "migrate/convert.py",
+    "for word in values[len(kept) :]:",
+    "for word in ():",
+)
+@pytest.mark.notices(
+    "of two old flags for one the first vanishes without a word",
+    "migrate/command.py",
+    "if (before := self.flags.get(flag, value)) != value:",
+    "if (before := self.flags.get(flag, value)) is None:",
+)
 @pytest.mark.parametrize("first", range(0, 240, 60))
 def test_no_argument_is_passed_over(first):
     for seed in range(first, first + 60):
@@ -159,6 +183,12 @@ def test_a_long_command_as_one_word_is_no_name_of_a_file(capsys):
     assert "data.max_len=64" in capsys.readouterr().out
 
 
+@pytest.mark.notices(
+    "a variable of the environment becomes a folder of that name",
+    "migrate/shell_text.py",
+    "    if OPEN in word:",
+    "    if OPEN not in word:",
+)
 def test_a_variable_that_the_script_does_not_set_stays_one(capsys):
     main(["migrate", 'python -m openrlhf.cli.train_sft --pretrain $BASE --save_path "$OUT/model" --max_len $N'])
     printed = capsys.readouterr().out
@@ -169,6 +199,12 @@ def test_a_variable_that_the_script_does_not_set_stays_one(capsys):
     assert {'ckpt.output_dir="/a, b/model"', 'actor.model_name_or_path="m"', "data.max_len=7"} <= set(words)
 
 
+@pytest.mark.notices(
+    "pasting what is printed runs what the script had in quotes",
+    "migrate/shell_text.py",
+    'escaped = re.sub(r\'([\\\\"$`])\', r"\\\\\\1", word)',
+    'escaped = re.sub(r\'([\\\\"])\', r"\\\\\\1", word)',
+)
 def test_pasting_what_is_printed_runs_nothing(tmp_path, capsys):
     mark = tmp_path / "ran"
     value = f'$(touch {mark})`touch {mark}`";touch {mark};"'

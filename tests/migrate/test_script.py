@@ -117,6 +117,9 @@ def test_another_loop_gives_its_first_round_and_says_so():
     assert any("line 2 begins a loop" in text and "i change" in text for text in found.remarks)
 
 
+@pytest.mark.notices(
+    "a variable that a branch sets has that value without a word", "migrate/shell.py", "after.insert(0, before)", "pass"
+)
 @pytest.mark.parametrize(
     ("text", "value", "remark"),
     [
@@ -139,6 +142,9 @@ def test_words_that_a_comment_cuts_off_are_lost_aloud():
     )
 
 
+@pytest.mark.notices(
+    "what the script exports is forgotten", "migrate/shell.py", "{**self.exported, **environment}", "{**environment}"
+)
 def test_the_environment_of_a_command_is_known():
     (found,) = commands_in(f"export A=1\nB=2\nC=3 env D=4 {SFT}")
     assert found.environment == {"A": "1", "C": "3", "D": "4"}
@@ -158,6 +164,13 @@ ENDLESS = {
 }
 
 
+@pytest.mark.notices(
+    "quotes within each other have no limit",
+    "migrate/shell_words.py",
+    "if len(kinds) > MAX_DEPTH:",
+    "if len(kinds) > MAX_DEPTH**4:",
+    cases="nested",
+)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_script_without_end_is_refused_in_a_sentence(name):
     text, reason = ENDLESS[name]
@@ -166,6 +179,12 @@ def test_a_script_without_end_is_refused_in_a_sentence(name):
     assert len(str(error.value)) < 250
 
 
+@pytest.mark.notices(
+    "arithmetic is that of Python and not of a shell",
+    "migrate/shell_values.py",
+    "if abs(result) >= LARGEST",
+    "if abs(result) < 0",
+)
 @pytest.mark.parametrize("expression", ["9**9**9", "9" * 3000 + "*" + "9" * 3000, "1/0", "*".join(["999999999"] * 3)])
 def test_arithmetic_that_no_shell_could_do_stays_as_it_is_written(expression):
     (found,) = commands_in(f"{COMMAND} $(({expression}))")

@@ -43,6 +43,15 @@ def test_a_table_has_every_old_flag_once_and_every_new_one(name):
         assert len(table(new).splitlines()) == len(found) + 2
 
 
+@pytest.mark.notices(
+    "a table shows what a flag became before later rules changed it",
+    "migrate/table.py",
+    'return f"{key}={new.flags[key]}"',
+    "return text",
+)
+@pytest.mark.notices(
+    "a table shows the key of Weights & Biases", "migrate/table.py", "if trace.name in SECRETS else", "if False else"
+)
 def test_a_flag_that_a_later_rule_changes_shows_its_end(capsys):
     line = f"{PPO} --pretrain builtin:tiny --colocate_all_models --zero_stage 3 --deepspeed_enable_sleep --save_path o"
     main(["migrate", "--table", f"{line} --ckpt_path o --use_wandb sk-secret --input_template 'a|b'"])
@@ -54,6 +63,7 @@ def test_a_flag_that_a_later_rule_changes_shows_its_end(capsys):
     assert all(re.sub(r"\\\|", "", line).count("|") == 3 for line in lines if line.startswith("|"))
 
 
+@pytest.mark.notices("a table forgets what is lost of a flag", "migrate/table.py", ", *map(lost, trace.lost)]", "]")
 def test_a_table_ends_as_the_conversion_does(capsys):
     assert main(["migrate", "--table", f"{PPO} --no_such_flag 1"]) == 1
     assert "| --no_such_flag 1 | LOST: --no_such_flag 1: no counterpart is known |" in capsys.readouterr().out

@@ -124,6 +124,12 @@ def test_a_conversation_longer_than_the_model_was_made_for_is_refused(model):
         ChatModel(str(model), ChatConfig(max_len=999_999), ChatTextConfig(), "cpu")
 
 
+@pytest.mark.notices(
+    "a chat may be longer than its model was made for",
+    "models/chat_model.py",
+    "config.max_len or min(LONGEST, limit or LONGEST)",
+    "config.max_len or LONGEST",
+)
 def test_a_conversation_has_the_room_that_the_model_has_and_at_most_4096_tokens(model, tmp_path):
     positions = AutoConfig.from_pretrained(model).max_position_embeddings
     for made_for, room in ((positions, min(positions, LONGEST)), (96, 96), (999_999, LONGEST)):

@@ -49,6 +49,18 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
+@pytest.mark.notices(
+    "packed sequences see each other",
+    "models/attention.py",
+    "runs = tuple(zip(counts.tolist(), values.tolist(), strict=True))",
+    "runs = ((1, total),)",
+)
+@pytest.mark.notices(
+    "positions go on from one packed sequence to the next",
+    "models/attention.py",
+    "torch.arange(total, device=lengths.device) - starts[segments]  # [T]",
+    "torch.arange(total, device=lengths.device)",
+)
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize(("packed", "attention"), LAYOUTS)
 def test_every_layout_gives_transformers_own_log_probs_entropies_and_gradients(load, batch, family, packed, attention):
@@ -159,6 +171,18 @@ def test_no_mask_over_all_tokens_is_built_when_packed(load, batch, monkeypatch):
     assert {length for _, length in masks} == set(batch.lengths.tolist()), "one call per sequence, none of all tokens"
 
 
+@pytest.mark.notices(
+    "a value is read at its own token, one too late",
+    "models/forward.py",
+    "    shifted = F.pad(own[:-1], (1, 0))",
+    "    shifted = own",
+)
+@pytest.mark.notices(
+    "a score is read one token early",
+    "models/forward.py",
+    "outputs.values[batch.starts + batch.lengths - 1]",
+    "outputs.values[batch.starts + batch.lengths - 2]",
+)
 def test_values_are_read_from_the_token_before_and_scores_from_the_last(load):
     batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]), torch.ones(5))
     own = ScalarOutputs(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)

@@ -93,6 +93,12 @@ def test_the_merged_reward_model_has_the_trained_head(load, adapted, batch, tmp_
     assert plain.config.pad_token_id is not None and not hasattr(plain.config, "reward_mean")
 
 
+@pytest.mark.notices(
+    "a model whose embedding and head were untied is exported as a tied one",
+    "models/save.py",
+    "            set_tied(config, False)\n",
+    "            set_tied(config, True)\n",
+)
 @torch.no_grad()
 @pytest.mark.parametrize(
     "settings",
@@ -129,6 +135,18 @@ def test_bf16_is_rounded_once(adapted, tmp_path):
     assert all(torch.equal(rounded[name], weight.bfloat16()) for name, weight in exact.items())
 
 
+@pytest.mark.notices(
+    "an adapter for a deeper model is merged into a part of it",
+    "models/merge.py",
+    "if surplus := sorted(adapter.weights.keys() - expected.keys() - wrapped.state_dict().keys()):",
+    "if surplus := sorted(adapter.weights.keys() - adapter.weights.keys()):",
+)
+@pytest.mark.notices(
+    "an adapter for the first layers of another model is merged",
+    "models/merge.py",
+    "and max(adapted) + 1 < layers:",
+    "and max(adapted) + 1 > layers:",
+)
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
@@ -146,6 +164,9 @@ def test_another_base_is_refused_and_nothing_is_written(adapted, tmp_path, shape
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.notices(
+    "an adapter with NaN is merged", "models/merge.py", "if not tensor.isfinite().all():", "if not tensor.numel():"
+)
 def test_an_adapter_with_a_broken_weight_is_refused(adapted, tmp_path):
     adapted()
     weights = load_file(tmp_path / "adapter" / WEIGHTS)

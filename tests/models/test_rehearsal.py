@@ -127,6 +127,12 @@ def test_a_base_that_could_not_be_saved_is_refused_before_it_is_trained(load, fo
         rehearse(broken(load(), folder))
 
 
+@pytest.mark.notices(
+    "the rehearsal of an export compares the number of dimensions alone",
+    "models/rehearsal.py",
+    "if shape != shapes[name]:",
+    "if len(shape) != len(shapes[name]):",
+)
 def test_a_configuration_of_another_shape_is_refused(load, folder):
     model = load()
     model.model.config.intermediate_size += 1
@@ -135,6 +141,12 @@ def test_a_configuration_of_another_shape_is_refused(load, folder):
         rehearse(parts)
 
 
+@pytest.mark.notices(
+    "the rehearsal of an export does not read its tokenizer again",
+    "models/rehearsal.py",
+    "            check_tokenizer(parts.tokenizer, place)\n",
+    "",
+)
 def test_a_tokenizer_that_reads_other_tokens_when_it_is_loaded_is_refused(load, folder):
     parts = FolderParts.of(load(), load_tokenizer(str(folder()), DataConfig()))
     parts.tokenizer.backend_tokenizer.pre_tokenizer = None

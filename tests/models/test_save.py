@@ -138,6 +138,12 @@ def test_a_new_adapter_changes_nothing_and_only_it_is_trained(load, batch):
     assert len(trained) == 2 * 7 * 2 and all("lora_" in name for name in trained)
 
 
+@pytest.mark.notices(
+    "adapters are not merged into the weights that leave the trainer",
+    "models/weights.py",
+    "        merged = merged_tensors(self.adapter, exact)\n",
+    "        merged = dict(stored_tensors(base_of(self.adapter)))\n",
+)
 def test_merged_weights_compute_what_the_adapter_computes(load, batch, tokenizer, tmp_path):
     model = trained_adapter(load())
     expected = token_log_probs(model, batch).log_probs

@@ -57,6 +57,12 @@ def write_rows(folder, *texts):
     return path
 
 
+@pytest.mark.notices(
+    "a token without an embedding reaches the model",
+    "data/render.py",
+    "if rows is not None and ids and max(ids) >= rows:",
+    "if rows is not None and ids and max(ids) > rows:",
+)
 def test_texts_with_such_a_token_cannot_be_used_and_others_can(more, tmp_path):
     folder = more("<tool>", "<answer>")
     tokenizer = load_tokenizer(str(folder), DataConfig())
@@ -77,6 +83,12 @@ def test_texts_with_such_a_token_cannot_be_used_and_others_can(more, tmp_path):
     assert f"has embeddings of {rows} tokens, its tokenizer has {rows + 2}: texts with <tool>, <answer> cannot" in said
 
 
+@pytest.mark.notices(
+    "a token that was added to a tokenizer stops every run",
+    "preflight/inspections/model_files.py",
+    "for token, number in self.vocabulary.items() if token not in added",
+    "for token, number in self.vocabulary.items()",
+)
 def test_a_run_whose_rows_need_them_ends_before_its_first_step(more, tmp_path, capfd):
     folder, rows = more("<tool>"), write_rows(tmp_path, *["<tool> 1"] * 8)
     words = f"task=sft actor.model_name_or_path={folder} data.dataset={rows} run_dir={tmp_path}/run {WORDS}"
@@ -91,6 +103,12 @@ def test_a_padding_token_of_the_tokenizer_alone_needs_no_row(more):
     assert not [*embedding_notices(tokenizer, "x")]
 
 
+@pytest.mark.notices(
+    "a model that lacks the embeddings of common words is loaded",
+    "models/load.py",
+    "if tokenizer.vocab_size > rows or",
+    "if False or",
+)
 def test_a_model_that_lacks_common_words_or_the_end_is_refused_early_and_late(more, tiny, tmp_path):
     config = json.loads((tiny / "config.json").read_text())
     cut = tmp_path / "cut"
@@ -109,6 +127,12 @@ def test_a_model_that_lacks_common_words_or_the_end_is_refused_early_and_late(mo
     assert not hasattr(load_tokenizer(str(tiny), DataConfig()), NUM_EMBEDDINGS)
 
 
+@pytest.mark.notices(
+    "a reference without the embeddings of the actor's words is loaded",
+    "preflight/inspections/models.py",
+    "for name in (REFERENCE, TEACHER, CRITIC) if",
+    "for name in (TEACHER, CRITIC) if",
+)
 @pytest.mark.parametrize(
     ("task", "name"),
     [

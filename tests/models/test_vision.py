@@ -46,6 +46,12 @@ def plain_log_probs(model, example, processor) -> torch.Tensor:
     return F.pad(logits[:-1].gather(1, ids[0, 1:, None])[:, 0], (1, 0))
 
 
+@pytest.mark.notices(
+    "a batch without an image leaves the tower out",
+    "models/vision.py",
+    "        if any(batch.images):\n",
+    "        if True:\n",
+)
 @pytest.mark.parametrize("packed", [True, False])
 @torch.no_grad()
 def test_a_batch_with_images_is_each_sequence_alone(seeing, batch, packed, record_property):
@@ -67,6 +73,9 @@ def test_images_in_another_order_are_another_batch(seeing, batch):
     assert (found - token_log_probs(model, batch).log_probs).abs().max() > 1e-2
 
 
+@pytest.mark.notices(
+    "more features than placeholders are not noticed", "models/vision.py", "assert found == expected,", "assert found,"
+)
 def test_more_or_fewer_images_than_places_are_noticed(seeing, batch):
     """Idefics3 takes too many images without a word, and the features of one in the place of another."""
     model = seeing.model()
@@ -80,6 +89,12 @@ def gradients(model, batch: TokenBatch) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.notices(
+    "a saved model has no processor",
+    "models/save.py",
+    "        if self.processor is not None:",
+    "        if self.processor is None:",
+)
 @pytest.mark.parametrize("packed", [True, False])
 def test_gradients_do_not_depend_on_the_micro_batches(seeing, batch, packed):
     whole = gradients(seeing.model(), batch)
@@ -107,6 +122,12 @@ def test_a_batch_without_an_image_still_runs_the_tower(seeing, batch):
     assert all(float(gradient.abs().max()) == 0 for gradient in tower)
 
 
+@pytest.mark.notices(
+    "a frozen tower is trained",
+    "models/prepare.py",
+    "config.freeze_visual_encoder:",
+    "config.freeze_visual_encoder and config.freeze:",
+)
 def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_path):
     model = seeing.model()
     config = SeeingActorConfig(freeze_visual_encoder=True)
@@ -121,6 +142,12 @@ def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_pat
     )
 
 
+@pytest.mark.notices(
+    "the trainer gives the tokens of images a probability",
+    "models/head.py",
+    "self.never = penalty.index_fill_(0,",
+    "self.never = penalty.index_fill(0, torch.tensor([], dtype=torch.int64), NEVER) + 0 * penalty.index_fill_(0,",
+)
 @torch.no_grad()
 def test_tokens_of_images_get_no_probability_where_engines_never_sample_them(seeing, batch):
     model = seeing.model()
@@ -138,6 +165,12 @@ def test_tokens_of_images_get_no_probability_where_engines_never_sample_them(see
     assert after.entropy.isfinite().all()
 
 
+@pytest.mark.notices(
+    "an image of zeros is taken for padding",
+    "models/vision.py",
+    'if not pixels["pixel_values"].flatten(1).any(1).all():',
+    'if not pixels["pixel_values"].numel():',
+)
 def test_an_image_of_zeros_is_refused(seeing):
     """Idefics3 drops a tile that is zero everywhere as padding, and fails later."""
     processor = seeing.processor.processor.image_processor

@@ -57,6 +57,9 @@ def answered():
     return list(answerer.answer(chunks)), pool.asked, answerer
 
 
+@pytest.mark.notices(
+    "answers to the first row of a chunk go to the chunk before", "offline/answers.py", 'side="right"', 'side="left"'
+)
 def test_each_answer_goes_to_the_row_that_asked_for_it(answered):
     chunks, _, _ = answered
     made = [row for chunk in chunks for row in chunk.rows]
@@ -64,6 +67,12 @@ def test_each_answer_goes_to_the_row_that_asked_for_it(answered):
     assert [int(row["response"]) for row in made] == [2 * row["kept"] + row["sample"] for row in made]
 
 
+@pytest.mark.notices(
+    "all samples of a row are drawn alike",
+    "offline/answers.py",
+    "self.config.rollout.seed, number, sample)",
+    "self.config.rollout.seed, number)",
+)
 def test_every_sample_of_every_row_has_a_seed_of_its_own(answered):
     _, asked, _ = answered
     assert len({request.seed for request in asked}) == len(asked) == 58

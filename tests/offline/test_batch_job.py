@@ -35,6 +35,12 @@ def written(tmp_path) -> list[int]:
     return [json.loads(line)["n"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.notices(
+    "the share of responses cut off is per prompt",
+    "offline/batch_job.py",
+    'totals["truncated"] / totals["samples"]',
+    'totals["truncated"] / totals["prompts"]',
+)
 def test_counts_add_up_and_shares_are_of_samples(tmp_path):
     one = job(tmp_path)
     assert one.left == range(10, 16)
@@ -46,6 +52,12 @@ def test_counts_add_up_and_shares_are_of_samples(tmp_path):
     assert written(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.notices(
+    "a continued job begins with its first row again",
+    "offline/batch_job.py",
+    "range(self.part.progress.next_row, self.rows.stop)",
+    "range(self.rows.start, self.rows.stop)",
+)
 def test_a_continued_job_takes_the_rows_that_are_left_and_counts_all(tmp_path):
     job(tmp_path).write(CHUNKS[:2], "tokens")
     again = job(tmp_path, resume=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlhf_suite.offline.scored_rows import best, pair, with_columns
 
 
@@ -15,6 +17,12 @@ def test_given_columns_stay_and_give_way_by_name():
     }
 
 
+@pytest.mark.notices(
+    "of equal answers the last is the best",
+    "offline/scored_rows.py",
+    "(scores[index], -index)",
+    "(scores[index], index)",
+)
 def test_the_best_is_the_first_of_equals():
     assert best([0.0, 2.0, 2.0, 1.0]) == 1
     assert best([-1.0]) == 0

@@ -71,6 +71,12 @@ def used(path, **changes):
     return Use(path, FLAG, "lm", "bf16", packed=True, **changes)
 
 
+@pytest.mark.notices(
+    "the KV cache is planned for as many key/value heads as there are heads",
+    "planner/trace.py",
+    'kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads',
+    "kv_heads = config.num_attention_heads",
+)
 def test_the_parameters_of_qwen3_are_those_of_its_config(folder):
     """Embedding 151936 x 1024, once. A layer: q and o 2 x 1024 x 2048, k and v 2 x 1024 x 1024, two norms of 128, a
     gated MLP of 3 x 1024 x 3072, two norms of 1024; and a last norm."""
@@ -148,6 +154,12 @@ def shares(replicas=4, **flags):
     return Shares(DeepSpeedConfig(**flags), replicas, on_gpu=False)
 
 
+@pytest.mark.notices(
+    "ZeRO-1 divides the sums of gradients",
+    "planner/memory.py",
+    "sums = shares.divided(shares.gradient * found.trained, 2)",
+    "sums = shares.divided(shares.gradient * found.trained, 1)",
+)
 def test_zero_divides_what_its_stage_says():
     """N = 1000 trained and 200 frozen parameters over 4 ranks, in bf16 with fp32 sums of gradients."""
     terms = {
@@ -194,6 +206,12 @@ def test_offload_moves_the_optimiser_to_the_host():
     assert set(found.always) == {"weights", "buffers of the offload"}
 
 
+@pytest.mark.notices(
+    "the KV cache of a plan has the room that a step takes",
+    "planner/memory.py",
+    "(share or GPU_MEMORY_ALONE)) - own - step",
+    "(share or GPU_MEMORY_ALONE)) - own",
+)
 def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
     found = memory.engine(SMALL, VLLMConfig(enforce_eager=True), 2, 100, 10 * MIB, 0.5)
     step = memory.step_of_an_engine(SMALL, VLLMConfig(), 2, memory.GPU_BATCHED_TOKENS)
@@ -202,6 +220,24 @@ def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
     assert memory.engine(SMALL, VLLMConfig(), 2, 100, None, None).kv_tokens == 64 * MIB // 64
 
 
+@pytest.mark.notices(
+    "the KV cache of an engine on two devices has room for the tokens of one",
+    "planner/memory.py",
+    "return config.pipeline_parallel_size * min(config.tensor_parallel_size, found.kv_heads)",
+    "return 1",
+)
+@pytest.mark.notices(
+    "a key/value head that several devices of an engine hold is counted as parts",
+    "planner/memory.py",
+    "min(config.tensor_parallel_size, found.kv_heads)",
+    "config.tensor_parallel_size",
+)
+@pytest.mark.notices(
+    "each device of an engine is planned with all weights",
+    "planner/memory.py",
+    "own = size * found.total // config.devices",
+    "own = size * found.total",
+)
 def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_layers():
     """Two key/value heads of which four devices hold one each hold no more tokens than two devices."""
 
@@ -216,6 +252,12 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
     assert two.memory.always["weights"] == 2 * (1000 + 200) // 2
 
 
+@pytest.mark.notices(
+    "the other processes of a device take nothing",
+    "planner/estimate.py",
+    "resting + each.memory.peak - each.memory.resting",
+    "each.memory.peak",
+)
 def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():
     awake = Memory({"weights": 10, "state": 20}, {"update": 5})
     sleeping = Memory({"weights": 10, "state": 20}, {"update": 5}, away=frozenset({"state"}))
@@ -236,12 +278,24 @@ def test_more_of_a_micro_batch_never_takes_less(kind):
     assert peaks[0] < peaks[-1]
 
 
+@pytest.mark.notices(
+    "a pair of answers is planned as one sequence",
+    "planner/estimate.py",
+    "return 2 if isinstance(self.run, DPORun | RMRun) else 1",
+    "return 1",
+)
 def test_pairs_have_two_sequences_each():
     flags = {FLAG: "builtin:tiny", "train.micro_batch_size": 4, "data.max_len": 64}
     assert estimate(with_defaults(DPORun, flags), ON_H100).tokens == Tokens(8, 64)
     assert estimate(with_defaults(SFTRun, flags), ON_H100).tokens == Tokens(4, 64)
 
 
+@pytest.mark.notices(
+    "a second model is planned beside adapters",
+    "planner/estimate.py",
+    "same = self.run.ds.lora.rank > 0 and",
+    "same = self.run.ds.lora.rank < 0 and",
+)
 def test_a_reference_is_held_once_more_but_not_beside_adapters():
     flags = {FLAG: "builtin:tiny", "data.max_len": 64}
     plain = estimate(with_defaults(DPORun, flags), ON_H100).devices[0].processes[0].memory.always
@@ -254,6 +308,9 @@ HERE = Target(None, 16 * GIB, 1e9)
 SFT = {FLAG: "builtin:tiny", "data.max_len": 64}
 
 
+@pytest.mark.notices(
+    "the rollouts of a run take the room of one step", "planner/estimate.py", "step * (steps or 1)", "step"
+)
 def test_the_rollouts_of_all_steps_stay_on_disk():
     """Of each step batch_size x n_samples_per_prompt x max_len tokens."""
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4}
@@ -280,6 +337,12 @@ def test_a_checkpoint_may_hold_the_model_once_more():
     assert sum(with_model.values()) - sum(plain.values()) == 3 * plain["final model"]
 
 
+@pytest.mark.notices(
+    "a full disk is no reason not to begin",
+    "planner/estimate.py",
+    "(needed := sum(terms.values())) > free",
+    "(needed := max(terms.values(), default=0)) < 0 < free",
+)
 def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
     run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 64, "ckpt.save_steps": 5})
     assert estimate(run, replace(HERE, disk=1 << 40, shared_memory=1 << 40)).fits
@@ -288,6 +351,12 @@ def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
     assert ("ckpt.max_num=1",) in list(remedies(run))
 
 
+@pytest.mark.notices(
+    "ranks beyond the cores have cores of their own",
+    "planner/estimate.py",
+    "ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)",
+    "ranks",
+)
 def test_ranks_beyond_the_cores_share_them():
     cores = os.cpu_count()
     flags = SFT | {"train.batch_size": 4 * cores, "train.micro_batch_size": 1, "ds.zero_stage": 2}

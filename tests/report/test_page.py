@@ -169,6 +169,12 @@ def test_a_run_that_fails_has_a_page_with_the_reason_and_who_set_its_flags(tmp_p
     assert setters["data.max_len"] == "command line" and setters["data.output_key"] == "demo/sft.yaml"
 
 
+@pytest.mark.notices(
+    "a page shows the password in a URL",
+    "report/run_data.py",
+    'printable(USER_OF_URL.sub("//...@", text))',
+    "printable(text)",
+)
 def test_a_url_is_shown_without_its_password(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")
@@ -179,6 +185,12 @@ def test_a_url_is_shown_without_its_password(tmp_path):
     ]
 
 
+@pytest.mark.notices(
+    "the clock of a page counts the hours in which the run was stopped",
+    "report/run_data.py",
+    'seconds += max(0.0, row["time"] - begin)',
+    'seconds += max(0.0, row["time"] - min(before, row["time"]))',
+)
 def test_the_clock_stands_still_while_a_run_is_stopped(tmp_path):
     """It was continued 5 hours after step 2, and reached step 3 after 4 s."""
     folder = RunFolder(tmp_path)
@@ -205,6 +217,9 @@ def test_the_page_knows_the_colour_of_each_phase_and_who_answers_the_model(page,
     assert Page(tmp_path / "report.html").runs[0]["agents"] == {"": "tools", "games.v2": "environment"}
 
 
+@pytest.mark.notices(
+    "a page lists flags of models that a run lacks", "report/run_data.py", "if key not in idle", "if key"
+)
 @pytest.mark.parametrize(("estimator", "has_critic"), [("rloo", False), ("gae", True)])
 def test_flags_of_models_that_the_run_lacks_are_not_shown(estimator, has_critic, tmp_path):
     folder = RunFolder(tmp_path)
@@ -230,6 +245,12 @@ def test_a_wrong_command_line_says_what_is_wrong(words, said, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.notices(
+    "a long curve ends before its last point",
+    "report/run_data.py",
+    "points[(len(points) - 1) % stride :: stride]",
+    "points[::stride]",
+)
 def test_a_long_curve_keeps_its_last_point():
     points = [(step, step / 8) for step in range(1, 12)]
     assert curve(points, 4) == [[2, 5, 8, 11], [0.25, 0.625, 1.0, 1.375]]

@@ -180,6 +180,12 @@ def test_tokens_are_coloured_and_say_their_numbers(browser, pages):
     assert "token 40 " in said and "owner model" in said and "advantage " in said and "weight version 2" in said
 
 
+@pytest.mark.notices(
+    "the turns of a model are counted with those of others",
+    "report/page/tokens.js",
+    "1 + found.filter((each) => each.owner === MODEL).length",
+    "1 + found.length",
+)
 def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser, pages):
     browser.show(pages["episodes"], "#samples")
     heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
@@ -210,6 +216,9 @@ def test_a_phase_has_the_same_colour_in_every_chart(browser, pages):
     assert browser.run(keys) == COLOURS_OF_RUN
 
 
+@pytest.mark.notices(
+    "equal curves are drawn once for each name", "report/page/charts.js", "? fingerprint(found) : name", "? name : name"
+)
 def test_equal_curves_are_one_chart_with_all_names(browser, tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")

@@ -52,6 +52,18 @@ def write_rows(path, *rows) -> None:
     path.write_text("".join(json.dumps({"step": step, "time": 1.0, **metrics}) + "\n" for step, metrics in rows))
 
 
+@pytest.mark.notices(
+    "steps that were lost in a kill stay in the curves",
+    "report/curves.py",
+    "if not names.isdisjoint(seen):",
+    "if False:",
+)
+@pytest.mark.notices(
+    "the seconds of a step are those of its last row",
+    "report/curves.py",
+    'if name.startswith("timing/") else 0.0',
+    'if name == "timing/" else 0.0',
+)
 def test_a_step_that_was_run_again_is_there_once(tmp_path):
     """Also its evaluation, and not the steps after it that were not run again; the proof of weights may come late."""
     first = [(step, {"train/reward": step / 10, "timing/train": 4.0}) for step in (1, 2, 3, 4)]
@@ -72,6 +84,12 @@ def test_the_seconds_of_a_step_are_those_of_all_its_rows(tmp_path):
     assert series(tmp_path / "rows")["timing/step_total"] == [(1, 3.5)]
 
 
+@pytest.mark.notices(
+    "an accuracy that is the reward is drawn twice",
+    "report/curves.py",
+    "drawn(REWARD, found) == drawn(ACCURACY, found)",
+    "REWARD is ACCURACY",
+)
 def test_an_accuracy_that_is_the_reward_has_no_panel_of_its_own():
     points, others = [(1, 0.25), (2, 0.5)], [(1, 0.25), (2, 0.75)]
     equal = {"train/reward": points, "train/pass_rate": points, "eval/reward": others, "eval/pass1": others}
@@ -81,6 +99,12 @@ def test_an_accuracy_that_is_the_reward_has_no_panel_of_its_own():
     assert panels(equal | {"train/kl": points}) == [panel, KL]
 
 
+@pytest.mark.notices(
+    "a policy that learns to write more counts as the beginning of a stream",
+    "report/summary.py",
+    "left.get(step, 0) > 0 and length < SHORT * after",
+    "left.get(step, 0) > 0",
+)
 @pytest.mark.parametrize(
     ("lengths", "left", "said"),
     [

@@ -32,12 +32,19 @@ def test_an_interval_of_many_values_is_that_of_the_normal_distribution():
     assert interval(values, mean) == pytest.approx((values.mean() - error, values.mean() + error), abs=0.02)
 
 
+@pytest.mark.notices("two runs have an interval", "report/statistics.py", "LEAST = 5", "LEAST = 2")
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
 def test_fewer_than_five_runs_have_no_interval_and_equal_runs_have_one_without_width(statistic):
     assert [interval(np.arange(runs) / 4, statistic) for runs in range(1, LEAST)] == [None] * 4
     assert interval(np.array([0.5] * LEAST), statistic) == (0.5, 0.5)
 
 
+@pytest.mark.notices(
+    "the deviation of a trimmed mean is that of all values",
+    "report/statistics.py",
+    "values.clip(kept[0], kept[-1]).std(ddof=1)",
+    "values.std(ddof=1)",
+)
 def test_the_interval_of_a_few_values_is_students():
     """Of 1, 2, 3, 4, 10: mean 4, variance 12.5, t = 2.7764 at four degrees of freedom. Without the ends, 2, 3, 4: mean
     3, and 2, 2, 3, 4, 4 of variance 1, t = 4.3027 at two."""

@@ -39,6 +39,9 @@ def sweep(tmp_path_factory) -> Path:
     return place
 
 
+@pytest.mark.notices(
+    "runs that differ in their seeds are rows of their own", "report/sweep_data.py", "if key not in SEEDS", "if key"
+)
 def test_runs_that_differ_in_their_seeds_are_one_row(sweep):
     shown = Page(sweep / "report.html").data
     assert [run["name"] for run in shown["runs"]] == [
@@ -56,6 +59,12 @@ def test_runs_that_differ_in_their_seeds_are_one_row(sweep):
     assert second["metrics"]["eval/pass1"]["mean"] == 0.375
 
 
+@pytest.mark.notices(
+    "the interval of a share goes beyond 1",
+    "report/sweep_data.py",
+    "found is not None and is_share(name)",
+    "found is not None and name is None",
+)
 @pytest.mark.parametrize(
     ("metric", "low", "high"),
     [("eval/pass1", 0.8289, 1.0), ("eval/hard/pass4", 0.8289, 1.0), ("eval/reward", 0.8289, 1.0511)],

@@ -66,6 +66,12 @@ def continued(folder, *seconds: int, started: int = 0) -> None:
     RunFolder(folder).status_file.write_text(json.dumps(RunFolder(folder).status() | status))
 
 
+@pytest.mark.notices(
+    "the timeline is that of the time in which the run was stopped",
+    "report/timeline.py",
+    "[-math.inf, *folder.starts(), math.inf]",
+    "[-math.inf, math.inf]",
+)
 @pytest.mark.parametrize(("steps_since", "shown"), [(2, 19), (9, 10 * timeline.STEPS), (0, 10 * timeline.STEPS)])
 @pytest.mark.parametrize("has_state", [True, False])
 def test_the_time_in_which_a_run_was_stopped_is_not_in_the_picture(tmp_path, drawn, steps_since, shown, has_state):
@@ -86,6 +92,7 @@ def test_times_that_cannot_be_read_are_left_out(tmp_path):
     assert RunFolder(tmp_path).starts() == [50.0, 100.0]
 
 
+@pytest.mark.notices("all phases have one colour", "report/timeline.py", "COLOURS.get(phase, OTHER)", "OTHER")
 def test_every_phase_has_a_colour_of_its_own():
     """Of those that the sources name. Training has one, whether it is that of RL or not."""
     calls = r"\b(?:phase|background|measured|builder\.wait|busy|Activity)"

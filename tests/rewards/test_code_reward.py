@@ -23,6 +23,25 @@ def scored(response: str, label: object) -> Scored:
     return rule(Sample("", "", response, text, "default"), RuleConfig(code_timeout_s=20.0))
 
 
+@pytest.mark.notices(
+    "a program that passes one test is right",
+    "rewards/code.py",
+    "right = float(passed == 1.0)",
+    "right = float(passed > 0.0)",
+)
+@pytest.mark.notices("the first program of a response is run", "rewards/code.py", "found[-1]", "found[0]")
+@pytest.mark.notices(
+    "a program's exit code does not matter",
+    "sandbox/programs.py",
+    "program.exit_code == 0",
+    "program.exit_code is not None",
+)
+@pytest.mark.notices(
+    "tests that end early count as passed",
+    "sandbox/interpreter.py",
+    "PEER_ANSWERS, PEER_ASKS)) is None:",
+    "PEER_ANSWERS, PEER_ASKS)) in (None, 0):",
+)
 @pytest.mark.parametrize(
     ("response", "label", "passed"),
     [
@@ -53,6 +72,12 @@ SQUARE = "def f(x):\n    return x * x"
 INDENTED = "   def f(x):\n       return x * x"
 
 
+@pytest.mark.notices(
+    "a block of output is run as the program",
+    "rewards/code.py",
+    'for names in (NAMED, ("",)):',
+    'for names in ((*NAMED, ""),):',
+)
 @pytest.mark.parametrize(
     "response",
     [
@@ -88,6 +113,12 @@ def test_exact_numbers_dates_and_queues_are_compared(imports, value):
     assert scored("def f(): return 4", label).reward == 0
 
 
+@pytest.mark.notices(
+    "output behind the first megabyte is not compared",
+    "sandbox/programs.py",
+    "program.output_bytes = MAX_PROGRAM_OUTPUT_BYTES",
+    "pass",
+)
 def test_output_of_megabytes_is_compared_to_its_end():
     right = "\n".join(map(str, range(250_000)))
     for end, reward in (("", 1), ("; print(7)", 0)):
@@ -95,6 +126,12 @@ def test_output_of_megabytes_is_compared_to_its_end():
         assert scored(code, {"inputs": [""], "outputs": [right]}).reward == reward
 
 
+@pytest.mark.notices(
+    "tests may use a helper of the program",
+    "rewards/code.py",
+    "if HELPER.match(name)]",
+    "if HELPER.fullmatch(name * 2)]",
+)
 @pytest.mark.parametrize("test", ["assert isclose(f(2), 4)", "assert_close(f(2), 4)", "check(f)"])
 def test_tests_that_the_program_could_decide_are_the_labels_mistake(test):
     with pytest.raises(LabelError, match="which they do not define"):
@@ -127,6 +164,12 @@ def test_threads_and_installed_packages_work():
     assert run_python(code, "", Limits(60.0, 1024)).stdout == "6\n"
 
 
+@pytest.mark.notices(
+    "every test of a program has all its seconds",
+    "rewards/code.py",
+    "left = max(deadline - time.monotonic(), 0.01)",
+    "left = config.code_timeout_s",
+)
 def test_the_tests_of_a_program_share_its_seconds():
     """Each of them takes more than half of the two seconds: one may pass, two cannot."""
     code = "import time; time.sleep(1.2); print(3)"

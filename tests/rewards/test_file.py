@@ -12,6 +12,12 @@ from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.rewards.reply import outcomes
 
 
+@pytest.mark.notices(
+    "without scores of its own a file's scores are 0",
+    "rewards/reply.py",
+    'number("score", score[0]) if score else None',
+    'number("score", score[0]) if score else 0.0',
+)
 @pytest.mark.parametrize(
     "result",
     [
@@ -40,6 +46,9 @@ def test_scores_and_extra_logs_belong_to_their_rows_and_entries_may_be_absent():
     ]
 
 
+@pytest.mark.notices(
+    "a reward that is not finite is 0", "rewards/reply.py", 'raise ResultError(f"{name} is {result}")', "return 0.0"
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "1.0", None, [1.0], 1j])
 def test_a_bad_entry_fails_its_own_row_with_the_value_named(bad):
     first, second = outcomes([bad, 1.0], 2)
@@ -55,6 +64,12 @@ def test_a_bad_score_or_log_fails_its_row_too():
     assert third == Scored(1, 1, {"x": 0})
 
 
+@pytest.mark.notices(
+    "fewer answers than responses are taken for the first ones",
+    "rewards/reply.py",
+    "if len(values) != count:",
+    "if len(values) > count:",
+)
 @pytest.mark.parametrize(
     ("result", "reason"),
     [

@@ -84,6 +84,12 @@ def test_further_columns_go_with_each_request(serve):
     assert plain.seen[0].keys() == {"query", "prompts", "labels"}
 
 
+@pytest.mark.notices(
+    "all requests go to the first server",
+    "rewards/remote.py",
+    "(self.all.index(chosen) + 1) % len(self.all)",
+    "self.all.index(chosen)",
+)
 def test_no_more_requests_are_under_way_than_allowed_and_servers_take_turns(serve):
     def slow(body):
         time.sleep(0.05)
@@ -96,6 +102,7 @@ def test_no_more_requests_are_under_way_than_allowed_and_servers_take_turns(serv
     assert first.most_under_way + second.most_under_way <= 3  # 2 at any moment
 
 
+@pytest.mark.notices("the token is sent without its scheme", "rewards/remote.py", 'f"Bearer {token}"', "token")
 def test_the_token_of_the_environment_is_sent_and_a_refused_one_ends_the_run(serve, monkeypatch):
     monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")
     server = serve(lambda body: lengths(body) if server.tokens[-1] == "Bearer s3cret" else (401, {}))
@@ -250,6 +257,12 @@ def test_a_token_that_no_header_can_hold_is_quoted_in_no_reason(serve, monkeypat
     assert "s3cret" not in outcome.reason and "<token>" in outcome.reason
 
 
+@pytest.mark.notices(
+    "a request is tried once less than asked for",
+    "rewards/remote.py",
+    "range(self.config.num_retries + 1)",
+    "range(self.config.num_retries)",
+)
 def test_no_answer_in_time_is_a_timeout(serve):
     free = threading.Event()
     server = serve(lambda body: (free.wait(60), lengths(body))[1])
@@ -261,6 +274,12 @@ def test_no_answer_in_time_is_a_timeout(serve):
     assert poll_until(lambda: len(server.seen) == 2, 300)  # it may be later than the client
 
 
+@pytest.mark.notices(
+    "a server is left out one failure too late",
+    "rewards/remote.py",
+    "self.failures >= FAILURES_IN_A_ROW",
+    "self.failures > FAILURES_IN_A_ROW",
+)
 def test_another_server_takes_over_from_a_dead_one_which_is_then_left_out(serve):
     server = serve(lengths)
     reward = RemoteReward([DEAD, server.url], HttpConfig(batch_size=1, concurrency=1))
@@ -307,6 +326,9 @@ def test_breaks_do_not_grow_without_end():
     assert server.out_until <= time.monotonic() + remote.LONGEST_BREAK_S
 
 
+@pytest.mark.notices(
+    "a server that asks to be left alone for a moment is given up", "rewards/remote.py", "{408, 425, 429,", "{408, 425,"
+)
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_a_server_that_may_recover_is_asked_again(serve, status):
     answers = [(status, b"later"), (200, {"rewards": [7]})]
@@ -314,6 +336,12 @@ def test_a_server_that_may_recover_is_asked_again(serve, status):
     assert RemoteReward([server.url], HttpConfig(num_retries=1)).score([row("a")]) == [Scored(7, 7, retries=1)]
 
 
+@pytest.mark.notices(
+    "failures of a server add up over the whole run",
+    "rewards/remote.py",
+    "def works(self) -> None:\n        self.failures = 0",
+    "def works(self) -> None:\n        pass",
+)
 def test_failures_with_a_success_between_them_leave_no_server_out():
     server = Server("a")
     for _ in range(3 * remote.FAILURES_IN_A_ROW):
@@ -324,6 +352,12 @@ def test_failures_with_a_success_between_them_leave_no_server_out():
     assert not server.is_out
 
 
+@pytest.mark.notices(
+    "a server is left out for ever",
+    "rewards/remote.py",
+    "return time.monotonic() < self.out_until",
+    "return self.out_until > 0",
+)
 def test_a_server_is_left_out_until_its_break_is_over():
     server = Server("a")
     for _ in range(remote.FAILURES_IN_A_ROW):

@@ -65,11 +65,20 @@ def rewards(tmp_path):
         one.close()
 
 
+@pytest.mark.notices(
+    "rows that failed get the new outcomes of the first rows",
+    "rewards/retry.py",
+    "score([rows[i] for i in failed]), strict=True)",
+    "score(rows), strict=False)",
+)
 def test_an_error_a_crash_and_a_hang_are_tried_again_until_there_is_a_score(rewards, flaky_file):
     flaky, other = rewards(remote_url=flaky_file, num_retries=4).score([row("flaky"), row("ab")])[0]
     assert (flaky, other) == (Scored(5, 5, retries=2), Scored(2, 2))  # the batch and the row alone were the first try
 
 
+@pytest.mark.notices(
+    "one retry less than asked for", "rewards/retry.py", "range(1, num_retries + 1)", "range(1, num_retries)"
+)
 def test_the_last_try_decides_and_no_row_is_tried_more_often_than_allowed(rewards, flaky_file):
     one = rewards(remote_url=flaky_file, num_retries=1)
     flaky, other = one.score([row("flaky"), row("ab")])[0]
@@ -92,12 +101,19 @@ def test_waits_double_up_to_a_bound_and_differ():
     assert len({retry.wait_s(3) for _ in range(9)}) > 1
 
 
+@pytest.mark.notices("a wait is not limited", "rewards/retry.py", "LONGEST_WAIT_S) * random", "10**9) * random")
 def test_no_wait_is_longer_than_half_a_minute(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 1.0)
     waits = [retry.wait_s(attempt) for attempt in (5, 6, 7, 12, 500)]
     assert all(8 <= wait <= 16 for wait in waits[:1]) and all(15 <= wait <= 30 for wait in waits[1:])
 
 
+@pytest.mark.notices(
+    "a row's retries are those of its last source",
+    "rewards/sources.py",
+    "retries = sum(outcome.retries for _, outcome in parts)",
+    "retries = parts[-1][1].retries if parts else 0",
+)
 def test_a_rule_and_servers_count_their_tries_too_and_a_row_those_of_all_its_sources(rewards):
     """The server says of its first two answers that it could not score; requests that fail are tried again anyway."""
     replies = [(200, {"rewards": [0], "errors": ["busy"]}), (503, b""), (200, {"rewards": [7]})]

@@ -119,6 +119,12 @@ def test_rows_whose_process_is_killed_again_and_again_fail(rewarder):
     assert bad.reason == "the reward process died (SIGKILL), 4 times in a row"
 
 
+@pytest.mark.notices(
+    "the answer to a request that timed out is taken for that of the next",
+    "rewards/reward_process.py",
+    "except TimeoutError:\n            self._kill()",
+    "except TimeoutError:\n            pass",
+)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9"])
 def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
@@ -148,6 +154,18 @@ def test_rows_that_hang_do_not_use_up_the_time_of_others(rewarder):
     assert outcomes[9:] == [Scored(2, 2)] * 3
 
 
+@pytest.mark.notices(
+    "a row that hangs is a failure again",
+    "rewards/reward_process.py",
+    "return RowLimit(CLOCK * cpu_s, cpu_s, is_wrong=True)",
+    "return RowLimit(CLOCK * cpu_s, cpu_s)",
+)
+@pytest.mark.notices(
+    "a row's limit shrinks with the number of rows without end",
+    "rewards/reward_process.py",
+    "min(max(count, 1), SHARE)",
+    "max(count, 1)",
+)
 def test_the_limit_of_a_row_is_its_own_whatever_the_number_of_rows():
     own = RewardConfig(remote_url="own.py", timeout_s=60.0)
     assert [row_limit(own, count).clock_s for count in (1, 2, 30, 1000)] == [60, 30, 2, 2]
@@ -157,6 +175,12 @@ def test_the_limit_of_a_row_is_its_own_whatever_the_number_of_rows():
         assert limits == {RowLimit(clock_s=10, cpu_s=2, is_wrong=True)}
 
 
+@pytest.mark.notices(
+    "a batch is given up although rows have scores",
+    "rewards/reward_process.py",
+    "self.problem is not None or self.works or self.lost_s",
+    "self.problem is not None or self.lost_s",
+)
 def test_a_batch_is_given_up_only_while_no_row_has_a_score():
     """Rows that are slow but score take what they need; nothing is measured here, the seconds are said."""
     slow, dead = Work(90, 3.0), Work(90, 3.0)
@@ -171,6 +195,12 @@ def test_a_batch_is_given_up_only_while_no_row_has_a_score():
     assert dead.given_up() is None
 
 
+@pytest.mark.notices(
+    "rows beside each other are tried one after the other",
+    "rewards/reward_process.py",
+    "random.Random(count).shuffle(order)",
+    "random.Random(count)",
+)
 def test_rows_beside_each_other_are_not_tried_one_after_the_other():
     order = [*Work(128, 60.0).order]
     assert sorted(order) == [*range(128)]
@@ -221,6 +251,12 @@ def test_what_reward_code_prints_does_not_act_when_the_log_is_shown(rewarder, tm
     assert (tmp_path / "reward.log").read_text() == "\\x1b[2J数\ufffd\ufffd\ufffd\n"
 
 
+@pytest.mark.notices(
+    "a file is called row by row",
+    "rewards/reward_process.py",
+    "if self.takes_batches and len(rows) > 1:",
+    "if self.takes_batches and len(rows) > 100:",
+)
 def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
     code = """
     import os
@@ -234,6 +270,12 @@ def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
     assert scorer.score([]) == []
 
 
+@pytest.mark.notices(
+    "each call of an async reward function has a new event loop",
+    "rewards/file.py",
+    "result = loop.run(wait_for(result))",
+    "result = asyncio.run(wait_for(result))",
+)
 def test_async_functions_keep_clients_and_locks_from_call_to_call(rewarder):
     """What asyncio makes belongs to the event loop of its first wait: in another loop, it raises an error."""
     code = """
@@ -358,6 +400,13 @@ def rule(row, config):
 """
 
 
+@pytest.mark.notices(
+    "a response that computes for too long is not counted",
+    "rewards/reward_process.py",
+    "{TIMED_OUT: 1.0} if isinstance(outcome, TimedOut) else",
+    "{TIMED_OUT: 0.0} if isinstance(outcome, TimedOut) else",
+    cases="pass",
+)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("misdeed", "metrics"),
@@ -476,6 +525,12 @@ def reward_func(queries, prompts, labels):
 """
 
 
+@pytest.mark.notices(
+    "a reward is started again after the end",
+    "rewards/reward_process.py",
+    "        self.is_closed = True\n        self._kill()\n",
+    "        self._kill()\n",
+)
 def test_a_call_that_hangs_ends_when_the_rewards_are_closed_and_nothing_is_started_again(rewarder, tmp_path):
     one, told = rewarder(HANGS, timeout_s=600.0), tmp_path / "told"
     call = in_background("a call", lambda: one.score([row(str(told)), row(str(told))]))

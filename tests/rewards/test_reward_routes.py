@@ -56,6 +56,18 @@ def test_one_source_is_as_it_was(rewards, length_file):
     assert one.score([row("", "abc", "any")]) == ([Scored(-3, 0.3, {"n": 3})], {})
 
 
+@pytest.mark.notices(
+    "the weights of several sources are ignored",
+    "rewards/sources.py",
+    "(weight * outcome.reward, ",
+    "(outcome.reward, ",
+)
+@pytest.mark.notices(
+    "scores of several sources are added up, not averaged",
+    "rewards/sources.py",
+    "score / weights, extra, retries, steps)",
+    "score, extra, retries, steps)",
+)
 def test_weights_add_rewards_up_and_scores_become_a_weighted_mean(rewards, length_file):
     both = rewards(
         right=NamedSourceConfig(rule="exact_match", weight=2.0),
@@ -130,6 +142,18 @@ def test_a_source_of_weight_0_is_measured_but_changes_nothing(rewards, length_fi
     assert outcomes == [Scored(1, 1, {"right/mean": 1, "length/n": 2, "length/mean": -2})]
 
 
+@pytest.mark.notices(
+    "rows go to the sources of the other data sources",
+    "rewards/sources.py",
+    "datasource in self.config.datasets",
+    "datasource not in self.config.datasets",
+)
+@pytest.mark.notices(
+    "what a source says of its rows goes to the first rows",
+    "rewards/sources.py",
+    "dict(zip(chosen, found, strict=True))",
+    "dict(enumerate(found))",
+)
 def test_rows_go_to_the_sources_of_their_datasource(rewards):
     seen = []
 
@@ -175,6 +199,12 @@ class Numbers:
         self.closed = True
 
 
+@pytest.mark.notices(
+    "the steps of a solution are lost where sources are added up",
+    "rewards/sources.py",
+    "steps += outcome.steps",
+    "steps += []",
+)
 def test_a_model_beside_the_policy_is_a_source_like_any_other(tmp_path):
     """It gets the samples that are its own, with their tokens; its score goes back to their places."""
     sources = {
@@ -212,6 +242,12 @@ def test_each_of_several_models_scores_by_its_own_name_and_weight(tmp_path):
     assert all(model.closed for model in models.values())
 
 
+@pytest.mark.notices(
+    "a source of weight 0 is one that trains",
+    "rewards/sources.py",
+    "if source.weight > 0 and",
+    "if source.weight >= 0 and",
+)
 def test_a_row_that_nobody_scores_is_refused_before_training():
     config = RewardConfig(
         sources={
@@ -230,6 +266,12 @@ TESTED = '{"asserts": ["assert add(1, 2) == 3"]}'
 LENT = '{"asserts": ["assert is_close(add(1, 2), 3)"]}'
 
 
+@pytest.mark.notices(
+    "labels that cannot judge a program are found when it is scored",
+    "rewards/sources.py",
+    'if bad and (config.on_error == "stop" or len(bad) > config.max_error_rate * judged):',
+    "if False:",
+)
 def test_labels_that_cannot_judge_a_program_are_refused_before_anything_starts():
     config = RewardConfig(rule="code")
     check_labels(config, [("x.jsonl:1", "default", TESTED)])
@@ -241,6 +283,12 @@ def test_labels_that_cannot_judge_a_program_are_refused_before_anything_starts()
     check_labels(RewardConfig(rule="exact_match"), [("x.jsonl:1", "default", LENT)])
 
 
+@pytest.mark.notices(
+    "one bad label ends a run that drops what has no score",
+    "rewards/sources.py",
+    'if bad and (config.on_error == "stop" or len(bad) > config.max_error_rate * judged):',
+    "if bad:",
+)
 def test_only_labels_that_the_rule_code_reads_are_looked_at_and_only_as_many_as_may_be_bad():
     code = NamedSourceConfig(rule="code", datasets=["programs"])
     config = RewardConfig(sources={"a": NamedSourceConfig(rule="exact_match"), "b": code})

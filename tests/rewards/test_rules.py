@@ -29,6 +29,12 @@ def scorers():
     return {name: make_scorer(name) for name in ("exact_match", "format", "math")}
 
 
+@pytest.mark.notices(
+    "an answer may stand anywhere in the response",
+    "rewards/rules.py",
+    "row.response.strip() == row.label.strip()",
+    "row.label.strip() in row.response",
+)
 @pytest.mark.parametrize(
     ("label", "response", "reward"),
     [("4321", "4321", 1), ("4321", " 4321\n", 1), ("4321", "4321.", 0), ("4321", "14321", 0), ("a b", "a  b", 0)],
@@ -37,6 +43,9 @@ def test_exact_match_compares_the_whole_response_but_for_outer_space(scorers, la
     assert scorers["exact_match"]([row(label, response)]) == [Scored(reward, reward)]
 
 
+@pytest.mark.notices(
+    "the first box is the answer", "rewards/answers.py", "begin, start, end = full[-1]", "begin, start, end = full[0]"
+)
 @pytest.mark.parametrize(
     ("label", "response", "reward"),
     [
@@ -83,6 +92,12 @@ def test_repetition_costs_the_share_of_repeated_n_grams_above_what_is_tolerated(
     assert outcome.reward == pytest.approx(reward)
 
 
+@pytest.mark.notices(
+    "the same sentence with other numbers is no repetition",
+    "rewards/rules.py",
+    're.sub(r"\\d+", "0", " "',
+    're.sub(r"\\d+", "\\\\g<0>", " "',
+)
 @pytest.mark.parametrize(
     ("response", "is_seen"),
     [
@@ -140,6 +155,12 @@ def test_a_rule_of_ones_own_may_have_named_parts(tmp_path):
     assert [each.reward for each in make_scorer(name, None, Choice("right"))(rows)] == [1, 0]
 
 
+@pytest.mark.notices(
+    "a label that makes no sense is a wrong answer",
+    "rewards/rules.py",
+    'return RewardFailure(str(error), "error")',
+    "return Scored(0.0, 0.0)",
+)
 def test_math_does_not_blame_the_response_for_a_useless_label(scorers):
     (outcome,) = scorers["math"]([row("", "3")])
     assert isinstance(outcome, RewardFailure) and outcome.kind == "error" and "label ''" in outcome.reason
@@ -166,6 +187,27 @@ def test_last_boxed_takes_the_last_box_that_closes(text, content):
     assert last_boxed(text) == content
 
 
+@pytest.mark.notices(
+    "the base of a number is ignored",
+    "rewards/mathematics.py",
+    "label[1] == answer[1] and bases[0] == bases[1]",
+    "label[1] == answer[1]",
+)
+@pytest.mark.notices(
+    "a point is the set of its numbers", "rewards/mathematics.py", "not answer.is_ordered and same_items", "same_items"
+)
+@pytest.mark.notices(
+    "a unit is no part of an answer",
+    "rewards/mathematics.py",
+    "if unit and other_unit and unit != other_unit:",
+    "if unit and other_unit and unit is None:",
+)
+@pytest.mark.notices(
+    "what is denied is the answer",
+    "rewards/answers.py",
+    "if DENIED.search(sentence):",
+    "if DENIED.fullmatch(sentence):",
+)
 def test_all_graded_answers_are_judged_rightly(scorers):
     """145 right answers in other words, and 109 wrong ones; math-verify alone errs in 36 and 20 of them."""
     rows = [json.loads(line) for line in GRADED.read_text().splitlines()]
@@ -179,6 +221,12 @@ def test_math_may_want_a_box():
     assert [each.reward for each in scorer([row("5", "The answer is 5."), row("5", r"\boxed{5}")])] == [0, 1]
 
 
+@pytest.mark.notices(
+    "towers of powers are given to sympy",
+    "rewards/answers.py",
+    "(len(power) > 6 or int(power)",
+    "(len(power) > 60 and int(power)",
+)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -202,6 +250,9 @@ def test_large_answers_that_can_be_compared_are(answer):
     assert not is_too_much(answer)
 
 
+@pytest.mark.notices(
+    "values are compared absolutely", "rewards/mathematics.py", "RELATIVE * max(abs(a), abs(b))", "RELATIVE * 1e9"
+)
 @pytest.mark.parametrize(
     ("label", "answer"), [("4e-7", "1e-7"), ("10^{-9}", r"2\cdot 10^{-9}"), ("\\pi", "3.14159265")]
 )
@@ -227,6 +278,15 @@ def test_a_bare_percent_sign_does_not_comment_the_box_out():
     assert boxed_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"
 
 
+@pytest.mark.notices(
+    "a format may stand anywhere in the response",
+    "rewards/rules.py",
+    "re.DOTALL).fullmatch(row.response.strip())",
+    "re.DOTALL).search(row.response)",
+)
+@pytest.mark.notices(
+    "an empty thought has the right form", "config/reward.py", "\\s*{NO_TAG}\\S(?:{NO_TAG}.)*", "(?:{NO_TAG}.)*"
+)
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
@@ -261,6 +321,9 @@ def test_length_falls_from_its_limit_to_twice_that():
     assert [each.reward for each in scorer([row("", "x" * n) for n in (0, 10, 15, 20, 99)])] == [1, 1, 0.5, 0, 0]
 
 
+@pytest.mark.notices(
+    "the first answer of a response is scored", "rewards/gym.py", "found[-1] if found", "found[0] if found"
+)
 def test_the_last_answer_of_a_response_is_the_one_that_reasoning_gym_scores():
     assert answer_of("<answer>3</answer> no: <answer> 4\n</answer>.") == "4"
     assert answer_of(" 4 ") == "4"

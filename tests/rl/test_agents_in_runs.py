@@ -73,6 +73,19 @@ def samples(whole):
     return [row for file in sorted((whole / "rollouts").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
+@pytest.mark.notices(
+    "the log-probs of a turn stand one token too late",
+    "data/trajectory.py",
+    "self._append(ids, MODEL, log_probs, versions)",
+    "self._append(ids, MODEL, np.roll(log_probs, 1), versions)",
+)
+@pytest.mark.notices("rewards of turns are lost", "rl/scoring.py", "Scored(t.reward + turns,", "Scored(t.reward,")
+@pytest.mark.notices(
+    "the allowed calls of an evaluation hold for training too",
+    "agents/environment.py",
+    "result = copy(self)",
+    "result = self",
+)
 def test_rewards_are_those_of_the_environment_and_of_its_turns(samples):
     seen = set()
     for row in samples:
@@ -84,6 +97,12 @@ def test_rewards_are_those_of_the_environment_and_of_its_turns(samples):
     assert 2 in seen
 
 
+@pytest.mark.notices(
+    "what a tool printed is a part of the answer that rewards see",
+    "rl/scoring.py",
+    "return t.turns[-1] if ENVIRONMENT in t.owner else t.response_ids",
+    "return t.response_ids",
+)
 def test_what_the_environment_says_has_no_log_prob_and_no_advantage(samples):
     both = [row for row in samples if ENVIRONMENT in row["owner"]]
     assert both, "or this test looks at nothing"
@@ -115,6 +134,18 @@ def test_the_timeline_tells_environments_from_engines(whole):
     assert {"engines", "environments", "trainer", "driver"} <= {row["who"] for row in rows}
 
 
+@pytest.mark.notices(
+    "an evaluation without calls allows one",
+    "rl/evaluation.py",
+    "self.sampler.limited(calls + 1)",
+    "self.sampler.limited(calls + 2)",
+)
+@pytest.mark.notices(
+    "evaluations by allowed calls draw other random numbers",
+    "rl/evaluation.py",
+    "samples, settings, (EVALUATION, 0), shown",
+    "samples, settings, (EVALUATION, len(folder.name)), shown",
+)
 def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(whole):
     files = [sorted((whole / "evaluations" / name).glob("*.parquet"))[-1] for name in ("", "calls_0", "calls_1")]
     usual, none, one = (pq.read_table(file).to_pylist() for file in files)

@@ -40,6 +40,24 @@ def assigner(**kl) -> CreditAssigner:
     return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, **kl)))
 
 
+@pytest.mark.notices(
+    "KL is a bonus in the reward",
+    "algo/advantage.py",
+    "    rewards = 0 - inputs.kl_penalty",
+    "    rewards = 0 + inputs.kl_penalty",
+)
+@pytest.mark.notices(
+    "estimators see what an environment wrote",
+    "rl/credit.py",
+    "        mask = batch.mask\n",
+    "        mask = torch.ones_like(batch.mask)\n",
+)
+@pytest.mark.notices(
+    "advantages come back in front of their tokens",
+    "rl/credit.py",
+    "    result[mask.bool().numpy()] = values.numpy()",
+    "    result[: len(values)] = values.numpy()",
+)
 def test_the_kl_penalty_is_part_of_the_reward_to_go(batch):
     """RLOO: 2 - 1 and 1 - 2; penalties 0.05, -0.02 | 0.01, 0.03."""
     result, metrics = assigner().assign(batch)
@@ -115,6 +133,12 @@ def test_reinforce_discounts_by_model_tokens_alone():
     assert batch.advantages.tolist() == pytest.approx([0, 0, 2 - mean, 4 - mean, 0, 0, 0, 8 - mean])
 
 
+@pytest.mark.notices(
+    "samples without model tokens are part of baselines",
+    "algo/advantage.py",
+    "    written = inputs.lengths > 0\n    if inputs.episodes",
+    "    written = inputs.lengths >= 0\n    if inputs.episodes",
+)
 @pytest.mark.parametrize(
     ("estimator", "wanted"),
     [("reinforce_baseline", 1.5), ("rloo", 3), ("group_norm", 0.5**0.5), ("dr_grpo", 1.5), ("opo", 1.5)],
@@ -173,6 +197,12 @@ def with_teacher(batch, log_probs):
 TEACHER = [9.0, 0.25, 9.0, -0.5, 9.0, -30.0, 0.0]  # log p_teacher - log p_policy
 
 
+@pytest.mark.notices(
+    "the teacher pushes away",
+    "rl/credit.py",
+    "advantages - self.config.distill.coef * gap",
+    "advantages + self.config.distill.coef * gap",
+)
 def test_on_policy_distillation_gives_every_token_its_own_log_ratio(batch):
     """Of no reward and no other token; -30 nats are clamped to -10. The KL to a reference counts token by token too."""
     config = AlgoConfig(
@@ -229,6 +259,12 @@ def test_a_turn_is_rewarded_where_it_ends_and_a_baseline_takes_the_whole_reward(
     assert compared.advantages.tolist() == [0, 0, 2, 2, 0, 2, 0, 0, -2, -2]
 
 
+@pytest.mark.notices(
+    "advantages are clipped before the teacher's term",
+    "rl/credit.py",
+    "clip_advantages(advantages, clip_range), advantages",
+    "clip_advantages(put_back(credit.advantages, mask), clip_range), advantages",
+)
 def test_advantages_are_clipped_after_the_teacher_and_the_share_of_clipped_tokens_is_measured(batch):
     """RLOO without KL gives 1, 1, -1, -1; the teacher's gaps of 0.5, -3, 0.5 and 0 are taken away from them."""
     gaps = torch.tensor([0, 0.5, 0, -3, 0, 0.5, 0])

@@ -131,6 +131,12 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(ranks, folders, 
             assert mine[name] == theirs[name], name
 
 
+@pytest.mark.notices(
+    "groups with forks that had ended are made again by a continued run",
+    "rl/stream.py",
+    'if state["finished"]:',
+    "if False:",
+)
 def test_a_stream_that_was_stopped_trains_on_the_forks_that_had_ended_as_they_were(ranks, tmp_path):
     """Each step is evaluated, so that the groups that began after the sync have ended when it is saved."""
     evaluated = {

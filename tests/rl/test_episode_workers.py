@@ -155,6 +155,27 @@ def processes(found: list[Trajectory]) -> set[int]:
     return {int(each.extra["process"]) for each in found}
 
 
+@pytest.mark.notices(
+    "ledgers of episode workers cannot be changed", "rl/episode_workers.py", "name: each.copy()", "name: each"
+)
+@pytest.mark.notices(
+    "an episode of a worker is with its environment while an engine writes",
+    "rl/episode_workers.py",
+    "        self.environments.end()\n",
+    "",
+)
+@pytest.mark.notices(
+    "allowed calls do not hold in episode workers",
+    "rl/episode_worker.py",
+    "if order.max_turns is not None:",
+    "if False:",
+)
+@pytest.mark.notices(
+    "the first episode worker runs all episodes",
+    "rl/episode_workers.py",
+    "link = min(self.links, key=lambda link: len(link.pending))",
+    "link = self.links[0]",
+)
 def test_episodes_of_two_workers_are_those_of_the_driver(cluster, model, tmp_path):
     job = Job(tmp_path, model, agent__num_workers=2)
     workers = job.workers()
@@ -173,6 +194,12 @@ def test_episodes_of_two_workers_are_those_of_the_driver(cluster, model, tmp_pat
     workers.close()
 
 
+@pytest.mark.notices(
+    "episode workers run more than agent.max_concurrent episodes",
+    "rl/episode_workers.py",
+    "async with self.slots:",
+    "if True:",
+)
 def test_agent_max_concurrent_is_the_limit_of_all_workers(cluster, model, tmp_path):
     job = Job(tmp_path, model, agent__num_workers=2, agent__max_concurrent=3)
     workers = job.workers()
@@ -195,6 +222,12 @@ def kill(workers: EpisodeWorkers, number: int) -> None:
     raise AssertionError(f"nobody writes to {log}")
 
 
+@pytest.mark.notices(
+    "an episode worker gets answers to what the dead one before it asked",
+    "rl/episode_workers.py",
+    "            task.cancel()\n",
+    "            pass\n",
+)
 def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is_final(cluster, model, tmp_path, capfd):
     job = Job(tmp_path, model, agent__num_workers=2, agent__max_restarts=1)
     workers = job.workers()
@@ -227,6 +260,12 @@ def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is
     workers.close()
 
 
+@pytest.mark.notices(
+    "an episode worker leaves alone what the dead one before it started",
+    "rl/episode_worker.py",
+    "        end_marked(MARK, name)\n",
+    "",
+)
 def test_what_an_episode_started_ends_with_its_worker(cluster, model, tmp_path):
     """A process that would live on alone, in a session of its own as MCP servers have, is killed by the next worker, or
     when the workers are closed."""
@@ -266,6 +305,12 @@ def test_an_async_step_that_blocks_the_others_is_named_and_ends_the_run(cluster,
     workers.close()
 
 
+@pytest.mark.notices(
+    "a failed request of an episode worker fails another order",
+    "rl/episode_workers.py",
+    "            self.fail([*self.pending], error)\n        else:\n",
+    "            self.fail([number], error)\n        else:\n",
+)
 def test_a_request_that_fails_ends_all_episodes_of_its_worker_and_those_of_no_other(cluster, model, tmp_path):
     """The worker counts its requests and the driver its episodes: the same number is something else on each side."""
     job = Job(tmp_path, model, agent__num_workers=2)

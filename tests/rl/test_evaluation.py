@@ -70,12 +70,27 @@ def evaluated(tmp_path):
     return evaluate(tmp_path)
 
 
+@pytest.mark.notices(
+    "an evaluation draws with the temperature of training",
+    "rl/evaluation.py",
+    "self.config.temperature",
+    "self.sampler.config.temperature",
+)
 def test_the_held_out_prompts_are_sampled_at_the_temperature_of_evaluations(evaluated):
     asked = evaluated[1]
     assert [request.prompt_ids for request in asked] == [[1, prompt] for prompt in range(3) for _ in range(4)]
     assert {request.sampling.temperature for request in asked} == {0.25}
 
 
+@pytest.mark.notices(
+    "pass@k is that of k samples, not of n",
+    "rl/evaluation.py",
+    "pass_at_k(int(count), int(c), k)",
+    "pass_at_k(k, min(int(c), k), k)",
+)
+@pytest.mark.notices(
+    "a score of exactly one half passes", "rl/evaluation.py", "scored.scores > PASS", "scored.scores >= PASS"
+)
 def test_pass_rates_are_means_over_prompts_of_unbiased_estimates(evaluated):
     """1, 3 and 0 of 4 samples pass. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 1/2, 1 and 0; pass@4: 1, 1 and 0."""
     metrics, _ = evaluated
@@ -107,6 +122,12 @@ def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
     assert metrics["eval/num_samples"] == 12
 
 
+@pytest.mark.notices(
+    "rewards of an evaluation are of all sources",
+    "rl/evaluation.py",
+    "float(scored.rewards[chosen].mean())",
+    "float(scored.rewards.mean())",
+)
 def test_each_source_has_means_of_its_own_samples(tmp_path):
     metrics, _ = evaluate(tmp_path, [prompt.datasource for prompt in HELD_OUT])
     assert metrics["eval/math/reward"] == pytest.approx(10 * 5 / 8) and metrics["eval/code/reward"] == 0

@@ -35,6 +35,12 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
     )
 
 
+@pytest.mark.notices(
+    "old log-probs are not measured though several steps follow", "rl/experience.py", "or steps_per_rollout > 1", ""
+)
+@pytest.mark.notices(
+    "old log-probs are not measured while the critic warms up", "rl/experience.py", "or critic_warm_up > 0", ""
+)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -56,6 +62,15 @@ def test_one_optimiser_step_on_fresh_samples_needs_no_old_log_probs():
     assert not maker(critic__freezing_steps=1).needs_old_log_probs, "without a critic nothing warms up"
 
 
+@pytest.mark.notices(
+    "tokens of older weights are compared with the weights of now",
+    "rl/experience.py",
+    '"weight_version") == version',
+    '"weight_version") >= 0',
+)
+@pytest.mark.notices(
+    "the distance of stale tokens is that of all tokens", "rl/experience.py", "batch.mask * ~is_new", "batch.mask"
+)
 def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine():
     """Weights 4 wrote the first sample, 5 the second: the policy is at 5, where the two sides differ by 2e-5."""
     made = [Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)]
@@ -100,12 +115,24 @@ def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
     return both, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
 
 
+@pytest.mark.notices(
+    "log-probs of the rollout are those of temperature 1",
+    "rl/experience.py",
+    "algo, temperature, mismatch_limit\n",
+    "algo, 1.0, mismatch_limit\n",
+)
 def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
     maker, samples = made(rollout__temperature=0.7)
     maker.make(samples, version=3)
     assert maker.policy.group.asked == maker.frozen["ref_log_probs"].group.asked == [("log_probs", 0.7)]
 
 
+@pytest.mark.notices(
+    "entropies of tokens are taken for their log-probs",
+    "rl/experience.py",
+    'columns["old_log_probs"], columns["entropies"] =',
+    'columns["entropies"], columns["old_log_probs"] =',
+)
 def test_entropies_come_with_the_log_probs_of_the_same_forward_pass():
     maker, samples = made(rollout__token_entropy=True)
     batch, _ = maker.make(samples, version=3)
@@ -113,6 +140,12 @@ def test_entropies_come_with_the_log_probs_of_the_same_forward_pass():
     assert batch.old_log_probs.tolist() == [0, 0, -1] * 2 and batch.entropies.tolist() == [2, 2, 1] * 2
 
 
+@pytest.mark.notices(
+    "an estimator that needs entropies gets none",
+    "rl/experience.py",
+    'token_entropy or algo.advantage.needs("entropies")',
+    "token_entropy",
+)
 def test_an_estimator_that_needs_entropies_gets_them(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
@@ -128,6 +161,12 @@ def test_an_estimator_that_needs_entropies_gets_them(tmp_path):
     assert credit.advantages.tolist() == [0, 0, 1] * 2
 
 
+@pytest.mark.notices(
+    "the score is trained on, without penalties",
+    "rl/experience.py",
+    "torch.from_numpy(scored.rewards)",
+    "torch.from_numpy(scored.scores)",
+)
 def test_shaped_rewards_are_learned_from():
     maker, samples = made()
     batch, _ = maker.make(samples, version=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
@@ -9,6 +11,12 @@ from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.scoring import Scorer
 
 
+@pytest.mark.notices(
+    "an episode that failed keeps the turn rewards of its other ledgers",
+    "rl/scoring.py",
+    "        for ledger in ledgers:\n            ledger.turn_rewards[:] = 0",
+    "        for ledger in ledgers[-1:]:\n            ledger.turn_rewards[:] = 0",
+)
 def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
     ledgers = [Trajectory.start(0, 0, 0, [1, 2, 3]) for _ in range(2)]
     for number, ledger in enumerate(ledgers):

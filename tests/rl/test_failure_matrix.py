@@ -19,6 +19,41 @@ def recorded(ranks, tmp_path_factory):
     return folder
 
 
+@pytest.mark.notices(
+    "a rollout that fails out of turn is never told to the driver",
+    "rl/schedules.py",
+    "                self.fail(error)\n                return\n",
+    "                return\n",
+    cases="2 and ahead and generation",
+)
+@pytest.mark.notices(
+    "a failed group of a stream is forgotten",
+    "rl/stream.py",
+    "self.failure = self.failure or error",
+    "pass",
+    cases="stream and generation",
+)
+@pytest.mark.notices(
+    "an evaluation beside a step takes the error of the engines for a score",
+    "rl/pipeline.py",
+    "                self.rollouts.fail(error)\n                raise\n",
+    "                return {}\n",
+    cases="ahead and evaluation",
+)
+@pytest.mark.notices(
+    "a damaged rollout that is replayed is taken for the end of the run",
+    "rl/replay.py",
+    "        while samples_file(self.folder, count + 1).exists():",
+    "        while samples_file(self.folder, count + 1).exists() and count < 2:",
+    cases="replay and rollout and 3",
+)
+@pytest.mark.notices(
+    "an error of a user's filter leaves all groups in",
+    "rl/filtering.py",
+    '        raise UserError(f"{flag} raised {type(error).__name__}: {error}") from error',
+    "        return None",
+    cases="1 and ahead and group",
+)
 @pytest.mark.parametrize("number", TIMES)
 @pytest.mark.parametrize(("schedule", "phase"), cases())
 def test_a_failure_ends_the_run_with_that_error_and_leaves_nothing(ranks, request, tmp_path, schedule, phase, number):
@@ -42,6 +77,12 @@ def asked_before_the_first_probe(world, folder: Path) -> dict[str, int]:
     return dict(trip.counts)
 
 
+@pytest.mark.notices(
+    "the first weights are not probed",
+    "rl/engine_update.py",
+    "            self.weights.sync(version)\n            self.weights.check()\n",
+    "            self.weights.sync(version)\n",
+)
 def test_the_first_weights_are_proven_before_anything_is_written_with_them(ranks, tmp_path):
     (asked,) = ranks(1).call(asked_before_the_first_probe, tmp_path)
     assert asked["sync"] == asked["probe"] == 1 and "generation" not in asked

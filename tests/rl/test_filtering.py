@@ -123,6 +123,12 @@ def forget_after(folder, step: int) -> None:
             shutil.rmtree(later)
 
 
+@pytest.mark.notices(
+    "a group that a filter objects to is trained on",
+    "rl/rollout.py",
+    "        found = self.filters.objection(group)",
+    "        found = None",
+)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_their_place(ranks, own, tmp_path, name):
     ranks(1).call(run, tmp_path, flags(name, algo__group_filter=f"{own}:odd"))
@@ -135,6 +141,13 @@ def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_t
         assert {json.loads(line)["reason"] for line in lines} == {"odd prompt"} and len(lines) >= counted
 
 
+@pytest.mark.notices(
+    "prompts that were not chosen count as outstanding",
+    "rl/stream.py",
+    "return self.next - self.rejected - self.skipped",
+    "return self.next - self.rejected",
+    cases="stream",
+)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_filter_of_prompts_sees_what_earlier_groups_scored(ranks, own, tmp_path, name):
     """Two of four prompts each round, those that were sampled least: each prompt comes about as often."""
@@ -164,6 +177,12 @@ def test_a_run_that_was_stopped_chooses_the_same_prompts(ranks, own, tmp_path, n
     assert weights[0] == weights[1]
 
 
+@pytest.mark.notices(
+    "a stream forgets the scores when it continues",
+    "rl/stream.py",
+    "self.builder.state.history = History.load(folder)",
+    "self.builder.state.history = History()",
+)
 def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own, tmp_path):
     more = {"algo__prompt_filter": f"{own}:rarest", "rollout__vllm_generate_batch_size": 4}
     ranks(1).call(run, tmp_path, flags("stream", **more))
@@ -214,6 +233,12 @@ def one_group(scores) -> ScoredTrajectories:
     return ScoredTrajectories(trajectories, values, values, *[texts] * 5, [{}] * len(scores))
 
 
+@pytest.mark.notices(
+    "a filter of prompts draws the same numbers each round",
+    "rl/filtering.py",
+    "[self.seed, PROMPTS, number]",
+    "[self.seed, PROMPTS, 0]",
+)
 def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_round_alone(own):
     prompts = [Prompt([1], "", "", "", "")] * 100
     filters = [Filters(AlgoConfig(prompt_filter=f"{own}:drawn"), prompts, seed) for seed in (0, 0, 1)]
@@ -247,6 +272,15 @@ def test_without_a_filter_of_prompts_no_scores_are_kept(own):
     assert history.scores == {5: [[0.0, 1.0]]}
 
 
+@pytest.mark.notices(
+    "the scores of earlier groups are not in checkpoints", "rl/rollout.py", "waiting, History.load(folder))", "waiting)"
+)
+@pytest.mark.notices(
+    "a copied record of scores grows with the original",
+    "rl/filtering.py",
+    "History({prompt: [*groups] for",
+    "History({prompt: groups for",
+)
 def test_the_record_of_scores_is_in_a_checkpoint_and_copies_are_their_own(tmp_path):
     state = BuilderState(3, [], History({5: [[0.0, 1.0]], 2: [[0.25]]}))
     state.save(tmp_path)

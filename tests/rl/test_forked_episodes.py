@@ -98,6 +98,18 @@ def gradient(model, batches: list[Experience], mode: str, loss: str = "ppo") -> 
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), total
 
 
+@pytest.mark.notices(
+    "the ledgers of an episode are samples of their own in baselines",
+    "rl/credit.py",
+    "episodes=batch.episode,",
+    "episodes=None,",
+)
+@pytest.mark.notices(
+    "each ledger of an episode weighs as much as an episode",
+    "losses/reduce.py",
+    "whole = (counts if episode_tokens is None else episode_tokens)",
+    "whole = counts",
+)
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("estimator", ["reinforce_baseline", "rloo", "group_norm", "opo"])
 @pytest.mark.parametrize("splits", [[[0, 1, 2, 3]], [[1, 3], [0], [2]]])
@@ -156,6 +168,12 @@ def test_estimators_that_know_time_refuse_forks(estimator):
     assert set(WITH_TIME) == {"gae", "reinforce"}
 
 
+@pytest.mark.notices(
+    "the ledgers of an episode are in several optimiser steps",
+    "data/trajectory.py",
+    "return [row for episode in episodes for row in torch.nonzero(self.episode == episode)[:, 0].tolist()]",
+    "return list(episodes)",
+)
 def test_the_ledgers_of_an_episode_are_in_one_optimiser_step():
     trajectories = [t for sample in range(6) for t in (forked(sample) if sample % 2 else other(sample))]
     batch = to_batch(trajectories)
@@ -173,6 +191,9 @@ def test_metrics_are_means_over_episodes():
     assert found["train/group_reward_std"] == pytest.approx(0.5**0.5)
 
 
+@pytest.mark.notices(
+    "dynamic filtering counts ledgers", "rl/filtering.py", "episodes = group.episodes()", "episodes = group"
+)
 def test_dynamic_filtering_counts_episodes(tmp_path):
     """The scores 1 and 0 have the mean 1/2, which two ledgers of the first would make 2/3."""
     algo = AlgoConfig(dynamic_filtering_enable=True, dynamic_filtering_range=[0.0, 0.6])
@@ -227,6 +248,12 @@ def score(tmp_path):
     return scored_by
 
 
+@pytest.mark.notices(
+    "the first ledger of an episode is scored",
+    "rl/scoring.py",
+    "in zip(rows.lasts, episodes, strict=True)",
+    "in zip(rows.starts, episodes, strict=True)",
+)
 def test_a_reward_source_sees_an_episode_once_and_its_reward_is_that_of_all_ledgers(score):
     source = Counting(Scored(4.0, 0.5, {"steps": 2.0}), Scored(1.0, 0.25))
     result, _ = score(source, [*forked(0), *other(1)])

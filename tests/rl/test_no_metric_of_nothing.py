@@ -65,6 +65,12 @@ def test_a_loss_over_nothing_says_nothing(name, metrics):
     assert metrics and WORLD.combined({key: metric.exact() for key, metric in metrics.items()}) == {}
 
 
+@pytest.mark.notices(
+    "a mean over no tokens is 0",
+    "rl/credit.py",
+    "masked_sum(each, mask) / count) for name, each in values.items()} if count > 0 else {}",
+    "masked_sum(each, mask) / count.clamp(min=1)) for name, each in values.items()}",
+)
 @pytest.mark.parametrize("name", sorted(set(estimator.names())))
 def test_credit_of_samples_without_tokens_says_nothing_about_tokens(name):
     advantage = AdvantageConfig(estimator=name, clip_range=[-1.0, 1.0])
@@ -82,6 +88,9 @@ def test_a_rollout_without_tokens_has_no_distances_and_no_age():
     assert correction_metrics(given, batch.mask) == {} == staleness(batch, 3)
 
 
+@pytest.mark.notices(
+    "one sample has a spread", "rl/sample_metrics.py", "    if len(groups) > 1:\n", "    if len(groups) > 0:\n"
+)
 def test_one_sample_has_no_spread():
     one = Trajectory.start(0, 0, 0, [1, 2])
     one.append_model(np.array([7]), np.array([-1.0], np.float32), 0)

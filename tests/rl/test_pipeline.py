@@ -50,10 +50,28 @@ def rollout(folder, step):
     return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
 
 
+@pytest.mark.notices(
+    "a resumed RL run leaves a step out",
+    "train/loop.py",
+    "in range(start, self.total_steps)",
+    "in range(start + 1, self.total_steps)",
+)
+@pytest.mark.notices(
+    "one pass over the prompts whatever the flag says",
+    "rl/pipeline.py",
+    "order.steps_per_epoch * train.num_episodes",
+    "order.steps_per_epoch",
+)
 def test_the_run_has_as_many_steps_as_its_episodes_have_batches(rows):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
 
 
+@pytest.mark.notices(
+    "weights are published with the version of the step before",
+    "rl/pipeline.py",
+    "self.engines.start(step + 1, experience)",
+    "self.engines.start(step, experience)",
+)
 def test_every_token_of_a_step_is_of_the_weights_that_the_step_before_published(whole):
     for step in range(1, STEPS + 1):
         for sample in rollout(whole, step):
@@ -96,6 +114,12 @@ def test_advantages_are_rewards_against_the_others_of_the_group_less_the_kl_to_c
     assert max(differences) > 0.1
 
 
+@pytest.mark.notices(
+    "the KL controller sees one sample per step",
+    "rl/pipeline.py",
+    "self.credit.adapt(credit_metrics, experience.num_episodes)",
+    "self.credit.adapt(credit_metrics, 1)",
+)
 def test_the_kl_controller_learns_from_the_samples_of_a_step(rows):
     """beta <- beta (1 + clip(KL / 0.5 - 1, -0.2, 0.2) 4 / 100), for the next step."""
     beta = 0.1
@@ -118,6 +142,12 @@ def test_without_an_interval_only_the_first_and_the_last_weights_are_evaluated(i
     assert not any(map(pipeline.is_evaluated, range(5)))
 
 
+@pytest.mark.notices(
+    "the last RL step is not evaluated",
+    "train/loop.py",
+    "(step % every == 0 or step == self.total_steps)",
+    "step % every == 0",
+)
 def test_it_is_evaluated_before_the_first_step_every_third_and_after_the_last(whole):
     found = {row["step"]: row["eval/pass1"] for row in read_rows(whole / "metrics.jsonl") if "eval/pass1" in row}
     assert list(found) == [0, 3, 4]
@@ -126,6 +156,12 @@ def test_it_is_evaluated_before_the_first_step_every_third_and_after_the_last(wh
         assert share == pytest.approx(sum(sample["score"] > 0.5 for sample in samples) / 4)
 
 
+@pytest.mark.notices(
+    "the probe of a sync is left out",
+    "rl/weight_sync.py",
+    'self.config.sync_check != "full"',
+    'self.config.sync_check != "off"',
+)
 def test_every_sync_is_probed(rows):
     assert all(0 < row["sync/probe"] < 1e-5 for row in rows)
 
@@ -147,6 +183,21 @@ def test_an_engine_that_holds_on_to_old_weights_ends_the_run(ranks, tmp_path):
     )
 
 
+@pytest.mark.notices(
+    "after a resume the versions of weights begin anew", "rl/pipeline.py", "first(version=start)", "first(version=0)"
+)
+@pytest.mark.notices(
+    "an RL checkpoint has the number of the step before",
+    "train/loop.py",
+    "self.saver.save_if_due(step + 1, evaluation, self.settled)",
+    "self.saver.save_if_due(step, evaluation, self.settled)",
+)
+@pytest.mark.notices(
+    "a resume removes the rollout of the last step",
+    "rl/rollout_file.py",
+    'int(file.stem.split("_")[1]) > step',
+    'int(file.stem.split("_")[1]) >= step',
+)
 def test_a_run_that_was_stopped_takes_the_same_steps_as_an_undisturbed_one(ranks, whole, rows, tmp_path):
     """From the checkpoint of step 2 on: the same samples, weights and coefficients, and every step once on record."""
     again = tmp_path / "again"

@@ -43,6 +43,24 @@ CASES = {
 }
 
 
+@pytest.mark.notices(
+    "a replay trains on scores in place of shaped rewards",
+    "rl/replay.py",
+    'rewards=floats("reward")',
+    'rewards=floats("score")',
+)
+@pytest.mark.notices(
+    "a replay forgets the rewards of turns",
+    "rl/replay.py",
+    'tokens("turn_rewards") if "turn_rewards" in names else [',
+    "[",
+)
+@pytest.mark.notices(
+    "a replay takes the trainer's log-probs for the engine's",
+    "rl/replay.py",
+    'tokens("engine_log_probs")',
+    'tokens("old_log_probs")',
+)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_samples_come_back_as_they_were_trained_on(tmp_path, case, greedy):

@@ -31,6 +31,12 @@ def answers(*last: int) -> list[Sample]:
     return [Sample("", "", "", "", "", ids=[1] * (number + 1) + [token]) for number, token in enumerate(last)]
 
 
+@pytest.mark.notices(
+    "a reward model's score is standardised too",
+    "rl/reward_models.py",
+    "[Scored(reward, score) for",
+    "[Scored(reward, reward) for",
+)
 def test_the_score_is_the_models_and_the_reward_is_it_standardised():
     found = RewardModelSource(RewardGroup(LastToken()), (3.0, 2.0)).score(answers(3, 9, 1))
     assert [(each.reward, each.score) for each in found] == [(0, 3), (3, 9), (-1, 1)]
@@ -49,6 +55,12 @@ def test_the_steps_of_a_solution_become_its_reward(aggregate, reward):
     assert found.extra == pytest.approx({"step_min": 0.25, "step_mean": 0.375, "num_steps": 2.0})
 
 
+@pytest.mark.notices(
+    "a solution that does not fit is scored by the steps that do",
+    "rl/reward_models.py",
+    "if steps.truncated:",
+    "if False:",
+)
 def test_a_solution_that_does_not_fit_has_no_reward():
     found = outcome(StepScores([0.9], truncated=True), "min", 64)
     assert isinstance(found, RewardFailure) and "64 tokens" in found.reason

@@ -59,6 +59,12 @@ def update(ranks):
     return run
 
 
+@pytest.mark.notices(
+    "metrics are those of the last optimiser step, not their mean",
+    "rl/roles.py",
+    "sum(values) / len(values)",
+    "values[-1]",
+)
 def test_metrics_are_means_over_the_optimiser_steps_of_a_rollout(update):
     """Four RL steps of one optimiser step each set the schedule; two steps are at 1 and 3/4 of the peak of 1e-3."""
     rows = update(batches=((0, 1), (2, 3)))
@@ -70,6 +76,9 @@ def test_metrics_are_means_over_the_optimiser_steps_of_a_rollout(update):
     assert norms[0] != pytest.approx(norms[1], rel=1e-2)
 
 
+@pytest.mark.notices(
+    "the policy trains at temperature 1", "rl/roles.py", "kl, rollout.temperature, horizon)", "kl, 1.0, horizon)"
+)
 def test_the_policy_is_trained_at_the_temperature_of_its_samples(update):
     """Then it has not moved: no ratio differs from 1, and none is clipped."""
     for temperature in (0.5, 1.0, 2.0):
@@ -97,12 +106,24 @@ def test_entropies_are_those_of_what_the_tokens_were_drawn_from(ranks):
     assert float(wanted.detach().std()) > 1e-3
 
 
+@pytest.mark.notices(
+    "the longest response has data.max_len tokens",
+    "rl/roles.py",
+    "horizon = rollout.max_new_tokens or settings.data.max_len",
+    "horizon = settings.data.max_len",
+)
 def test_token_sums_are_divided_by_the_longest_response_that_is_allowed(update):
     """(4 + 3 + 5 + 4) tokens of advantage 1 in four sequences, 10 tokens allowed."""
     row = update(actor__loss_agg_mode="seq-mean-token-sum-norm")[0]
     assert row["train/policy_loss"] == pytest.approx(-(4 + 3 + 5 + 4) / 4 / 10, abs=1e-5)
 
 
+@pytest.mark.notices(
+    "the policy trains with the first KL coefficient",
+    "rl/roles.py",
+    "self.policy_objective.kl_coef = kl_coef",
+    "self.policy_objective.kl_coef = self.policy_objective.kl.init_coef",
+)
 def test_the_kl_term_has_the_coefficient_of_the_step(update):
     """Without advantages the KL to the reference is all there is, so the gradient grows with its coefficient."""
     kl = {"algo__kl__init_coef": 0.1, "algo__kl__use_loss": True, "algo__kl__estimator": "k2", "actor__adam__lr": 0.0}
@@ -125,6 +146,9 @@ def averaged(world, config, advantages):
     return skipped, moves
 
 
+@pytest.mark.notices(
+    "a skipped step moves the average of the weights", "rl/roles.py", 'if not row["skipped"]:', "if True:"
+)
 def test_a_step_that_was_skipped_is_no_step_of_the_average(ranks):
     flags = {
         "train__enable_ema": True,
@@ -144,6 +168,9 @@ def documents_beside(world, config):
     return [[batch.ids.tolist() for batch in worker.beside(step)] for step in (0, 1, 2, 1)]
 
 
+@pytest.mark.notices(
+    "documents are those of step 0 for ever", "rl/roles.py", "self.documents.step(step)", "self.documents.step(0)"
+)
 def test_each_step_takes_documents_of_its_own(ranks, tmp_path):
     file = tmp_path / "documents.jsonl"
     file.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(60)))
@@ -161,6 +188,12 @@ def modes(world, config):
     return [*seen, worker.model.module.training]
 
 
+@pytest.mark.notices(
+    "forward passes have dropout on",
+    "rl/roles.py",
+    "        self.model.module.eval()\n",
+    "        self.model.module.train()\n",
+)
 def test_forward_passes_measure_the_model_without_dropout(ranks):
     assert ranks(1).call(modes, small(**PLAIN)) == [[False, True]]
 
@@ -181,6 +214,18 @@ def kept_average(world, config, folder):
     return [value.flatten().tolist() for value in (*averages, *(file[name].float() for file in files))]
 
 
+@pytest.mark.notices(
+    "the average of the weights is forgotten at a resume",
+    "rl/roles.py",
+    "            self.average.load_state(folder)\n",
+    "            pass\n",
+)
+@pytest.mark.notices(
+    "the weights are exported in place of their average",
+    "rl/roles.py",
+    "            with self.average.in_place():\n",
+    "            with nullcontext():\n",
+)
 def test_the_average_of_the_weights_is_resumed_and_exported(ranks, tmp_path):
     (tmp_path / "state").mkdir()
     flags = {"train__enable_ema": True, "train__ema_beta": 0.5, "actor__lr_scheduler": "constant"}

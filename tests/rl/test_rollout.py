@@ -59,6 +59,24 @@ def shaped(samples: ScoredTrajectories, **config) -> list[float]:
     return shaper.shape(samples).rewards.tolist()
 
 
+@pytest.mark.notices(
+    "the overlong penalty counts what an environment wrote",
+    "rl/shaping.py",
+    "[t.response_length for t in trajectories]",
+    "[len(t.ids) for t in trajectories]",
+)
+@pytest.mark.notices(
+    "the longest response is that to an empty prompt",
+    "rl/shaping.py",
+    "self.max_new_tokens(int((trajectory.owner == PROMPT).sum()))",
+    "self.max_new_tokens(0)",
+)
+@pytest.mark.notices(
+    "tools leave an episode the room of a single turn",
+    "rl/shaping.py",
+    "(trajectory.owner == PROMPT).sum())) - others",
+    "(trajectory.owner == PROMPT).sum())) - 0 * others",
+)
 def test_the_overlong_penalty_counts_model_tokens_and_the_room_that_others_left():
     """10 tokens are allowed, one of which an environment wrote: the last 4 of the 9 others cost."""
     samples = scored([trajectory(own=7), trajectory(own=5), trajectory(own=9)], [1.0, 1.0, 1.0])
@@ -97,6 +115,12 @@ def test_the_clip_is_of_the_raw_or_of_the_shaped_reward():
     assert samples.rewards.tolist() == [8.0], "the source's reward stays as it is"
 
 
+@pytest.mark.notices(
+    "greedy responses are trained on",
+    "rl/shaping.py",
+    "enumerate(scored.trajectories) if not t.greedy])",
+    "enumerate(scored.trajectories)])",
+)
 def test_greedy_samples_become_baselines_of_their_group():
     plain = [trajectory(group=g, sample=s) for g in (0, 1) for s in (0, 1)]
     greedy = [trajectory(group=g, greedy=True) for g in (0, 1)]
@@ -210,6 +234,12 @@ def prompts_of(samples: ScoredTrajectories) -> list[int]:
     return [t.prompt for t in samples.trajectories if t.sample == 0]
 
 
+@pytest.mark.notices(
+    "accepted groups that no step has taken yet are dropped",
+    "rl/rollout.py",
+    "state.waiting[:wanted], state.waiting[wanted:]",
+    "state.waiting[:wanted], []",
+)
 def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
     one = builder()
     trained = []
@@ -267,6 +297,12 @@ def test_groups_put_together_are_numbered_anew():
     assert [t.group for t in groups[0].trajectories] == [7, 7]
 
 
+@pytest.mark.notices(
+    "every round of filtering draws with the same seeds",
+    "rl/rollout.py",
+    "self.sample(chosen, state.rounds)",
+    "self.sample(chosen, 0)",
+)
 def test_each_round_of_filtering_draws_other_samples(builder):
     one = builder()
     streams = []
@@ -279,6 +315,12 @@ def test_each_round_of_filtering_draws_other_samples(builder):
     assert streams == list(range(len(streams))) and len(streams) > 2
 
 
+@pytest.mark.notices(
+    "the pass rate of the filter is that of the last round",
+    "rl/rollout.py",
+    "sampled, accepted = sampled + len(fresh), accepted + len(kept)",
+    "sampled, accepted = len(fresh), len(kept)",
+)
 def test_the_pass_rate_is_of_all_rounds_of_a_step(builder):
     """8 prompts of which 4 teach something: two rounds of 4 are all of them."""
     one = builder(dynamic_filtering_max_rounds=2)
@@ -287,6 +329,12 @@ def test_the_pass_rate_is_of_all_rounds_of_a_step(builder):
     assert (metrics["rollout/filter_rounds"], metrics["rollout/filter_pass_rate"]) == (2, 0.5)
 
 
+@pytest.mark.notices(
+    "groups are filtered by their shaped rewards",
+    "rl/filtering.py",
+    "for score in group.scores]",
+    "for score in group.rewards]",
+)
 def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(builder):
     """Neither by rewards, which a reward model standardises, nor with the greedy sample."""
     one = builder()
@@ -297,6 +345,7 @@ def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(builde
     assert objection is not None and objection.reason == "scores [1.0, 1.0]"
 
 
+@pytest.mark.notices("the spread inside groups is the biased one", "rl/sample_metrics.py", "std(ddof=1)", "std()")
 def test_the_spread_inside_a_group_is_the_unbiased_deviation():
     samples = scored([trajectory(group=g, sample=s) for g in range(2) for s in range(2)], [0.0, 2.0, 1.0, 1.0])
     assert sample_metrics(samples)["train/group_reward_std"] == pytest.approx((2**0.5 + 0) / 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import numpy as np
+import pytest
 
 from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import RolloutConfig
@@ -47,6 +48,19 @@ def seeds(one: Sampler) -> list[int]:
     return [request.seed for request in asked]
 
 
+@pytest.mark.notices(
+    "every step draws with the same seeds",
+    "rl/sampling.py",
+    "[(self.seed, *stream, t.prompt, ",
+    "[(self.seed, t.prompt, ",
+)
+@pytest.mark.notices("every sample of a group has the same seed", "rl/sampling.py", "t.prompt, t.sample)", "t.prompt)")
+@pytest.mark.notices(
+    "an evaluation draws with the seeds of training",
+    "rl/sampling.py",
+    "TRAINING, EVALUATION = 0, 1",
+    "TRAINING, EVALUATION = 0, 0",
+)
 def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
     one = sampler()
     drawn = []
@@ -81,6 +95,9 @@ def test_samples_of_a_prompt_are_a_group_side_by_side():
     assert made[0].finish_reason == "stop"
 
 
+@pytest.mark.notices(
+    "the greedy baseline is drawn", "rl/sampling.py", "self.settings(0.0)", "self.settings(self.config.temperature)"
+)
 def test_an_estimator_with_greedy_baselines_gets_one_greedy_sample_of_each_prompt():
     one = sampler(adds_greedy=True)
     made = rollout(one, [2, 0], 0)
@@ -89,6 +106,12 @@ def test_an_estimator_with_greedy_baselines_gets_one_greedy_sample_of_each_promp
     assert [request.sampling.temperature for request in one.engines.asked] == ([0.7] * 3 + [0.0]) * 2
 
 
+@pytest.mark.notices(
+    "a response may be longer than data.max_len allows",
+    "rl/sampling.py",
+    "self.max_len - prompt_tokens",
+    "self.max_len",
+)
 def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_new_tokens():
     one = sampler()
     rollout(one, [0, 2], 0)
@@ -98,6 +121,12 @@ def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_n
     assert [request.max_new_tokens for request in capped.engines.asked] == [8] * 3 + [3] * 3
 
 
+@pytest.mark.notices(
+    "all tokens of a response have the version of its first one",
+    "rl/sampling.py",
+    "generation.log_probs, generation.versions)",
+    "generation.log_probs, generation.versions[:1])",
+)
 def test_each_token_has_the_version_of_the_weights_that_wrote_it():
     made = rollout(sampler(), [0])
     assert made[0].version.tolist() == [-1, -1, -1, 6, 7]

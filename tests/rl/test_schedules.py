@@ -77,6 +77,12 @@ def test_rollouts_made_0_steps_ahead_are_those_of_a_synchronous_run(folders, fil
     assert_same_run(folders(0, filtered), folders(None, filtered))
 
 
+@pytest.mark.notices(
+    "a rollout that is made ahead begins one weight sync too early",
+    "rl/schedules.py",
+    "self.version < k - self.depth",
+    "self.version < k - self.depth - 1",
+)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rollout_k_is_written_by_version_k_less_the_depth_whole(folders, depth):
     assert len(steps(folders(depth))) == STEPS
@@ -153,12 +159,24 @@ def trained_while_probed(world, folder, config) -> list[bool]:
     return found
 
 
+@pytest.mark.notices(
+    "the policy waits for the sync of its weights", "config/plan.py", "overlaps_sync=overlaps", "overlaps_sync=False"
+)
+@pytest.mark.notices(
+    "a step trains before the policy is asked for its part of the probe",
+    "rl/engine_update.py",
+    '        result(queued, f"the policy to be asked for the weights {version}", THREAD)\n',
+    "",
+)
 def test_the_policy_trains_while_its_last_weights_are_probed(ranks, folders, tmp_path):
     (found,) = ranks(1).call(trained_while_probed, tmp_path, ahead(1))
     assert found == [True] * 4
     assert_same_run(tmp_path, folders(1))
 
 
+@pytest.mark.notices(
+    "a checkpoint does not wait for the proof of the weights", "train/saving.py", "row = metrics()", "row = dict()"
+)
 def test_every_sync_beside_a_step_is_probed_and_logged_with_its_own_step(folders):
     found = [(row["step"], row["sync/probe"]) for row in read_rows(folders(1) / "metrics.jsonl") if "sync/probe" in row]
     assert [step for step, _ in found] == [*range(1, STEPS + 1)]
@@ -203,6 +221,18 @@ def evaluated_while_trained(world, folder, config) -> list[tuple[int, int, bool]
     return found
 
 
+@pytest.mark.notices(
+    "the policy waits for the evaluation of its weights",
+    "config/plan.py",
+    "overlaps_evaluation=overlaps and not evaluation_decides",
+    "overlaps_evaluation=False",
+)
+@pytest.mark.notices(
+    "the engines get the weights of the next step while they are evaluated",
+    "rl/pipeline.py",
+    "                self.finish_evaluation()\n        self.rollouts",
+    "                pass\n        self.rollouts",
+)
 @pytest.mark.parametrize("stream", [{}, STREAM])
 def test_the_policy_trains_while_its_weights_are_evaluated(ranks, tmp_path, stream):
     (found,) = ranks(1).call(evaluated_while_trained, tmp_path, small(**EVALUATED | stream))
@@ -215,6 +245,12 @@ def evaluations(folder) -> list[dict]:
     return [{name: row[name] for name in row if name == "step" or name.startswith("eval/")} for row in rows]
 
 
+@pytest.mark.notices(
+    "a step trains before the evaluation on which a checkpoint depends",
+    "config/plan.py",
+    "overlaps_evaluation=overlaps and not evaluation_decides",
+    "overlaps_evaluation=overlaps",
+)
 def test_evaluations_beside_training_give_the_numbers_of_those_before_it(ranks, tmp_path):
     beside, before = tmp_path / "beside", tmp_path / "before"
     ranks(1).call(run, beside, small(**EVALUATED))
@@ -274,6 +310,12 @@ def run_with_a_wrong_last_probe(world, folder, config) -> str:
     return "it did not end"
 
 
+@pytest.mark.notices(
+    "the end of a run does not wait for the proof of its last weights",
+    "train/loop.py",
+    "            self.settled()\n            for model in self.exported:",
+    "            for model in self.exported:",
+)
 def test_a_run_does_not_end_before_its_last_weights_are_proven(ranks, tmp_path):
     flags = FLAGS | {"ckpt__save_steps": 4, "train__async_enable": True}
     (said,) = ranks(1).call(run_with_a_wrong_last_probe, tmp_path, small(**flags))
@@ -320,11 +362,23 @@ def rollout_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
+@pytest.mark.notices(
+    "a run that ends does not wait for the rollout that is being made",
+    "rl/schedules.py",
+    "            self.thread.join(CLOSING_S)\n",
+    "            pass\n",
+)
 def test_a_run_that_ends_early_waits_for_the_rollout_that_is_being_made(ranks, tmp_path):
     ((working, left),) = ranks(1).call(threads_of_a_run_that_fails, tmp_path, ahead(1, actor__adam__lr=0.05))
     assert (working, left) == (["rollouts"], [])
 
 
+@pytest.mark.notices(
+    "what follows the last step is not in the timeline",
+    "rl/pipeline.py",
+    "self.journal.timeline.close(self.journal.folder.timeline)",
+    "pass",
+)
 def test_the_timeline_has_the_rollouts_beside_the_training(folders):
     rows = [json.loads(line) for line in (folders(1) / "timeline.jsonl").read_text().splitlines()]
     assert {"engines", "rewards", "trainer"} <= {row["who"] for row in rows}

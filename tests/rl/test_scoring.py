@@ -69,6 +69,18 @@ def sample(tokenizer, number: int, answer: str) -> Trajectory:
     return one
 
 
+@pytest.mark.notices(
+    "labels are those of the prompts at the start of the data",
+    "rl/scoring.py",
+    "self.prompts[t.prompt] for t",
+    "self.prompts[t.group] for t",
+)
+@pytest.mark.notices(
+    "evaluations are of rewards, not of scores",
+    "rl/scoring.py",
+    "np.array([s.score for s in chosen]",
+    "np.array([s.reward for s in chosen]",
+)
 def test_every_sample_has_its_own_reward_score_label_and_text(score):
     samples, metrics = score("1", "2", "3", "4", "5", "6")
     assert samples.rewards.tolist() == [1, 2, 3, 4, 5, 6]
@@ -112,6 +124,12 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     assert scorer.turns([sample(tokenizer, 0, "3"), replace(sample(tokenizer, 0, "5"), fork=1)]) == ["3", "5"]
 
 
+@pytest.mark.notices(
+    "the rewards of reward sources stand in for those of the environment",
+    "rl/scoring.py",
+    "replace(outcome, reward=given.reward + outcome.reward)",
+    "replace(outcome, reward=outcome.reward)",
+)
 @pytest.mark.parametrize(("adds", "wanted"), [(False, [7.5, 2, 0.5, 4]), (True, [8.5, 2, 3.5, 4])])
 def test_rewards_of_environments_stand_alone_or_have_those_of_the_sources_added(
     tokenizer, tmp_path, rewards, adds, wanted
@@ -135,6 +153,12 @@ def failed(tokenizer, number: int) -> Trajectory:
     return one
 
 
+@pytest.mark.notices(
+    "a failed environment is said to be the reward's fault",
+    "rl/scoring.py",
+    '"agent.on_error" if any(failed) else "reward.on_error"',
+    '"reward.on_error"',
+)
 def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rewards, tmp_path):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
 
@@ -180,6 +204,18 @@ def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewa
         scorer.together([scorer.score(groups[1], is_part=True)], 2)
 
 
+@pytest.mark.notices(
+    "a failed sample is dropped without its group",
+    "rl/scoring.py",
+    "kept = [i for i, t in enumerate(trajectories) if t.group not in failed]",
+    "kept = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Scored)]",
+)
+@pytest.mark.notices(
+    "rewards move up where a group was dropped",
+    "rl/scoring.py",
+    "[outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]",
+    "[outcome for outcome in outcomes if isinstance(outcome, Scored)][: len(kept)]",
+)
 def test_a_failed_sample_takes_its_group_along_and_the_others_keep_their_rewards(score, tmp_path):
     samples, metrics = score("1", "2", "3", "x", "5", "6", on_error="drop")
     assert samples.rewards.tolist() == [1, 2, 5, 6]
@@ -190,6 +226,12 @@ def test_a_failed_sample_takes_its_group_along_and_the_others_keep_their_rewards
     assert (failure["response"], failure["label"]) == ("x", "1")
 
 
+@pytest.mark.notices(
+    "as many failures as are allowed end the run",
+    "rl/scoring.py",
+    "len(failures) > config.max_error_rate",
+    "len(failures) >= config.max_error_rate",
+)
 def test_a_run_goes_on_with_as_many_failures_as_it_may_have_and_ends_with_more(score):
     limit = {"on_error": "drop", "max_error_rate": 0.5}
     samples, _ = score("1", "2", "x", "x", "x", "6", **limit)

@@ -28,6 +28,18 @@ def batch() -> TokenBatch:
     return TokenBatch(ids, lengths, torch.ones(15), torch.arange(5))
 
 
+@pytest.mark.notices(
+    "a part of the sequences comes back in another order",
+    "rl/sharding.py",
+    "self._joined(results)[self.rows]",
+    "self._joined(results)",
+)
+@pytest.mark.notices(
+    "the numbers of the tokens come back in the order of the parts",
+    "rl/sharding.py",
+    "self._joined(results).index_select(0, self.tokens)",
+    "self._joined(results)",
+)
 @pytest.mark.parametrize("parts", [[[4, 0], [1, 3, 2]], [[0, 1, 2, 3, 4]], [[2], [], [4, 3, 1, 0]]])
 def test_results_come_back_in_order(batch, parts):
     pieces, division = shards(batch, parts), Division(batch.lengths, parts)

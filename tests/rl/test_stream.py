@@ -121,12 +121,24 @@ class Simulation:
             self.finished.append(index)
 
 
+@pytest.mark.notices(
+    "a group may become one step older than the bound",
+    "rl/stream.py",
+    "if version + bound <= due",
+    "if version + bound < due",
+)
 def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules(record_property):
     ages = [age for seed in range(3000) for age in Simulation(seed).run()]
     record_property("groups in 3,000 random schedules", len(ages))
     assert max(ages) == 4 and 0 in ages
 
 
+@pytest.mark.notices(
+    "a group that begins while weights are synced counts as one of the new weights",
+    "rl/stream.py",
+    "self.begun[index] = self.version",
+    "self.begun[index] = self.step",
+)
 def test_a_group_that_begins_while_weights_are_synced_has_the_version_before(tmp_path):
     builder = MagicMock()
     builder.algo.prompt_filter, builder.rounds_order.batch_size = None, 1
@@ -165,6 +177,15 @@ def filtered_stream(folder, file) -> Stream:
     return Stream(builder, GroupOrder(order, 10, True), 0, 0, folder)
 
 
+@pytest.mark.notices(
+    "a resumed stream forgets the round of the prompt filter",
+    "rl/stream.py",
+    'state.get("skipped", 0), state.get("round_end", 0)',
+    "0, 0",
+)
+@pytest.mark.notices(
+    "a resumed stream forgets what the prompt filter chose", "rl/stream.py", '{*state.get("chosen", ())}', "set()"
+)
 def test_a_continued_stream_goes_on_with_the_round_of_which_the_prompt_filter_has_spoken(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(ASKED)
@@ -228,6 +249,12 @@ ONE_GROUP = FILTERED | {
 }
 
 
+@pytest.mark.notices(
+    "a group of a stream draws other random numbers than in a synchronous run",
+    "rl/stream.py",
+    "self.builder.sampler.start(index, prompt, stream)",
+    "self.builder.sampler.start(index, prompt, index)",
+)
 @pytest.mark.parametrize(("steps", "more"), [(STEPS, {}), (8, ONE_GROUP)], ids=["all groups", "filtered"])
 def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path, steps, more):
     plain = {"train__async_enable": False, "train__partial_rollout_enable": False, "ckpt__load_enable": False}
@@ -309,6 +336,12 @@ def test_rejected_groups_are_on_record_and_others_take_their_place(ranks, tmp_pa
             assert len({s["score"] for s in samples if s["group"] == group}) == 2
 
 
+@pytest.mark.notices(
+    "a continued stream keeps the record of groups that it makes again",
+    "rl/stream.py",
+    "lines[: self.rejected]",
+    "lines",
+)
 def test_a_continued_run_lists_each_rejected_group_once(ranks, tmp_path):
     again, words = tmp_path / "run", small(**FLAGS | FILTERED)
     ranks(1).call(run, again, words)
@@ -390,6 +423,12 @@ def steps():
 """
 
 
+@pytest.mark.notices(
+    "a wait for a late group is one for a batch",
+    "rl/stream.py",
+    'why = "deadline" if len(self.finished) >= size else "batch"',
+    'why = "batch"',
+)
 def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path, record_property):
     file = tmp_path / "late.py"
     file.write_text(STRAGGLER.replace("METRICS_FILE", str(tmp_path / "run/metrics.jsonl")))
@@ -481,6 +520,12 @@ def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:
     return "it did not end"
 
 
+@pytest.mark.notices(
+    "a step waits for ever for groups of weights that do not arrive",
+    "rl/engine_update.py",
+    "                self.rollouts.fail(error)\n",
+    "",
+)
 def test_a_step_that_waits_for_groups_ends_when_the_weights_do_not_arrive(ranks, tmp_path):
     (said,) = ranks(1).call(said_by_a_run_whose_engine_hangs, tmp_path, small(**FLAGS))
     assert said == "engine-0 hangs"

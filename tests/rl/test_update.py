@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+import pytest
 import torch
 
 from rlhf_suite.config.plan import Machine, resolve
@@ -25,6 +26,7 @@ def rollout(*lengths: int) -> Experience:
     return replace(plain, mask=plain.mask.index_fill(0, plain.starts, 0))
 
 
+@pytest.mark.notices("steps and prompts are shuffled by one draw", "rl/update.py", "[*seed, SHUFFLE]", "[*seed]")
 def test_every_epoch_takes_every_sequence_once():
     steps = step_indices(10, 4, 2, (0, 0))
     assert [*chain(*steps[:3])] != BatchOrder(10, 10, 0).indices(0), "the order of prompts is another draw"
@@ -47,6 +49,12 @@ def test_steps_per_rollout_counts_what_step_indices_gives():
     assert plan.optimizer_steps_per_rollout == len(step_indices(15, 4, 2, (0, 0))) == 8
 
 
+@pytest.mark.notices(
+    "ranks share the first sequences of a rollout in place of those of an optimiser step",
+    "rl/sharding.py",
+    "[[rows[place] for place in part] for part in",
+    "[list(part) for part in",
+)
 def test_the_ranks_share_every_step_evenly():
     batch, steps = rollout(9, 7, 3, 5, 4, 2, 8), [[6, 4, 2, 0], [1, 5, 3]]
     first, second = split(batch, steps, 2)
@@ -102,6 +110,24 @@ def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
     return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]
 
 
+@pytest.mark.notices(
+    "the policy's schedule does not wait for the critic's warm-up",
+    "rl/update.py",
+    "first = (step - self.critic_warm_up) * self.steps_per_rollout",
+    "first = step * self.steps_per_rollout",
+)
+@pytest.mark.notices(
+    "the policy waits one step too long",
+    "rl/update.py",
+    "if step >= self.critic_warm_up:",
+    "if step > self.critic_warm_up:",
+)
+@pytest.mark.notices(
+    "the critic's schedule counts RL steps",
+    "rl/update.py",
+    "steps, step * self.steps_per_rollout, what)",
+    "steps, step, what)",
+)
 def test_the_policys_schedule_begins_after_the_critics_warm_up():
     policy, critic, metrics = updated(4)
     assert [(first, kl_coef) for _, first, kl_coef in policy.asked] == [(0, 2.5), (2, 3.5)]
@@ -109,6 +135,7 @@ def test_the_policys_schedule_begins_after_the_critics_warm_up():
     assert [sorted(row) for row in metrics] == [["critic/steps"]] * 2 + [["critic/steps", "policy/steps"]] * 2
 
 
+@pytest.mark.notices("every rollout is shuffled alike", "rl/update.py", "(config.seed, step))", "(config.seed, 0))")
 def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
     policy, critic, _ = updated(4)
     orders = [steps for steps, _ in critic.asked]
@@ -117,6 +144,12 @@ def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
     assert [steps for steps, *_ in policy.asked] == orders[2:]
 
 
+@pytest.mark.notices(
+    "the critic is trained without its targets",
+    "rl/model_groups.py",
+    '"correction", "advantages")',
+    '"correction", "advantages", "returns")',
+)
 def test_each_model_gets_the_columns_that_it_trains_on():
     policy, critic, _ = updated(3)
     assert policy.columns == {"mask", "old_log_probs", "advantages"}

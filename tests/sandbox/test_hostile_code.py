@@ -30,11 +30,66 @@ def inside():
     return {one.attack: one for one in jail_attacks.attempts(bare=False)}
 
 
+@pytest.mark.notices(
+    "code in the jail may make files in memory", "sandbox/seccomp.py", '"memfd_create": (319, 279), ', ""
+)
+@pytest.mark.notices(
+    "code in the jail may handle page faults",
+    "sandbox/seccomp.py",
+    ', "userfaultfd": (323, 282)',
+    "",
+    cases="userfaultfd",
+)
+@pytest.mark.notices(
+    "a child of the code may enter new namespaces",
+    "sandbox/seccomp.py",
+    "on_call(CLONE, load_argument(0), no_new_spaces, only_threads, allow)",
+    "on_call(CLONE, load_argument(0), only_threads, allow)",
+    cases="child_in_a_user_namespace",
+)
+@pytest.mark.notices(
+    "the folder of a session has no limit",
+    "sandbox/confine.py",
+    'f"size={session.disk_mb}m,',
+    'f"size=4000m,',
+    cases="full_disk",
+)
+@pytest.mark.notices(
+    "shared memory without a file is allowed in the jail",
+    "sandbox/seccomp.py",
+    "refuse, shared, allow),",
+    "refuse, allow),",
+    cases="shared_pages or shared_memory or unix_socket_of_the_user",
+)
+@pytest.mark.notices(
+    "the jail has /dev/zero",
+    "sandbox/confine.py",
+    'DEVICES = ("null", "urandom")',
+    'DEVICES = ("null", "urandom", "zero")',
+    cases="shared_pages",
+)
+@pytest.mark.notices(
+    "code in the jail may ask for the locks of other sessions",
+    "sandbox/seccomp.py",
+    "FCNTL_REFUSED = (5, 36, ",
+    "FCNTL_REFUSED = (",
+    cases="message_in_a_lock",
+)
+@pytest.mark.notices(
+    "code in the jail may watch the files of the machine",
+    "sandbox/seccomp.py",
+    '"inotify_init1": (294, 26), ',
+    "",
+    cases="watches_of_files",
+)
 @pytest.mark.parametrize("attack", jail_attacks.ATTACKS)
 def test_an_attack_does_not_reach_its_aim(inside, attack):
     assert inside[attack].stopped, inside[attack]
 
 
+@pytest.mark.notices(
+    "a reply to another call counts", "sandbox/session.py", ' or found["id"] != self.calls', "", cases="another"
+)
 @pytest.mark.parametrize("attack", jail_attacks.LINES)
 def test_an_attack_on_the_line_ends_with_a_reason_and_disturbs_no_other_session(attack):
     (one,) = jail_attacks.attempts_on_line(False, [attack])

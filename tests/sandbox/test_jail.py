@@ -74,11 +74,19 @@ def without_namespaces():
     return json.loads(done.stdout)
 
 
+@pytest.mark.notices("code in the jail may open sockets", "sandbox/seccomp.py", '"socket": (41, 198), ', "")
+@pytest.mark.notices(
+    "what a jail does not stop is not looked at",
+    "sandbox/jail.py",
+    "if got_through else None",
+    "if not got_through else None",
+)
 def test_this_machine_offers_a_full_jail():
     assert offer().options is not None and not offer().is_weaker, offer().missing
     assert not chosen_jail(False, "").bare
 
 
+@pytest.mark.notices("a weaker jail needs no flag", "sandbox/jail.py", "(allow_weaker or not found.is_weaker)", "True")
 def test_where_namespaces_are_refused_the_reason_is_named_and_nothing_runs_without_the_flag(without_namespaces):
     bare, missing, refusal, ran, _ = without_namespaces
     assert missing[0].startswith("namespaces: ") and missing[0].endswith("unshare: Operation not permitted")

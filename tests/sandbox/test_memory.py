@@ -31,6 +31,12 @@ def watched(killed, pid=None, folder=None, memory_mb=1 << 20, disk_mb=64):
     return Watched(pid or os.getpid(), folder, memory_mb, disk_mb, killed.append)
 
 
+@pytest.mark.notices(
+    "a process whose first thread has ended has no memory",
+    "sandbox/memory.py",
+    "pages(pid) or max((pages(task) for task in tasks(pid)), default=0)",
+    "pages(pid)",
+)
 def test_a_process_whose_first_thread_has_ended_still_has_its_memory():
     code = (
         "import ctypes, os, threading\n"
@@ -93,6 +99,12 @@ def test_deleted_files_count_while_they_are_open_or_mapped(tmp_path):
     area.close()
 
 
+@pytest.mark.notices(
+    "a session whose memory cannot be counted ends the watcher",
+    "sandbox/memory.py",
+    "    except Exception as error:\n        why",
+    "    except OSError as error:\n        why",
+)
 def test_a_session_whose_memory_cannot_be_counted_is_killed_and_others_are_watched(killed):
     look_at(watched(killed, folder="a name with \0 in it"), slowly=False)
     look_at(watched(killed, memory_mb=0, folder="/nowhere"), slowly=False)
@@ -100,6 +112,12 @@ def test_a_session_whose_memory_cannot_be_counted_is_killed_and_others_are_watch
     assert killed[1].startswith("it used ")
 
 
+@pytest.mark.notices(
+    "a bare session may have any number of files",
+    "sandbox/memory.py",
+    "if entries > MAX_DISK_ENTRIES:",
+    "if entries < 0:",
+)
 def test_a_bare_session_may_not_have_too_many_files_or_folders_in_one_another(killed, tmp_path):
     (tmp_path / "files").mkdir()
     for number in range(memory.MAX_DISK_ENTRIES + 1):
@@ -114,6 +132,12 @@ def test_a_bare_session_may_not_have_too_many_files_or_folders_in_one_another(ki
     ]
 
 
+@pytest.mark.notices(
+    "folders of a session are removed where they are",
+    "sandbox/memory.py",
+    'waiting.append(Path(entry).rename(top / f"{mark}.{len(waiting)}"))',
+    "waiting.append(Path(entry))",
+)
 def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -133,6 +157,18 @@ def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "outside"]
 
 
+@pytest.mark.notices(
+    "what the sockets of a session hold is not counted",
+    "sandbox/memory.py",
+    "+ sum(map(proportional, pids)) + sum(map(held_by_sockets, pids))",
+    "+ sum(map(proportional, pids))",
+)
+@pytest.mark.notices(
+    "the kernel's memory of file locks is not counted",
+    "sandbox/memory.py",
+    "used = locks_of(set(map(str, pids))) * LOCK_BYTES",
+    "used = 0",
+)
 @pytest.mark.parametrize(
     ("hold", "mib"),
     [

@@ -35,6 +35,9 @@ def session(template):
         yield one
 
 
+@pytest.mark.notices(
+    "names are forgotten between calls", "sandbox/interpreter.py", 'request["soft_s"], names)', 'request["soft_s"], {})'
+)
 def test_names_persist_and_the_last_expression_is_echoed(session):
     assert session.run("def f(x):\n    return x + 1\ny = f(1)", LONG_S).value is None
     result = session.run("print('said')\nf(y)", LONG_S)
@@ -58,6 +61,9 @@ def test_standard_errors_are_part_of_the_output(session):
     assert session.run("import sys\nprint(1)\nprint(2, file=sys.stderr)\nprint(3)", LONG_S).output == "1\n2\n3\n"
 
 
+@pytest.mark.notices(
+    "the soft limit comes after the hard one", "sandbox/session.py", "SOFT_SHARE = 0.8", "SOFT_SHARE = 1.8"
+)
 def test_the_soft_limit_keeps_the_names(session):
     session.run("x = 5", LONG_S)
     result = session.run("while True: pass", 5.0)
@@ -82,6 +88,12 @@ def test_a_session_that_ends_itself_says_how(session):
     assert not result.timed_out
 
 
+@pytest.mark.notices(
+    "output is shown as it came",
+    "sandbox/session.py",
+    'return printable(output.decode(errors="replace"), len(output), keep_lines=True)',
+    'return output.decode(errors="replace")',
+)
 def test_output_is_cut_and_acts_on_no_terminal(session):
     result = session.run("print('\\033[2J\\u202e' + 'y' * (2 << 20))", LONG_S)
     assert result.problem is None
@@ -100,6 +112,9 @@ def test_a_child_that_the_code_forgets_to_end_answers_nothing(session):
     assert session.run("1", LONG_S).value == "1"
 
 
+@pytest.mark.notices(
+    "all sessions draw the same random numbers", "sandbox/interpreter.py", 'sys.modules["numpy.random"].seed()', "pass"
+)
 def test_sessions_have_nothing_in_common():
     """Also where the template has imported what draws random numbers."""
     template = templates.get(replace(chosen_jail(False, ""), imports=("numpy.random",)))
@@ -130,6 +145,12 @@ def test_what_python_code_needs_works(session):
     assert (result.problem, result.output) == (None, "thread\n")
 
 
+@pytest.mark.notices(
+    "each process of a session may have all of its memory",
+    "sandbox/memory.py",
+    "dear + sum(map(proportional, pids))",
+    "dear + max(map(proportional, pids))",
+)
 def test_the_memory_of_all_processes_together_is_limited(template):
     """Each process may have the memory by its own limit; only the watcher sees their sum."""
     code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (60 << 20)\n"
@@ -164,6 +185,12 @@ def test_a_session_that_is_given_up_before_it_starts_runs_nothing():
     template.close()
 
 
+@pytest.mark.notices(
+    "a session that was given up goes on",
+    "sandbox/template.py",
+    "poller.register(guard, 0)",
+    "poller.register(woken, 0)",
+)
 def test_the_end_of_the_connection_ends_a_session(session):
     """As when the process that started it is killed."""
     session.run("1", LONG_S)
@@ -208,6 +235,12 @@ def test_the_event_loop_goes_on_while_code_hangs_and_the_hard_limit_holds(templa
     assert timed_out and lost and ticks > 100
 
 
+@pytest.mark.notices(
+    "a cancelled call leaves its session running",
+    "sandbox/session.py",
+    "        except BaseException:\n            self.close()\n            raise",
+    "        except ValueError:\n            self.close()\n            raise",
+)
 def test_a_cancelled_call_ends_its_session(template):
     async def cancel() -> Session:
         one = Session(template)

@@ -58,6 +58,12 @@ def test_a_request_beyond_the_limit_is_not_read():
     assert large.status_code == 413 and "20 bytes" in large.json()["error"]
 
 
+@pytest.mark.notices(
+    "any bearer token opens a server",
+    "serving/http_server.py",
+    'not hmac.compare_digest(headers.get(b"authorization", b""), self.expected)',
+    'not headers.get(b"authorization", b"").startswith(b"Bearer ")',
+)
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "s3cret", "Bearer \u00e4"])
 def test_without_the_token_only_health_answers(given):
     headers = {} if given is None else {"Authorization": given.encode()}
@@ -93,6 +99,15 @@ def batched(requests, score, max_rows=4, max_tokens=100):
     return asyncio.run(work())
 
 
+@pytest.mark.notices(
+    "a call takes one text more than it may",
+    "serving/batcher.py",
+    "len(batch) < self.max_rows",
+    "len(batch) <= self.max_rows",
+)
+@pytest.mark.notices(
+    "requests of a client are answered one after another", "serving/batcher.py", "        requests.rotate(-1)\n", ""
+)
 def test_concurrent_requests_share_calls_and_each_gets_its_own_answers():
     calls = []
 
@@ -125,6 +140,12 @@ def turns(requests, max_rows):
     return calls
 
 
+@pytest.mark.notices(
+    "the client that came first has all turns",
+    "serving/batcher.py",
+    "        self.waiting[client] = requests\n",
+    "        self.waiting = {client: requests, **self.waiting}\n",
+)
 def test_a_long_request_does_not_make_others_wait():
     assert turns([("a", [[1], [1], [1], [1]]), ("b", [[2]])], 2) == [[1, 2], [1, 1], [1]]
     assert turns([("a", [[1], [1], [1], [1]]), ("a", [[2]])], 2) == [[1, 2], [1, 1], [1]]
@@ -136,6 +157,12 @@ def test_clients_have_equal_shares_however_many_requests_they_make():
     assert calls[:3] == [[1, 2]] * 3 and sum(call.count(1) for call in calls) == 12
 
 
+@pytest.mark.notices(
+    "a page of any origin may use a server",
+    "serving/http_server.py",
+    'origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b"")',
+    "False",
+)
 @pytest.mark.parametrize(
     ("origin", "status"),
     [("http://evil.example", 403), ("null", 403), ("http://localhost", 200), ("http://localhost:8080", 403)],
@@ -147,6 +174,12 @@ def test_a_web_page_of_another_origin_is_refused(origin, status, token):
     assert answer.status_code == status
 
 
+@pytest.mark.notices(
+    "a call that would be exactly full is not filled",
+    "serving/batcher.py",
+    "tokens + len(item[0]) > self.max_tokens",
+    "tokens + len(item[0]) >= self.max_tokens",
+)
 def test_a_call_holds_no_more_tokens_than_allowed_unless_one_text_alone_has_more():
     calls = []
 
@@ -224,6 +257,12 @@ def test_a_body_that_cannot_be_read_is_the_callers_mistake_and_is_not_repeated(b
     assert reason in answer.json()["error"] and len(answer.content) < 100
 
 
+@pytest.mark.notices(
+    "a web page reaches a server without a token under a name of its own",
+    "serving/http_server.py",
+    "host_name(host) not in LOOPBACK",
+    "not host_name(host)",
+)
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -328,6 +367,12 @@ def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, mon
     assert during(app_of(), clients) == "HTTP/1.1 200 OK"
 
 
+@pytest.mark.notices(
+    "every byte of a request buys its connection more time",
+    "serving/http_server.py",
+    "        elif self.deadline is None:\n",
+    "        else:\n            self.stop_watch()\n",
+)
 def test_bytes_that_drip_do_not_buy_time(monkeypatch):
     monkeypatch.setattr(http_server, "READ_S", 0.3)
 
@@ -364,6 +409,12 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch):
     assert during(app_of(), clients) == ["HTTP/1.1 200 OK"] * 3
 
 
+@pytest.mark.notices(
+    "any number of requests may be under way",
+    "serving/http_server.py",
+    "if self.under_way >= MAX_CONNECTIONS:",
+    "if self.under_way < 0:",
+)
 def test_more_requests_than_may_be_under_way_are_told_to_come_again(monkeypatch):
     """The first two are answered only when the third has been refused."""
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)

@@ -27,6 +27,12 @@ def test_a_teacher_with_other_tokens_is_refused():
         check_same_vocabulary(byte_tokenizer(), other, "big")
 
 
+@pytest.mark.notices(
+    "a student learns what the teacher says of padding rows",
+    "tasks/distill.py",
+    "logits[:, : self.vocabulary]",
+    "logits",
+)
 @pytest.mark.stack
 def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
     """Models have more rows than the tokenizer has tokens: what they say there is padding."""

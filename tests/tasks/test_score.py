@@ -62,6 +62,12 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.notices(
+    "scores that are to be centred are standardised",
+    "models/reward_model.py",
+    "    return (stats[0], 1.0) if config.normalize_mean_only else stats",
+    "    return stats",
+)
 def test_scores_are_standardised_only_centred_or_left_alone(model):
     assert score_constants(str(model), NormalizationConfig()) is None
     assert score_constants(str(model), NormalizationConfig(normalize_enable=True)) == (0.5, 2.0)

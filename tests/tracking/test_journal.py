@@ -22,6 +22,9 @@ def begun(tmp_path):
     return make
 
 
+@pytest.mark.notices(
+    "the seconds of a step are added to those of the next", "tracking/journal.py", "self.seconds.clear()", "pass"
+)
 def test_the_seconds_of_a_phase_are_recorded_once(begun, tmp_path):
     journal = begun()
     with journal.phase("train"):
@@ -36,6 +39,9 @@ def test_the_seconds_of_a_phase_are_recorded_once(begun, tmp_path):
     assert "timing/train" not in evaluated
 
 
+@pytest.mark.notices(
+    "the first step was idle while models were loaded", "tracking/journal.py", "        self.timeline.begin()\n", ""
+)
 def test_what_came_before_the_first_step_is_no_time_in_which_engines_were_idle(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("")
@@ -45,6 +51,9 @@ def test_what_came_before_the_first_step_is_no_time_in_which_engines_were_idle(t
     assert journal.timeline.window_begin > created
 
 
+@pytest.mark.notices(
+    "an evaluation between two logged steps is lost", "tracking/journal.py", "if always or step", "if step"
+)
 def test_an_evaluation_is_recorded_also_between_two_logged_steps(begun, tmp_path):
     journal = begun(logging_steps=2)
     for step in (1, 2, 3):

@@ -58,6 +58,12 @@ def test_each_call_writes_a_row_at_once(tmp_path):
     logger.close()
 
 
+@pytest.mark.notices(
+    "a resume makes the last step's metrics disappear",
+    "tracking/metrics.py",
+    'row["step"] <= start',
+    'row["step"] < start',
+)
 def test_a_resumed_run_has_each_step_once(tmp_path):
     folder = RunFolder(tmp_path)
     log_steps(folder, 0, 5, 100)
@@ -110,6 +116,12 @@ def text(events: EventAccumulator, name: str) -> dict[int, str]:
     return {event.step: event.tensor_proto.string_val[0].decode() for event in found}
 
 
+@pytest.mark.notices(
+    "TensorBoard hides the step that a resume begins after",
+    "tracking/metrics.py",
+    "purge_step=start + 1",
+    "purge_step=start",
+)
 def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_behind_it(tmp_path):
     folder, config = RunFolder(tmp_path / "my-run"), LoggerConfig(tensorboard_dir=str(tmp_path / "tb"))
     log_steps(folder, 0, 3, 0.5, config)

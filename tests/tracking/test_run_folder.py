@@ -32,6 +32,12 @@ def test_a_run_to_the_end(folder):
     assert status["metrics"] == {"eval/pass1": 0.75, "train/kl": None}
 
 
+@pytest.mark.notices(
+    "a run that goes on is still called failed",
+    "tracking/run_folder.py",
+    "error=None, run=run, **process",
+    "run=run, **process",
+)
 def test_a_failed_run_records_its_error_and_a_resumed_one_removes_it(folder):
     folder.start("abc")
     folder.record_step(7)

@@ -16,6 +16,9 @@ def test_columns_share_the_room_that_flags_leave():
     assert column_widths(cells, 99) == [13, 25]
 
 
+@pytest.mark.notices(
+    "a flag in a table is broken as any word", "tracking/tables.py", "return flag.end() + 1 if", "return BREAKABLE if"
+)
 @pytest.mark.parametrize(
     ("word", "width"),
     [
@@ -33,6 +36,12 @@ def test_a_word_needs_room_for_the_flag_in_it(word, width):
     assert least_width(word) == width
 
 
+@pytest.mark.notices(
+    "columns of a table end at the edge of a narrow console",
+    "tracking/tables.py",
+    "console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)",
+    "pass",
+)
 @pytest.mark.parametrize("width", ["20", "60", "80", "200"])
 def test_the_table_of_a_sweep_breaks_no_flag(width, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", width)

@@ -29,6 +29,12 @@ def written(path) -> list[tuple[str, float, float]]:
     return [(row["what"], row["begin"], row["end"]) for row in rows]
 
 
+@pytest.mark.notices(
+    "each of several requests begins an interval of its own",
+    "tracking/timeline.py",
+    "if self.count != 1:",
+    "if self.count < 1:",
+)
 def test_an_activity_has_one_interval_while_it_happens_at_least_once(clock, tmp_path):
     timeline = Timeline()
     requests = Activity(timeline, "engines", "generation")
@@ -57,6 +63,12 @@ def test_a_short_pause_does_not_end_an_interval_unless_it_is_written(clock, tmp_
     assert written(tmp_path / "lines") == [("generation", 100.0, 102.0078125), ("generation", 102.015625, 103.015625)]
 
 
+@pytest.mark.notices(
+    "the overlap is a share of the whole time",
+    "tracking/timeline.py",
+    "both / least} if least",
+    "both / window} if least",
+)
 def test_the_shares_of_a_window_by_hand(clock, tmp_path):
     timeline = Timeline()
     requests = Activity(timeline, "engines", "generation")
@@ -87,6 +99,12 @@ def test_the_first_window_begins_with_the_run_and_not_with_the_loading_of_models
     assert shares == {"perf/engine_idle": 0.25, "perf/trainer_idle": 1.0}
 
 
+@pytest.mark.notices(
+    "what is not over when a run ends is not in the timeline",
+    "tracking/timeline.py",
+    "for each in self.intervals], deque(maxlen=KEPT)",
+    "for each in self.intervals if each.end], deque(maxlen=KEPT)",
+)
 def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_path):
     timeline = Timeline()
     requests = Activity(timeline, "engines", "generation")

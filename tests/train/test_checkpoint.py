@@ -82,6 +82,20 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.notices(
+    "a resume begins at the oldest checkpoint",
+    "train/checkpoint.py",
+    "(ckpt.step, ckpt.kind), reverse=True)",
+    "(ckpt.step, ckpt.kind))",
+    cases="not kill",
+)
+@pytest.mark.notices(
+    "a checkpoint whose contents have changed is loaded",
+    "train/checkpoint.py",
+    "if digest != entries[name].sha256:",
+    "if False:",
+    cases="not kill",
+)
 @pytest.mark.parametrize(("damage", "file", "words"), DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_with_its_file_and_the_reason(store, damage, file, words):
     sound, said = save(store, 1), []
@@ -116,6 +130,9 @@ def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_damaged_one(store, monke
     assert list(store.path.iterdir()) == []
 
 
+@pytest.mark.notices(
+    "the rotation deletes the newest checkpoint", "train/checkpoint.py", "regular.pop(0)", "regular.pop(-2)"
+)
 def test_the_oldest_go_first_and_the_best_stays(store):
     save(store, 1, "best")
     for step in (1, 2, 3, 4):

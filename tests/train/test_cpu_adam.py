@@ -28,6 +28,12 @@ def compiled():
         pytest.skip(f"DeepSpeedCPUAdam cannot be compiled here: {error}")
 
 
+@pytest.mark.notices(
+    "DeepSpeed's AdamW in host memory has betas of its own",
+    "train/strategy.py",
+    "lr=adam.lr, betas=adam.betas, eps=adam.eps",
+    "lr=adam.lr, eps=adam.eps",
+)
 @pytest.mark.proof
 def test_its_updates_are_those_of_torch(compiled):
     """In fp32 from the same numbers: they round in another order, so they differ by a few units of the last place of a
@@ -53,6 +59,12 @@ def test_its_updates_are_those_of_torch(compiled):
     assert float((first.weight - start).detach().abs().max()) > config.adam.lr
 
 
+@pytest.mark.notices(
+    "ds.cpu_adam means the other AdamW",
+    "train/strategy.py",
+    'self.ds.adam_offload and self.ds.cpu_adam == "deepspeed"',
+    'self.ds.adam_offload and self.ds.cpu_adam == "torch"',
+)
 @pytest.mark.proof
 @pytest.mark.parametrize(("cpu_adam", "name"), [("torch", "AdamW"), ("deepspeed", "DeepSpeedCPUAdam")])
 def test_the_flag_says_who_updates(ranks, folder, compiled, cpu_adam, name):
@@ -92,6 +104,14 @@ def offloaded(setup, cpu_adam):
     return replace(setup, offload=True, cpu_adam=cpu_adam)
 
 
+@pytest.mark.notices(
+    "a machine without a compiler ends a run with a traceback",
+    "train/strategy.py",
+    "DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)\n"
+    "    except RuntimeError as error:",
+    "DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)\n"
+    "    except ValueError as error:",
+)
 @pytest.mark.stack
 def test_without_a_compiler_the_flag_is_refused_with_the_reason(monkeypatch, tmp_path):
     """An empty folder for what is compiled, and a compiler that is not there."""

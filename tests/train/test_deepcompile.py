@@ -18,6 +18,18 @@ from rlhf_suite.train.strategy import join_world
 COMPILED = [Setup(1, compiled=True), Setup(2, "bf16", compiled=True), Setup(3, "bf16", compiled=True)]
 
 
+@pytest.mark.notices(
+    "ds.deepcompile is not said to DeepSpeed",
+    "train/settings.py",
+    'config["compile"] = {"deepcompile": True}',
+    'config["compile"] = {"deepcompile": False}',
+)
+@pytest.mark.notices(
+    "compiled graphs do not know which backward pass is the last",
+    "train/settings.py",
+    "return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)",
+    "return ds.zero_stage == 1 and ds.overlap_comm",
+)
 def test_deepspeed_is_told_to_compile_and_which_backward_pass_is_the_last():
     """Its engine refuses to compile without the second."""
     world = World.of(0, Mesh(1), torch.device("cpu"))

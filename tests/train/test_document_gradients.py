@@ -60,6 +60,9 @@ def plain(batch):
     return Experience(batch.ids, batch.lengths, batch.mask, batch.index)
 
 
+@pytest.mark.notices(
+    "documents count as much as samples", "rl/documents.py", "self.coef * language.total", "language.total"
+)
 @pytest.mark.parametrize("count", [5, 1])  # with one document the other rank has none
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_gradient_is_the_sum_of_both(ranks, folder, case, count):

@@ -54,6 +54,19 @@ def plain(world, folder, setup, batch):
     return outcome
 
 
+@pytest.mark.notices(
+    "the average of the weights decays the wrong way round",
+    "train/ema.py",
+    "mul_(self.beta).add_(weight.float().cpu(), alpha=1 - self.beta)",
+    "mul_(1 - self.beta).add_(weight.float().cpu(), alpha=self.beta)",
+)
+@pytest.mark.notices(
+    "the average of the weights starts at 0",
+    "train/ema.py",
+    "part.float().cpu().clone()",
+    "part.float().cpu() * 0",
+    cases="1-ZeRO-0",
+)
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
 def test_the_average_is_that_of_the_formula_and_stays_beside_the_training(ranks, folder, batch, tmp_path, size, setup):
     start, *steps, average, after, last = ranks(size).call(averaged, folder, setup, batch, tmp_path)[0]

@@ -46,6 +46,15 @@ def run(world, folder, zero, sets, config):
     return metrics
 
 
+@pytest.mark.notices(
+    "an evaluation leaves its last short batch out",
+    "train/evaluate.py",
+    "for start in range(0, len(items), size)",
+    "for start in range(0, len(items) - size + 1, size)",
+)
+@pytest.mark.notices(
+    "after an evaluation there is no dropout any more", "train/evaluate.py", "model.module.train()", "pass"
+)
 @pytest.mark.parametrize(
     ("size", "zero", "config"),
     [
@@ -138,6 +147,7 @@ def watched(world, folder, sets):
     return modes, model.module.training
 
 
+@pytest.mark.notices("an evaluation draws dropout", "train/evaluate.py", "model.module.eval()", "pass")
 def test_an_evaluation_draws_no_dropout_and_training_goes_on_with_it(ranks, folder, batch):
     ((modes, after),) = ranks(1).call(watched, folder, {"set": examples(batch, (0, 2, 5))})
     assert modes == [False, False] and after

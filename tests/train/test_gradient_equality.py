@@ -41,6 +41,41 @@ def wanted(folder, batch):
     return get
 
 
+@pytest.mark.notices(
+    "each micro-batch is divided by its own count",
+    "train/step.py",
+    "    counts = global_counts(objective, micro_batches, world)",
+    "    counts = global_counts(objective, micro_batches[:1], world)",
+    cases="micro",
+)
+@pytest.mark.notices(
+    "each rank divides by its own count",
+    "train/step.py",
+    "zip(names, world.sum(local).tolist(), strict=True)",
+    "zip(names, local.tolist(), strict=True)",
+    cases="ranks",
+)
+@pytest.mark.notices(
+    "gradients are averaged over ranks, not added",
+    "train/strategy.py",
+    "self.engine.backward(loss * self.world.mesh.replicas)",
+    "self.engine.backward(loss)",
+    cases="ranks",
+)
+@pytest.mark.notices(
+    "batches that fill a rank up weigh something",
+    "data/batch.py",
+    "mask=torch.zeros_like(batch.mask)",
+    "mask=batch.mask",
+    cases="ranks",
+)
+@pytest.mark.notices(
+    "old log-probs are those of the moving policy",
+    "rl/objectives.py",
+    "old_log_probs=log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs",
+    "old_log_probs=log_probs.detach()",
+    cases="ppo",
+)
 @pytest.mark.parametrize(
     ("loss", "split"),
     [

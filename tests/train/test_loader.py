@@ -27,6 +27,13 @@ def seen(loader: StepLoader, step: int) -> list[int]:
     return [index for batch in trained_on for index in batch.index.tolist()]
 
 
+@pytest.mark.notices(
+    "one epoch is trained whatever the flag says",
+    "train/loader.py",
+    "self.order.steps_per_epoch * self.config.max_epochs",
+    "self.order.steps_per_epoch",
+)
+@pytest.mark.notices("every rank has the rows of the first", "train/loader.py", "parts[world.data_index]", "parts[0]")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_epoch_trains_on_every_sequence_once(size, dynamic):

@@ -22,6 +22,18 @@ from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.strategy import join_world, load_trained
 
 
+@pytest.mark.notices(
+    "the first optimiser step trains nothing",
+    "train/schedules.py",
+    "return (step + 1) / warmup",
+    "return step / warmup",
+)
+@pytest.mark.notices(
+    "the schedule ends before 0",
+    "train/schedules.py",
+    "max(1, self.total_steps - self.warmup_steps)",
+    "max(1, self.total_steps)",
+)
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
@@ -59,6 +71,9 @@ def reference_direction(folder, batch):
     return reference(folder, "next token", batch)
 
 
+@pytest.mark.notices(
+    "norms and biases decay", "train/optim.py", '"weight_decay": 0.0}', '"weight_decay": config.adam.weight_decay}'
+)
 def test_norms_and_biases_do_not_decay(folder, batch):
     from rlhf_suite.config.ds import DeepSpeedConfig
 
@@ -133,6 +148,10 @@ def test_updates_too_small_for_bf16_are_not_lost(ranks, folder, batch, zero):
     assert float((found[large] / wanted[large]).mean()) == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.notices(
+    "Adam's betas change places", "train/optim.py", "(adam.betas[0], adam.betas[1])", "(adam.betas[1], adam.betas[0])"
+)
+@pytest.mark.notices("Adam's epsilon is torch's own", "train/optim.py", "eps=adam.eps, ", "")
 def test_adamw_takes_its_flags():
     config = TrainedModelConfig(adam=AdamConfig(lr=0.25, betas=[0.5, 0.75], eps=1e-3, weight_decay=0.125))
     found = adamw(torch.nn.Linear(2, 2), config)
@@ -162,6 +181,12 @@ def moved(world, folder, batch):
     return [float((new.detach() - old).abs().max()) for new, old in zip(watched, before, strict=True)]
 
 
+@pytest.mark.notices(
+    "the learning rate of the first parameter group is that of all",
+    "train/strategy.py",
+    'group["lr"] = peak * factor',
+    'group["lr"] = self._peaks[0] * factor',
+)
 def test_each_parameter_group_keeps_a_rate_of_its_own(ranks, folder, batch):
     """At half of the schedule AdamW's first step moves an embedding by 1e-4 / 2; Muon moves a matrix by far more."""
     ((embedding, hidden),) = ranks(1).call(moved, folder, batch)

@@ -51,6 +51,20 @@ def batches(folder):
     return [gradients.make_batch(folder)] * 6
 
 
+@pytest.mark.notices(
+    "ZeRO-3: a whole matrix beside split ones is taken to be divided over fewer ranks than it is",
+    "train/parts.py",
+    "return torch.distributed.get_rank(group=parameter.ds_process_group)",
+    "return torch.distributed.get_rank() // 2",
+    cases="tensor and ZeRO-0 and ZeRO-3",
+)
+@pytest.mark.notices(
+    "ZeRO-3: the parts of a whole matrix that ranks of another tensor index have are not read",
+    "train/parts.py",
+    "if is_own or name not in split:",
+    "if is_own:",
+    cases="tensor and ZeRO-0 and ZeRO-3",
+)
 @pytest.mark.parametrize(("size", "setup", "other_size", "other"), PAIRS, ids=str)
 def test_a_run_goes_on_in_another_shape(ranks, folder, batches, tmp_path, size, setup, other_size, other):  # noqa: PLR0917
     first = ranks(size, setup.tensor).call(save_and_go_on, folder, setup, batches, tmp_path / "saved")[0]

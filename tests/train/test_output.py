@@ -181,6 +181,12 @@ def holding(tmp_path, *others):
     return tmp_path / "out", keep
 
 
+@pytest.mark.notices(
+    "checkpoints inside the folder of a model send it elsewhere",
+    "train/output.py",
+    "if keep is not None and is_within(keep, path) and filled(made, path, run, keep):",
+    "if False:",
+)
 def test_checkpoints_inside_the_folder_of_a_model_stay_there(run, tmp_path):
     out, keep = holding(tmp_path)
     node = keep.stat().st_ino
@@ -192,6 +198,12 @@ def test_checkpoints_inside_the_folder_of_a_model_stay_there(run, tmp_path):
     assert names(tmp_path) == ["out", "out_ema", "run"]
 
 
+@pytest.mark.notices(
+    "files of the user beside checkpoints are replaced by a model",
+    "train/output.py",
+    "if not has_room or (there and not is_own(path, [run], keep)):",
+    "if not has_room:",
+)
 @pytest.mark.parametrize("other", ["NOTES.md", "ckpt/NOTES.md", "model"])
 def test_what_is_beside_checkpoints_stays_and_the_model_goes_elsewhere(run, tmp_path, other):
     out, keep = holding(tmp_path, other)
@@ -215,6 +227,12 @@ def two_files(text):
     return write
 
 
+@pytest.mark.notices(
+    "a delivery that was killed between its files is foreign",
+    "train/output.py",
+    " or (keep is not None and was.keys() > there.keys())",
+    "",
+)
 @pytest.mark.parametrize("left", [(), ("a",), ("b",)])
 def test_a_delivery_that_was_killed_between_its_files_is_made_again(run, tmp_path, left):
     out, keep = holding(tmp_path)

@@ -46,6 +46,9 @@ def reduced_after_each_backward(world, folder, batch, setup):
     return found
 
 
+@pytest.mark.notices(
+    "gradients are reduced after every micro-batch", "train/step.py", "last=number == len(micro_batches)", "last=True"
+)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_zero_1_reduces_in_the_last_backward_pass_if_told_to_overlap(ranks, folder, batch, overlap):
     for found in ranks(2).call(reduced_after_each_backward, folder, batch, Setup(1, overlap=overlap)):

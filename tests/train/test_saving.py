@@ -95,6 +95,18 @@ def names(saver: Saver) -> list[str]:
     return sorted(folder.name for folder in saver.store.path.glob("*"))
 
 
+@pytest.mark.notices(
+    "checkpoints are made one step early",
+    "train/saving.py",
+    "step % self.config.save_steps == 0",
+    "(step + 1) % self.config.save_steps == 0",
+)
+@pytest.mark.notices(
+    "the highest loss is the best",
+    "train/saving.py",
+    "value >= self.best if direction == LOWER else",
+    "value >= self.best if direction != LOWER else",
+)
 def test_periodic_checkpoints_and_the_best(saver):
     one = saver(save_steps=2)
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 2.0)):
@@ -132,6 +144,15 @@ def test_an_unknown_metric_is_refused_with_the_known_ones(saver):
         saver(best_metric_key="eval/los").save_if_due(1, {"eval/gpt_loss": 3.0})
 
 
+@pytest.mark.notices(
+    "a resumed run forgets its best evaluation",
+    "train/saving.py",
+    'self.best, self.evaluations_since_best = state["best"],',
+    "self.best, self.evaluations_since_best = None,",
+)
+@pytest.mark.notices(
+    "the KL coefficient begins anew after a resume", "train/saving.py", "part.load_state_dict(state[name])", "pass"
+)
 def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, group):
     first = saver(save_steps=1)
     first.driver_state["beta"].value = 0.25

@@ -40,6 +40,12 @@ def encoded(tmp_path):
     return make
 
 
+@pytest.mark.notices(
+    "held-out rows are of the training split",
+    "train/supervised.py",
+    "Sources(source, config.eval.split,",
+    "Sources(source, config.data.dataset_split,",
+)
 def test_held_out_rows_are_of_the_split_of_evaluations(encoded):
     train, held_out = encoded()
     assert len(train) == 9 and all("train" in text for text in train)
@@ -47,6 +53,12 @@ def test_held_out_rows_are_of_the_split_of_evaluations(encoded):
     assert all("test" in text for text in held_out["rows"])
 
 
+@pytest.mark.notices(
+    "as many held-out rows as training rows are taken",
+    "train/supervised.py",
+    "config.eval.max_samples, flags=EVAL)",
+    "config.data.max_samples, flags=EVAL)",
+)
 def test_each_set_has_a_limit_of_its_own(encoded):
     train, held_out = encoded(train=4)
     assert (len(train), len(held_out["rows"])) == (4, 7)

@@ -48,6 +48,13 @@ def poisoned(batch):
     return replace(batch, advantages=advantages)
 
 
+@pytest.mark.notices(
+    "a step that is not finite updates the weights",
+    "train/optim.py",
+    "                parameter.grad = None",
+    "                pass",
+    cases="1-ZeRO-0",
+)
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
 def test_a_step_that_is_not_finite_leaves_no_trace(ranks, folder, batch, poisoned, size, setup):
     """Neither in the weights nor in the optimiser's moments, which the step after it would show."""
@@ -117,6 +124,9 @@ def test_a_batch_without_any_masked_token_changes_nothing(ranks, folder, batch):
     assert same(outcome.weights, start.weights)
 
 
+@pytest.mark.notices(
+    "a unit of less than one counts as one", "train/step.py", "counts[name] or 1.0", "max(counts[name], 1.0)"
+)
 def test_a_unit_of_less_than_one_is_divided_by_what_it_is():
     """An aggregation of one's own may count in other units than tokens and sequences."""
     loss = StepLoss({"own": torch.tensor(1.0), "none": torch.tensor(0.0)}, {})

@@ -28,6 +28,48 @@ LIMIT = 1e-5  # of fp32 against float64
 SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 
 
+@pytest.mark.notices(
+    "the reference is the model that is trained",
+    "train/frozen.py",
+    "load_role(models[role], start",
+    "load_role(models[ACTOR], start",
+    cases="dpo and not LoRA",
+)
+@pytest.mark.notices(
+    "the reference keeps the adapters on",
+    "models/lora.py",
+    "        layer._disable_adapters = True  #",
+    "        layer._disable_adapters = False  #",
+    cases="LoRA and (dpo or kto or distill)",
+)
+@pytest.mark.notices(
+    "chosen and rejected are swapped",
+    "tasks/dpo.py",
+    "tokens[i::2]) for i in (0, 1))",
+    "tokens[i::2]) for i in (1, 0))",
+    cases="dpo and not LoRA",
+)
+@pytest.mark.notices(
+    "KTO's reference point is that of the last micro-batch",
+    "tasks/kto.py",
+    "sums[label] += torch.stack(",
+    "sums[label] = torch.stack(",
+    cases="kto",
+)
+@pytest.mark.notices(
+    "a step's reward is read at the token before its placeholder",
+    "tasks/prm.py",
+    "map_logits(model, batch, at, reward_logits)",
+    "map_logits(model, batch, at - 1, reward_logits)",
+    cases="prm",
+)
+@pytest.mark.notices(
+    "the divergence is not scaled with the temperature",
+    "tasks/distill.py",
+    "coef * self.algo.temperature**2 * distance",
+    "coef * distance",
+    cases="distill and not LoRA",
+)
 @pytest.mark.parametrize(
     ("name", "split"),
     [*sampled(list(CASES), SPLITS), *sampled(list(CASES), SEQUENCE_SPLITS)],
@@ -48,6 +90,12 @@ def test_full_rows_have_the_gradient_of_their_examples(ranks, folder, name, spli
     assert relative_error(found, wanted(folder, name, split)) <= LIMIT
 
 
+@pytest.mark.notices(
+    "KTO's reference point is that of each rank",
+    "tasks/kto.py",
+    "reference_point(*total(sums).T)",
+    "reference_point(*sums.T)",
+)
 def test_the_reference_point_of_kto_is_one_for_all_ranks(ranks, folder):
     split = Split("2 ranks", ranks=2, zero=2, micro=1)
     for name in ("kto", "kto vanilla"):

@@ -59,6 +59,13 @@ def wanted(ranks, folder, batch):
     return get
 
 
+@pytest.mark.notices(
+    "the norm counts the gradients of whole parameters once per rank that splits matrices",
+    "train/tensor_parallel.py",
+    "if p.grad is not None and (is_first or is_shard(p))",
+    "if p.grad is not None",
+    cases="fp32 and (ZeRO-0 or ZeRO-2)",
+)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_clipped_steps_are_those_of_one_rank_and_looking_at_the_weights_changes_nothing(
@@ -83,6 +90,18 @@ def test_a_rank_holds_a_part_of_every_matrix_of_the_layers(ranks, folder, batch)
     assert [held for *_, held in both] == [whole // 2] * 2
 
 
+@pytest.mark.notices(
+    "layers whose plan has other ways to split are split all the same",
+    "train/tensor_parallel.py",
+    "if not plan or other or sees:",
+    "if not plan or sees:",
+)
+@pytest.mark.notices(
+    "heads are split that the ranks do not divide",
+    "train/tensor_parallel.py",
+    "if value is not None and value % size:",
+    "if value is not None and size % value:",
+)
 @pytest.mark.parametrize(
     ("family", "size", "said"),
     [

@@ -71,6 +71,12 @@ def test_steps_in_bf16_are_those_of_deepspeed(ranks, folder, batch):
         assert mine == pytest.approx(theirs, rel=5e-3)
 
 
+@pytest.mark.notices(
+    "without DeepSpeed a bf16 weight is its own master",
+    "train/torch_engine.py",
+    "p: p if p.dtype == torch.float32 else p.detach().float() for p in trained",
+    "p: p for p in trained",
+)
 def test_updates_too_small_for_bf16_are_kept_in_the_master_weights(ranks, folder, batch):
     """At a rate of 1e-6 no bf16 weight near 0.1 moves in a step, and in 3 steps its master moves by 3e-6 at most."""
     start, rounded, moved = ranks(1).call(small_steps, folder, batch)[0]
@@ -90,6 +96,12 @@ def small_steps(world, folder, batch):
     return start, weight.detach()[large], float((master.detach()[large] - start.float()).abs().max())
 
 
+@pytest.mark.notices(
+    "without DeepSpeed the gradient of a micro-batch replaces the sum of those before",
+    "train/torch_engine.py",
+    "master.grad += gradient",
+    "master.grad = gradient.float()",
+)
 @pytest.mark.parametrize("accumulate", ["fp32", "bf16"])
 def test_gradients_of_micro_batches_are_added_up_in_the_type_of_the_flag(accumulate):
     """256 + 1 is 257 in fp32, and 256 in bf16."""

@@ -106,6 +106,18 @@ def evaluations(rows) -> dict[int, float]:
     return {row["step"]: row["eval/gpt_loss"] for row in rows if "eval/gpt_loss" in row}
 
 
+@pytest.mark.notices(
+    "a resume leaves a step out",
+    "train/loop.py",
+    "for step in range(start, self.total_steps):",
+    "for step in range(start + 1, self.total_steps):",
+)
+@pytest.mark.notices(
+    "the epoch is that before the step",
+    "train/loop.py",
+    "(step + 1) / self.steps_per_epoch",
+    "step / self.steps_per_epoch",
+)
 def test_every_step_is_trained_once_in_order(fit):
     model, rows = fit()
     assert model.steps == list(range(STEPS))
@@ -114,6 +126,18 @@ def test_every_step_is_trained_once_in_order(fit):
     assert [row["train/epoch"] for row in trained] == pytest.approx([step / 3 for step in range(1, 8)])
 
 
+@pytest.mark.notices(
+    "the last step is not evaluated",
+    "train/loop.py",
+    "(step % every == 0 or step == self.total_steps)",
+    "step % every == 0",
+)
+@pytest.mark.notices(
+    "without eval.steps only the end is evaluated",
+    "train/loop.py",
+    "else self.steps_per_epoch",
+    "else self.total_steps",
+)
 def test_without_an_interval_the_end_of_every_epoch_and_of_the_run_is_evaluated(fit):
     assert evaluations(fit()[1]) == {0: 10.0, 3: 7.0, 6: 4.0, 7: 3.0}
 
@@ -122,6 +146,12 @@ def test_an_interval_of_evaluations_ends_with_the_last_step(fit):
     assert evaluations(fit(every=2)[1]) == {0: 10.0, 2: 8.0, 4: 6.0, 6: 4.0, 7: 3.0}
 
 
+@pytest.mark.notices(
+    "a checkpoint has the number of the step before",
+    "train/loop.py",
+    "self.saver.save_if_due(step + 1, evaluation, self.settled)",
+    "self.saver.save_if_due(step, evaluation, self.settled)",
+)
 def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
     fit(save_steps=3, best_metric_key="none")
     saved = {path.name: int((path / "actor" / "trained").read_text()) for path in (tmp_path / "checkpoints").iterdir()}

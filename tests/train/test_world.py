@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from steps import Setup, build
 
@@ -16,6 +17,12 @@ def drawn(seed: int, rank: int, tensor: int = 1) -> list[float]:
         return torch.rand(4).tolist()
 
 
+@pytest.mark.notices(
+    "every rank draws the same dropout",
+    "distributed/world.py",
+    "config.seed + world.mesh.replica_index(world.rank)",
+    "config.seed",
+)
 def test_every_rank_and_every_seed_draws_numbers_of_its_own():
     """Dropout draws from them: ranks that drew the same would drop the same."""
     assert drawn(5, 0) == drawn(5, 0)
@@ -23,6 +30,12 @@ def test_every_rank_and_every_seed_draws_numbers_of_its_own():
     assert drawn(5, 0) != drawn(7, 0)
 
 
+@pytest.mark.notices(
+    "ranks that split matrices drop other activations",
+    "distributed/mesh.py",
+    "return rank // self.tensor",
+    "return rank",
+)
 def test_ranks_that_split_matrices_drop_the_same_activations():
     first, second, third, fourth = (drawn(5, rank, tensor=2) for rank in range(4))
     assert first == second != third == fourth
@@ -42,6 +55,18 @@ def continued(world, models, folder):
     return expected, torch.rand(4).tolist()
 
 
+@pytest.mark.notices(
+    "every rank continues with the random numbers of the first",
+    "train/strategy.py",
+    'own := folder / f"rng_{self.world.rank}.pt"',
+    'own := folder / "rng_0.pt"',
+)
+@pytest.mark.notices(
+    "random numbers begin anew after a resume",
+    "train/strategy.py",
+    "set_rng_state(load_tensors(own))",
+    "load_tensors(own)",
+)
 def test_a_resumed_rank_goes_on_with_its_own_random_numbers(ranks, folder, tmp_path):
     ((expected, found),) = ranks(1).call(continued, folder, tmp_path)
     assert found == expected

@@ -82,6 +82,24 @@ def stacked(layer: Any, name: str, tensor: Tensor) -> None:
     layer.weight.data[int(name[-1])].copy_(tensor.t())
 
 
+@pytest.mark.notices(
+    "each part of a fused parameter is looked for at its beginning",
+    "weight_sync/loads.py",
+    "values.storage_offset() + self.offset",
+    "values.storage_offset()",
+)
+@pytest.mark.notices(
+    "a reordered tensor has the digest of the one that arrived",
+    "weight_sync/loads.py",
+    "is_whole = source.data_ptr() == whole.data_ptr() and source.shape == whole.shape",
+    "is_whole = source.shape == whole.shape",
+)
+@pytest.mark.notices(
+    "a square matrix that is loaded transposed has the digest of the one that arrived",
+    "weight_sync/loads.py",
+    "is_whole and source.is_contiguous() and target.dtype",
+    "is_whole and target.dtype",
+)
 @pytest.mark.parametrize(
     ("shape", "load", "weights"),
     [
@@ -106,6 +124,12 @@ def test_whatever_a_loader_makes_of_a_tensor_is_read_where_it_put_it(shape, load
         place.values[(1,) * place.values.dim()] -= 1e-3
 
 
+@pytest.mark.notices(
+    "what a loader has computed from a tensor must be the tensor",
+    "weight_sync/loads.py",
+    "        if source.is_meta:\n            found.is_computed = True\n            return\n",
+    "        if source.is_meta:\n            return\n",
+)
 def test_what_a_loader_computes_in_the_parameter_is_not_compared():
     """The decay of a Mamba layer: -exp(A_log)."""
 
@@ -127,6 +151,12 @@ def test_a_loader_of_one_number_fills_it_in():
     assert len(model.readings(model.sync({"layer.gate": torch.tensor(0.25)}))) == 1
 
 
+@pytest.mark.notices(
+    "a parameter that the engine keeps in fewer bits is compared all the same",
+    "weight_sync/read_back.py",
+    "value.element_size() >= like.element_size()",
+    "value.element_size() > 0",
+)
 def test_a_parameter_of_fewer_bits_is_not_compared():
     model = Model({"weight": (5,)}, lambda layer, name, tensor: layer.weight.copy_(tensor))
     loads = model.sync({"layer.weight": numbers(5)})
@@ -134,6 +164,12 @@ def test_a_parameter_of_fewer_bits_is_not_compared():
     assert list(read_back(model, loads)) == []
 
 
+@pytest.mark.notices(
+    "a bias that the model made while it was loaded is lost with vLLM's reload",
+    "weight_sync/loads.py",
+    "is None and not target.like.is_meta:",
+    "is None and target.like.is_meta:",
+)
 def test_a_bias_that_the_model_makes_while_it_loads_is_known_and_lasts():
     """vLLM's reload removes what was not there before."""
 
@@ -150,6 +186,12 @@ def test_a_bias_that_the_model_makes_while_it_loads_is_known_and_lasts():
     assert len(model.readings(loads)) == 1
 
 
+@pytest.mark.notices(
+    "a bias that is loaded once more with its layer is taken for the newest tensor",
+    "weight_sync/loads.py",
+    "(earlier.entry if earlier else self._newest[0])",
+    "self._newest[0]",
+)
 def test_a_bias_that_is_loaded_once_more_with_its_layer_stays_the_tensor_that_it_was():
     """vLLM loads a bias when it arrives, and again behind the last tensor of its layer; here a copy of it in an order
     of its own."""
@@ -170,6 +212,12 @@ def test_a_bias_that_is_loaded_once_more_with_its_layer_stays_the_tensor_that_it
     }
 
 
+@pytest.mark.notices(
+    "a tensor that the engine's model drops is not noticed",
+    "weight_sync/loads.py",
+    'if (other := taken.get(name.rpartition(".")[0])) is not None:',
+    "if (other := taken.get(name)) is not None:",
+)
 def test_a_tensor_that_the_model_drops_from_a_layer_is_named():
     def load(layer: Any, name: str, tensor: Tensor) -> None:
         if name == "layer.weight":
@@ -196,6 +244,12 @@ def test_a_head_of_its_own_that_the_model_takes_from_the_embedding_is_named():
     assert "leave both out of ds.lora.target_modules" in found
 
 
+@pytest.mark.notices(
+    "the head of an engine is its embedding although the policy has two",
+    "weight_sync/loads.py",
+    "if there != place.entry.name:",
+    "if there is None:",
+)
 @pytest.mark.parametrize("difference", [0, 1])
 def test_two_tensors_of_one_parameter_are_refused(difference):
     """vLLM may load a tied head into the embedding, which is then lost; in the first sync the two may be equal yet."""
@@ -212,6 +266,12 @@ def test_two_tensors_of_one_parameter_are_refused(difference):
     assert "lm_head.weight has no place in vLLM's Model, which has layer.weight there" in found
 
 
+@pytest.mark.notices(
+    "an engine keeps all weights that have arrived",
+    "weight_sync/loads.py",
+    "target.leaf, target.like)\n        self._let_go()\n",
+    "target.leaf, target.like)\n",
+)
 def test_no_tensor_that_has_arrived_is_kept():
     model = Model({"weight": (5,)}, lambda layer, name, tensor: layer.weight.copy_(tensor))
     weights = {"layer.weight": numbers(5)}
@@ -226,6 +286,18 @@ def torch_values(held: Any) -> list[Any]:
     return [each for value in held for each in torch_values(value)] if isinstance(held, list | tuple) else [held]
 
 
+@pytest.mark.notices(
+    "a packed matrix is read back by the number of its outputs",
+    "weight_sync/read_back.py",
+    "torch.eye(like.shape[1]",
+    "torch.eye(like.shape[0]",
+)
+@pytest.mark.notices(
+    "the packed copy in a tied head is not read back",
+    "weight_sync/read_back.py",
+    "in held.get(id(value), ()):",
+    "in [(target.path, target.module, target.leaf)]:",
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_packed_matrix_is_read_by_the_width_that_it_was_packed_with(tied):
     """A kernel does not check the width of its input: that of a tensor [in, out] would read and write other memory."""
@@ -249,6 +321,12 @@ def test_a_packed_matrix_is_read_by_the_width_that_it_was_packed_with(tied):
     assert sum(compare("", each.place.entry, each.values) is not None for each in read_back(model, loads)) == 1
 
 
+@pytest.mark.notices(
+    "the padding of packed experts is taken for their rows",
+    "weight_sync/read_back.py",
+    "half[:, : like.shape[1] // 2]",
+    "half[:, : half.shape[1]]",
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padded_and_packed_experts_are_unpacked(dtype):
     from vllm._custom_ops import cpu_prepack_moe_weight

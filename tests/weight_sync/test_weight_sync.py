@@ -59,6 +59,9 @@ def test_digest_has_one_zero():
     assert digest(tiny) == digest(torch.zeros(3))
 
 
+@pytest.mark.notices(
+    "two parts of a large tensor may change places", "weight_sync/digests.py", ".sum() + start * total", ".sum()"
+)
 def test_digest_continues_over_chunks(monkeypatch):
     values = torch.randn(100)
     whole = digest(values)
@@ -66,6 +69,12 @@ def test_digest_continues_over_chunks(monkeypatch):
     assert digest(values) == whole
 
 
+@pytest.mark.notices(
+    "an engine that has loaded half of a tensor has it",
+    "weight_sync/digests.py",
+    "if 0 < placed < whole.numbers:",
+    "if placed > whole.numbers:",
+)
 def test_workers_must_have_all_of_a_tensor_together():
     halves = [Attested({"a": Part(12, 6, True)}), Attested({"a": Part(12, 6, True)})]
     assert (combined(halves).received, combined(halves).read_back) == (1, 1)
@@ -73,6 +82,12 @@ def test_workers_must_have_all_of_a_tensor_together():
         combined([*halves[:1], Attested({"a": Part(12, 0, True)})])
 
 
+@pytest.mark.notices(
+    "a tensor counts as read back if one of the workers has read it",
+    "weight_sync/digests.py",
+    "all(part.is_read for part in parts)",
+    "any(part.is_read for part in parts)",
+)
 def test_a_tensor_counts_as_read_if_all_workers_that_have_it_have_read_it():
     def report(*parts: Part):
         return combined([Attested({"a": part}) for part in parts])
@@ -181,6 +196,12 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
 
 
+@pytest.mark.notices(
+    "weights that are sent again have the descriptions of those that were sent before",
+    "weight_sync/sender.py",
+    'return f"header/{meeting}/{version}/{bucket}"',
+    'return f"header/{version}/{bucket}"',
+)
 def test_weights_that_are_sent_again_have_descriptions_of_their_own():
     """An engine may ask for the first one before the sender deletes those of the sending before."""
     sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30, keep=True)
