@@ -158,4 +158,11 @@ EARLY: list[Mutation] = [
         "        pass\n",
         (INSPECTIONS_FILE, "-k", "test_a_cluster_that_accepts_no_connection"),
     ),
+    Mutation(
+        "whether a conversation can go on with the chat template is tried when everything has started",
+        "tasks/ppo.py",
+        "        make_conversations(config, tokenizer, stop_token_ids(plan.models[ACTOR].path, tokenizer))\n",
+        "        pass\n",
+        ("tests/tasks/test_agents_before_ray.py",),
+    ),
 ]
