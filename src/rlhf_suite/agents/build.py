@@ -117,17 +117,14 @@ def make_episodes(
     sessions at an address; `images` reads those of a run that has any.
 
     Raises:
-        UserError: a conversation cannot go on with this chat template, the user's file cannot be imported, or this
-        machine offers no jail for Python.
+        UserError: the user's file cannot be imported, this machine offers no jail for Python, or what
+        `make_conversations` raises.
     """
     config = run.agent
     if not config.has_turns:
         return None
     first, *others = agents_of(config, run.train.agent_func_path)
-    bridge = Bridge(tokenizer, run.data, stop_ids)
-    if run.data.apply_chat_template:
-        bridge.check(sorted({role for each in (first, *others) for role in roles(each)}))
-    reader = TurnReader(tokenizer, stop_ids, config.tool_parser, config.vllm_tool_parser)
+    bridge, reader = make_conversations(run, tokenizer, stop_ids)
     must_score, feedback = not has_source(run.reward), config.max_feedback_tokens
     choice = Choice(run.reward.reward_key, run.reward.combine)
     agent: Agent
@@ -145,6 +142,23 @@ def make_episodes(
     most = run.data.max_images_per_prompt
     shared = Shared(policy, bridge, reader, limits, config.history == "template", images, most)
     return Episodes(agent, shared, config.max_concurrent)
+
+
+def make_conversations(
+    run: PPORun, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+) -> tuple[Bridge, TurnReader]:
+    """Return what continues the conversations of a run's agents, and what reads the turns of the model.
+
+    Raises:
+        UserError: a conversation cannot go on with this chat template, or the parser of tool calls does not fit the
+        tokenizer.
+    """
+    config = run.agent
+    bridge = Bridge(tokenizer, run.data, stop_ids)
+    if run.data.apply_chat_template:
+        agents = agents_of(config, run.train.agent_func_path)
+        bridge.check(sorted({role for chosen in agents for role in roles(chosen)}))
+    return bridge, TurnReader(tokenizer, stop_ids, config.tool_parser, config.vllm_tool_parser)
 
 
 def watch_calls(loop: LoopThread, config: AgentConfig) -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlhf_suite.agents.build import make_conversations
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import RLEvalConfig
@@ -32,6 +33,7 @@ from rlhf_suite.rl.pipeline import total_steps
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.sample_metrics import PASS
+from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
@@ -64,8 +66,11 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
 
 
 def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
-    """Load tokenizer and prompts, and refuse prompts that no source of rewards scores."""
+    """Load tokenizer and prompts. Refuse prompts that no source of rewards scores, and a tokenizer with which the
+    agent's conversations cannot go on."""
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
+    if config.agent.has_turns and not config.replays:
+        make_conversations(config, tokenizer, stop_token_ids(plan.models[ACTOR].path, tokenizer))
     if TEACHER in plan.models:
         check_teacher(tokenizer, plan.models[TEACHER].path, config.data)
     vision, keeps_chat = (
