@@ -194,7 +194,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Regenerate docs/flags.md and the JSON schema from the flags."""
+    """Regenerate docs/flags.md from the flags."""
     ready(session)
     session.run(PYTHON, "-m", "rlhf_suite.config.export", external=True)
 

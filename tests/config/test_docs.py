@@ -8,7 +8,9 @@ import jsonschema
 import pytest
 from omegaconf import OmegaConf
 
-from rlhf_suite.config.export import DOCS, markdown, schema
+from rlhf_suite.cli import main
+from rlhf_suite.cli.schema import USAGE, schema
+from rlhf_suite.config.export import DOCS, markdown
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS
 
@@ -35,7 +37,13 @@ def read(file):
 
 def test_the_reference_is_fresh():
     assert (DOCS / "flags.md").read_text() == markdown(), "run: python -m rlhf_suite.config.export"
-    assert json.loads((DOCS / "flags.schema.json").read_text()) == SCHEMA, "run: python -m rlhf_suite.config.export"
+
+
+def test_the_schema_is_what_its_command_prints(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == SCHEMA
+    assert main(["schema", "--to", "a.json"]) == 2
+    assert capsys.readouterr().err.strip() == USAGE
 
 
 @pytest.mark.stack

@@ -1,0 +1,76 @@
+"""`rlhf-suite schema`: the JSON schema of a configuration, by which editors check and complete YAML files of flags."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.errors import UserError
+
+USAGE = """usage: rlhf-suite schema > flags.schema.json
+
+Prints the JSON schema of a configuration: the names, types, bounds, choices and meanings of all flags of every task.
+Editors with the YAML language server check and complete a file of flags that has the comment
+
+    # yaml-language-server: $schema=flags.schema.json"""
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+OWN = r"^[^:]+:\w+$"  # <file.py>:<function>
+INTERPOLATION = {"type": "string", "pattern": r"^\$\{"}
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the schema; return the exit code."""
+    if words:
+        raise UserError(USAGE)
+    json.dump(schema(), sys.stdout, indent=1)
+    print()
+    return 0
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a whole configuration; `$defs` has one for each task."""
+    tasks = {task: {**nested(walk(root)), "description": root.__doc__} for task, root in TASKS.items()}
+    for task in tasks.values():
+        task["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rlhf_suite",
+        "anyOf": [{"$ref": f"#/$defs/{task}"} for task in tasks],
+        "$defs": tasks,
+    }
+
+
+def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
+    """Return flags as nested objects, in which no other keys are allowed."""
+    root: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {}}
+    for info in infos:
+        *sections, name = info.key.split(".")
+        node = root
+        for section in sections:
+            empty = {"type": "object", "additionalProperties": False, "properties": {}}
+            node = node["properties"].setdefault(section, empty)
+        node["properties"][name] = {"description": info.help, "default": info.default, "anyOf": [*forms(info)]}
+    return root
+
+
+def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
+    """Yield the forms of a value: the value itself, an interpolation, and null where it is allowed."""
+    expected = info.type
+    if expected.base is dict:
+        yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
+        return
+    scalar: dict[str, Any] = {"type": JSON_TYPES[expected.scalar]}
+    if info.meta.algorithms is not None:
+        scalar = {"anyOf": [{"enum": list(info.meta.algorithms.names())}, {"type": "string", "pattern": OWN}]}
+    elif info.meta.choices is not None:
+        scalar = {"enum": list(info.meta.choices)}
+    scalar |= {LIMITS[name]: getattr(info.meta, name) for name in LIMITS if getattr(info.meta, name) is not None}
+    yield {"type": "array", "items": scalar} if expected.item is not None else scalar
+    yield INTERPOLATION
+    if expected.optional:
+        yield {"type": "null"}
