@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -56,3 +58,9 @@ def tokenizer(trained_tokenizer):
 @pytest.fixture(scope="session")
 def bos_tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer(add_bos=True)
+
+
+@pytest.fixture
+def datasets():
+    """The library; its import takes long, also where this file's tests do not run."""
+    return import_module("datasets")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from importlib import import_module
 
 import pyarrow
 import pyarrow.parquet
@@ -15,12 +14,6 @@ from rlhf_suite.data.combine import combine, mixture
 from rlhf_suite.data.row import BadRows, DataError, RowError
 from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limited, locate, source_names
 from rlhf_suite.errors import UserError
-
-
-@pytest.fixture
-def datasets():
-    """The library; its import takes long, also where this file's tests do not run."""
-    return import_module("datasets")
 
 
 def load(spec, *, split="train", probs=None, max_samples=None, seed=0, bad=None, flags=DATASET):

@@ -1,16 +1,13 @@
-"""The planner against numbers by hand, and its command."""
+"""The planner against numbers by hand."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from rlhf_suite.cli import main
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.rollout import VLLMConfig
@@ -24,18 +21,6 @@ from rlhf_suite.planner.remedies import remedies
 from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, traced
 
 FLAG = "actor.model_name_or_path"
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 3072,
-    "tie_word_embeddings": True,
-}
 FEW = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 SMALL = Parameters(
     trained=1000,
@@ -52,19 +37,6 @@ SMALL = Parameters(
 )
 H100 = device_named("h100-80")
 ON_H100 = Target(H100, H100.memory, 0.4 * H100.flops)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Write a config.json alone, without weights."""
-
-    def write(**changes):
-        name = "-".join(f"{value}" for value in changes.values()) or "qwen3"
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "config.json").write_text(json.dumps(QWEN3 | changes))
-        return str(tmp_path / name)
-
-    return write
 
 
 def used(path, **changes):
@@ -378,83 +350,3 @@ def test_the_rate_of_a_core_is_measured_on_one_thread():
     before = torch.get_num_threads()
     assert min(cpu_flops("fp32"), cpu_flops("bf16")) > 1e6
     assert torch.get_num_threads() == before
-
-
-def planned(capsys, *words):
-    """The exit code of `rlhf-suite plan`, and what it printed."""
-    return answered(capsys, "plan", *words)
-
-
-def answered(capsys, *words):
-    """The exit code of a command line, and what it printed."""
-    code = main([*words])
-    done = capsys.readouterr()
-    return code, done.out, done.err
-
-
-TRAINING = ("task=sft", "data.dataset=builtin:arithmetic", "data.max_len=2048", "train.batch_size=64")
-
-
-def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
-    code, out, _ = planned(
-        capsys, "--gpu", "h200", *TRAINING, f"{FLAG}={folder(num_hidden_layers=8)}", "train.micro_batch_size=1"
-    )
-    assert code == 0
-    assert "It fits." in out
-    assert "optimiser moments" in out
-
-
-@pytest.mark.parametrize(("ranks", "code"), [(1, 0), (4096, 1)])
-def test_plan_true_says_what_the_command_says_and_starts_nothing(capsys, folder, tmp_path, monkeypatch, ranks, code):
-    """But for the rate of a core, which each measures. So many processes do not fit into any machine."""
-    small = folder(**FEW, num_hidden_layers=2, num_key_value_heads=4)
-    batch = f"train.batch_size={ranks} train.micro_batch_size=1 actor.num_gpus_per_node={ranks} ds.zero_stage=2"
-    words = (*TRAINING[:2], "data.max_len=64", *batch.split(), f"{FLAG}={small}")
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    command, flag = planned(capsys, *words), answered(capsys, *words, "plan=true")
-    assert (command[0], flag[0]) == (code, code)
-    assert without_times(flag[1]) == without_times(command[1]) != []
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def without_times(printed):
-    frame = set("┌─┬┐└┴┘")
-    return [line for line in printed.splitlines() if "passes over a step" not in line and not set(line) <= frame]
-
-
-def test_the_plan_of_a_sweep_is_that_of_its_first_job(capsys, folder):
-    small = folder(**FEW, num_hidden_layers=2, num_key_value_heads=4)
-    code, out, _ = answered(
-        capsys, "-m", *TRAINING[:2], "data.max_len=64,128", f"{FLAG}={small}", "train.micro_batch_size=2", "plan=true"
-    )
-    assert code == 0
-    assert "Longest micro-batch of a rank: 2 x 64 tokens" in out
-    assert "This is the first of 2 jobs." in out
-
-
-@pytest.mark.stack  # each proposal is a whole plan
-def test_every_proposal_fits_when_it_is_planned_again(capsys, folder):
-    words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder(num_hidden_layers=8)}", "train.micro_batch_size=32")
-    code, out, _ = planned(capsys, *words)
-    assert code == 1
-    assert "It does not fit: " in out
-    proposals = re.findall(r"^  (\S+=.*?)    \(", out, re.MULTILINE)
-    assert proposals
-    for each in proposals:
-        assert planned(capsys, *words, *each.split())[0] == 0, each
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--gpu", "h1000", *TRAINING), "--gpu h1000: this type of GPU is not known"),
-        (("--memory", "-1", *TRAINING), "--memory -1.0: must be above 0"),
-        (("task=chat",), "only runs that train a model can be planned"),
-        ((*TRAINING, "train.batch=3"), "train.batch"),
-    ],
-)
-def test_a_mistake_is_one_message_and_exit_code_2(capsys, words, message):
-    code, out, err = planned(capsys, *words)
-    assert (code, out) == (2, "")
-    assert message in err

@@ -1,0 +1,178 @@
+"""Connections to the HTTP server: clients that hang up, drip or stay, and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import httpx
+import pytest
+from test_http_server import app_of
+
+from clock import HOURS_S
+from rlhf_suite.serving import http_server
+from rlhf_suite.serving.http_server import Guard, listening, make_app, server_of
+
+
+def during(app, clients):
+    """What `clients(port)` returns while a server of the app listens."""
+
+    async def work():
+        with listening("127.0.0.1", 0) as listener:
+            server = server_of(app)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                assert not serving.done()
+                await asyncio.sleep(0.01)
+            try:
+                return await asyncio.wait_for(clients(listener.getsockname()[1]), HOURS_S)
+            finally:
+                server.should_exit = True
+                await serving
+
+    return asyncio.run(work())
+
+
+HEAD = b"POST /get HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def whole(body):
+    return HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def sent(port, text):
+    """A connection on which `text` has been written."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(text)
+    await writer.drain()
+    return reader, writer
+
+
+ASKED = whole(b'{"x": 1}')
+
+
+async def answered(port, text=ASKED):
+    """The status line of the answer to `text`."""
+    reader, writer = await sent(port, text)
+    line = await reader.readline()
+    writer.close()
+    return line.decode().strip()
+
+
+def test_the_work_for_a_client_that_hangs_up_is_cancelled():
+    cancelled, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow(body, client):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def clients(port):
+        _, writer = await sent(port, whole(b'{"x": 1}'))
+        await begun.wait()
+        writer.close()
+        await cancelled.wait()
+
+    during(Guard(make_app("/get", slow, None, 1000), None), clients)
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /g", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"])
+def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, monkeypatch, clock):
+    monkeypatch.setattr(http_server, "READ_S", 60.0)
+
+    async def clients(port):
+        reader, writer = await sent(port, begun)
+        closing = asyncio.create_task(reader.read())
+        while not closing.done():  # the server may not have seen the connection yet
+            clock.forward(61.0)
+            await asyncio.sleep(0.01)
+        with suppress(ConnectionResetError):
+            assert await closing == b""
+        writer.close()
+        return await answered(port)
+
+    assert during(app_of(), clients) == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.notices(
+    "every byte of a request buys its connection more time",
+    "serving/http_server.py",
+    "        elif self.deadline is None:\n",
+    "        else:\n            self.stop_watch()\n",
+)
+def test_bytes_that_drip_do_not_buy_time(monkeypatch):
+    monkeypatch.setattr(http_server, "READ_S", 0.3)
+
+    async def clients(port):
+        _, writer = await sent(port, HEAD)
+        while not writer.is_closing():
+            writer.write(b"X")
+            await asyncio.sleep(0.02)
+
+    during(app_of(), clients)
+
+
+def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch, clock):
+    monkeypatch.setattr(http_server, "READ_S", 60.0)
+
+    async def slow(body, client):
+        clock.forward(61.0)
+        await asyncio.sleep(0.05)  # what is due by now happens before
+        return {}
+
+    assert during(Guard(make_app("/get", slow, None, 1000), None), answered) == "HTTP/1.1 200 OK"
+
+
+def test_idle_connections_give_way_to_new_ones(monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 8)
+
+    async def clients(port):
+        idle = [await sent(port, HEAD) for _ in range(20)]
+        lines = [await answered(port) for _ in range(3)]
+        with suppress(ConnectionResetError):
+            assert await idle[0][0].read() == b""
+        return lines
+
+    assert during(app_of(), clients) == ["HTTP/1.1 200 OK"] * 3
+
+
+@pytest.mark.notices(
+    "any number of requests may be under way",
+    "serving/http_server.py",
+    "if self.under_way >= MAX_CONNECTIONS:",
+    "if self.under_way < 0:",
+)
+def test_more_requests_than_may_be_under_way_are_told_to_come_again(monkeypatch):
+    """The first two are answered only when the third has been refused."""
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+
+    async def clients():
+        refused = asyncio.Event()
+
+        async def slow(body, client):
+            await refused.wait()
+            return {}
+
+        app = Guard(make_app("/get", slow, None, 1000), None)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = [asyncio.create_task(client.post("/get", json={})) for _ in range(2)]
+            while app.under_way < 2:
+                await asyncio.sleep(0)
+            third = await client.post("/get", json={})
+            refused.set()
+            return third, await asyncio.gather(*first)
+
+    third, first = asyncio.run(asyncio.wait_for(clients(), 300))
+    assert (third.status_code, third.headers["retry-after"]) == (503, "1")
+    assert [each.status_code for each in first] == [200, 200]
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent():
+    async def clients(port):
+        return await answered(port, HEAD + b"Content-Length: 99999\r\n\r\n")
+
+    assert during(app_of(max_bytes=1000), clients).startswith("HTTP/1.1 413")
