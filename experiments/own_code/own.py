@@ -2,6 +2,7 @@
 
     python run.py task=ppo algo.advantage.estimator=own.py:median_baseline
     python run.py task=ppo actor.policy_loss_type=own.py:squared_ratio
+    python run.py task=ppo correction=tis algo.advantage.is_correction_mode=own.py:bounded_above
     python run.py task=ppo reward.rule=own.py:first_digit data.label_key=label
     python run.py task=dpo algo.loss=own.py:exponential
     python run.py task=sft data.row_format=own.py:question_and_answer
@@ -18,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted, whole_rewards
+from rlhf_suite.algo.correction import CorrectionInput, band
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
 from rlhf_suite.losses.preference import Answers
-from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule, schedule
+from rlhf_suite.registry import correction, estimator, policy_loss, preference_loss, reward_rule, schedule
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.train.schedules import Moment
 
@@ -48,6 +50,14 @@ def squared_ratio(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     ratio = tokens.log_ratio.clamp(-20, 20).exp()  # [T]
     outside = F.relu(ratio - 1 - high) + F.relu(1 - low - ratio)
     return TokenLosses(-ratio * tokens.advantages + outside.square(), outside > 0, ratio > 1)
+
+
+@correction(reads=("is_correction_threshold",))
+def bounded_above(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """p / q, which is 0 below the band [low, high] and high above it."""
+    low, high = band(config)
+    weights = inputs.log_weights.exp()  # [T]
+    return torch.where(weights < low, 0, weights.clamp(max=high))
 
 
 @preference_loss(needs=("reference",))

@@ -201,6 +201,10 @@ CHECKED = ("label", "tests", "locked_process", "time_limit")
 RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
+correction = Kind(
+    "correction", "mode of the correction", ("algo.correction",), ("inputs", "config"), ("ratio", "unit_weight")
+)
+gating = Kind("gating", "gating of the correction", ("algo.correction",), ("inputs", "config"), ("upper_bound",))
 policy_loss = Kind("policy_loss", "policy loss", ("losses.policy",), ("tokens", "config"), ("sequences",))
 aggregation = Kind("aggregation", "aggregation mode", ("losses.reduce",), AVERAGED, ("sequences", "tokens"))
 preference_loss = Kind("preference_loss", "preference loss", ("losses.preference",), PAIR, TERMS, ("reference",))
@@ -219,7 +223,7 @@ tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), (
 KINDS = {
     each.name: each
     for each in (
-        *(estimator, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
+        *(estimator, correction, gating, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
         *(reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, tool_parser),
     )
 }

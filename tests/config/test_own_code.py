@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_suite.config.record import fingerprint, load, recorded_values, save
 from rlhf_suite.config.resume import changes
-from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule
+from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
 
 pytestmark = pytest.mark.stack
 
@@ -36,7 +36,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("file", "functions"), [("own.py", 6), ("async_fork.py", 8)])
+@pytest.mark.parametrize(("file", "functions"), [("own.py", 7), ("async_fork.py", 8)])
 def test_every_function_of_the_examples_is_accepted_where_its_page_says(checked, own, file, functions):
     shutil.copy(FOLDER / file, own.parent)
     page = (FOLDER / file).read_text().split('"""')[1]
@@ -171,44 +171,61 @@ def test_a_module_is_found_without_importing_its_package(tmp_path, monkeypatch):
 
 
 def test_every_declaration_of_the_suite_leads_to_its_function():
-    for kind in (estimator, policy_loss, preference_loss, reward_rule):
+    for kind in (correction, estimator, gating, policy_loss, preference_loss, reward_rule):
         for name in kind.names():
             if name != "reasoning_gym":  # its package is not installed everywhere
                 assert kind.load(name).__name__ == kind.declared(name).function
                 assert kind.declared(name).help
 
 
-def test_one_function_in_one_file_adds_an_estimator(tmp_path):
+ADDED = {  # to which file, what, and of the flag that names it: a flag that the function reads, and one that it does not
+    "algo.advantage.estimator": (
+        "algo/advantage.py",
+        '@estimator(needs=("rewards", "groups"), reads=("gamma",))',
+        "algo.advantage.gamma=0.9",
+        "algo.advantage.lambd=0.9",
+    ),
+    "algo.advantage.is_correction_mode": (
+        "algo/correction.py",
+        '@correction(reads=("is_correction_threshold",))',
+        "'algo.advantage.is_correction_threshold=[0.2,3]'",
+        "algo.advantage.is_correction_gating=tv",
+    ),
+}
+
+
+@pytest.mark.parametrize("flag", ADDED)
+def test_one_function_in_one_file_adds_an_algorithm(tmp_path, flag):
     """Choices, help, the unused-flag rule and the reference follow from its declaration."""
+    module, declaration, read, unread = ADDED[flag]
     package = tmp_path / "src" / "rlhf_suite"
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     shutil.copytree(ROOT / "src" / "rlhf_suite", package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (package / "algo" / "advantage.py").open("a") as file:
-        file.write('\n\n@estimator(needs=("rewards", "groups"), reads=("gamma",))\ndef fresh(inputs, config):\n')
-        file.write('    """A fresh baseline."""\n')
-    code = """
-import sys
+    with (package / module).open("a") as file:
+        file.write(f'\n\n{declaration}\ndef fresh(inputs, config):\n    """A fresh idea."""\n')
+    code = f"""
+import shlex
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.cli.complete import candidates
 from rlhf_suite.cli.help import print_help
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.config.export import markdown
-line = "task=ppo demo=ppo algo.advantage.estimator=fresh"
-print(preflight(parse(f"{line} algo.advantage.gamma=0.9".split())).problems)
-print(preflight(parse(f"{line} algo.advantage.lambd=0.9".split())).problems)
-print(preflight(parse("task=ppo demo=ppo algo.advantage.estimator=frech".split())).problems)
-print(candidates("run.py task=ppo algo.advantage.estimator=fr"))
-print_help(parse("--help task=ppo algo.advantage.estimator".split()))
+line = "task=ppo demo=ppo correction=tis {flag}="
+print(preflight(parse(shlex.split(line + "fresh " + {read!r}))).problems)
+print(preflight(parse(shlex.split(line + "fresh {unread}"))).problems)
+print(preflight(parse(shlex.split(line + "frech"))).problems)
+print(candidates("run.py task=ppo {flag}=fr"))
+print_help(parse("--help task=ppo {flag}".split()))
 print([line for line in markdown().splitlines() if "`fresh`" in line])
 """
     environment = {"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    accepted, unread, misspelled, completed, *help_lines, documented = done.stdout.splitlines()
+    accepted, ignored, misspelled, completed, *help_lines, documented = done.stdout.splitlines()
     assert accepted == "[]"
-    assert "algo.advantage.lambd" in unread and "estimator=fresh" in unread
-    assert "did you mean algo.advantage.estimator=fresh?" in misspelled
-    assert "estimator=fresh" in completed
-    assert any("fresh: A fresh baseline" in line for line in help_lines)
-    assert "A fresh baseline" in documented
+    assert unread.partition("=")[0] in ignored and f"{flag}=fresh" in ignored
+    assert f"did you mean {flag}=fresh?" in misspelled
+    assert f"{flag.rpartition('.')[2]}=fresh" in completed
+    assert any("fresh: A fresh idea" in line for line in help_lines)
+    assert "A fresh idea" in documented

@@ -9,13 +9,8 @@ decoupled PPO (Hilton et al. 2022): the ratio that PPO clips is still pi / p, al
     seq      a sequence's tokens      geometric mean of w          each its own w_t
     geo      a sequence's tokens      geometric mean of w          that mean, the same for all
 
-    mode     band [low, high] on the statistic
-    mask     units outside weigh 0
-    clip     the weight is bounded by the band instead (token and geo, by their ratio)
-
-    gating       statistic instead of w, with p and q those of the sampled token; its mean over the tokens of a sequence
-    binary_kl    q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))
-    tv           |q - p|
+What becomes of units outside of the band is the mode, a function declared with `@correction`; what is compared with
+the band is the gating, declared with `@gating`. Both are below, and may be a function of a user's own.
 
 Truncated importance sampling (Yao et al. 2025) is token, clip; IcePop (Ling team 2025) token, mask; masked sequences
 seq, mask; FlashREINFORCE's trust region seq, mask, binary_kl.
@@ -32,8 +27,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rlhf_suite import registry
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.registry import correction, gating
+from rlhf_suite.shapes import is_like, same_shape
 
 MAX_LOG_WEIGHT = 20.0
 EPSILON = 1e-6  # of probabilities in divergences
@@ -101,54 +98,100 @@ class CorrectionInput:
 
 
 def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
-    """What each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask."""
+    """Return what each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask.
+
+    Raises:
+        WrongResult: a mode or a gating of the user's own returns something else.
+    """
     assert config.is_correction_level != "off"
-    log_weights = inputs.log_weights
-    if config.is_correction_level == "geo":
-        log_weights = sequence_mean(log_weights, inputs)[inputs.segments]
-    weights = log_weights.exp()
-    low, high = band(config)
-    if config.is_correction_mode == "clip":
-        weights = weights.clamp(low, high)
-    else:
-        statistic = gating_statistic(inputs, config)
-        weights = torch.where((statistic >= low) & (statistic <= high), weights, 0)
+    weights = per_token(correction, config.is_correction_mode, inputs, config)
     return torch.where(inputs.mask.bool(), weights, 0).to(inputs.old_log_probs.dtype)
 
 
+def per_token(kind: registry.Kind, name: str, inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """Return what a mode or a gating says of each token, [T]."""
+    values: Tensor = kind.load(name)(inputs, config)
+    if not is_like(values, inputs.mask):
+        raise kind.wrong_result(name, values, f"one number for each of the {len(inputs.mask)} tokens")
+    return values
+
+
+@correction(reads=("is_correction_gating", "is_correction_threshold"))
+def mask(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """Units outside of the band weigh 0."""
+    low, high = band(config)
+    statistic = per_token(gating, config.is_correction_gating, inputs, config)
+    return torch.where((statistic >= low) & (statistic <= high), unit_weights(inputs, config), 0)
+
+
+@correction(needs=("ratio", "unit_weight"), reads=("is_correction_gating", "is_correction_threshold"))
+def clip(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """The weight is bounded by the band (token and geo, by their ratio)."""
+    return unit_weights(inputs, config).clamp(*band(config))
+
+
+def unit_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """Return the weight w of each token, [T]; at level geo the geometric mean of its sequence."""
+    log_weights = inputs.log_weights
+    return (unit_mean(log_weights, inputs) if config.is_correction_level == "geo" else log_weights).exp()
+
+
 def band(config: AdvantageConfig) -> tuple[float, float]:
-    """`algo.advantage.is_correction_threshold` as (low, high); one value is the upper bound."""
+    """Return `algo.advantage.is_correction_threshold` as (low, high); one value is the upper bound."""
     threshold = config.is_correction_threshold
     return (0.0, threshold[0]) if len(threshold) == 1 else (threshold[0], threshold[1])
 
 
-def gating_statistic(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
-    """What is compared with the band, [T]; the same at all tokens of a sequence unless the level is token."""
-    if config.is_correction_gating == "ratio":
-        values = inputs.log_weights
-    else:
-        values = divergence(inputs, config.is_correction_gating)
-    if config.is_correction_level != "token":
-        values = sequence_mean(values, inputs)[inputs.segments]
-    return values.exp() if config.is_correction_gating == "ratio" else values
+@gating()
+def ratio(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """w, of a sequence its geometric mean."""
+    return of_units(inputs.log_weights, inputs, config).exp()
 
 
-def divergence(inputs: CorrectionInput, gating: str) -> Tensor:
-    """Return the divergence between q and p of the sampled token against all others, [T]; 0 outside the mask.
+@gating(needs=("upper_bound",))
+def binary_kl(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """q ln(q / p) + (1 - q) ln((1 - q) / (1 - p)), with p and q those of the sampled token; of a sequence its mean."""
+    p, q = probabilities(inputs)
+    return of_units(divergence(q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log(), inputs), inputs, config)
 
-    Rounding can make it slightly negative where engine and trainer agree best. It is clamped at 0, so that a band that
-    begins at 0 keeps those tokens.
-    """
+
+@gating(needs=("upper_bound",))
+def tv(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """|q - p| of the sampled token; of a sequence its mean."""
+    p, q = probabilities(inputs)
+    return of_units(divergence((q - p).abs(), inputs), inputs, config)
+
+
+def probabilities(inputs: CorrectionInput) -> tuple[Tensor, Tensor]:
+    """Return p and q of the sampled tokens, [T] each, away from 0 and 1."""
     p, q = (
         log_probs.double().exp().clamp(EPSILON, 1 - EPSILON)
         for log_probs in (inputs.old_log_probs, inputs.engine_log_probs)
     )
-    values = (q - p).abs() if gating == "tv" else q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+    return p, q
+
+
+def divergence(values: Tensor, inputs: CorrectionInput) -> Tensor:
+    """Return a divergence between q and p of the sampled token against all others, [T]; 0 outside the mask.
+
+    Rounding can make it slightly negative where engine and trainer agree best. It is clamped at 0, so that a band that
+    begins at 0 keeps those tokens.
+    """
     return torch.where(inputs.mask.bool(), values.clamp(min=0), 0)
 
 
+def of_units(values: Tensor, inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """Return numbers of tokens, [T], or at the levels of sequences the mean of each token's sequence, [T]."""
+    return values if config.is_correction_level == "token" else unit_mean(values, inputs)
+
+
+def unit_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
+    """Return the mean of `values` over the masked tokens of each token's sequence, [T]."""
+    return sequence_mean(values, inputs)[inputs.segments]
+
+
 def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
-    """Mean of `values` [T], 0 outside the mask, over the masked tokens of each sequence, [B]."""
+    """Return the mean of `values` [T], 0 outside the mask, over the masked tokens of each sequence, [B]."""
     sums, counts = (
         torch.zeros(len(inputs.lengths), dtype=torch.float64).index_add(0, inputs.segments, each.double())
         for each in (values, inputs.mask)
@@ -157,7 +200,7 @@ def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
 
 
 def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, float]:
-    """Over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
+    """Return over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
     its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
     if not (count := int(inputs.mask.bool().sum())):
         return {}

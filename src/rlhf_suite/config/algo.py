@@ -8,11 +8,9 @@ from rlhf_suite import registry
 from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_null, is_positive, is_set, is_true
 
 IS_LEVELS = ("off", "token", "seq", "geo")
-IS_MODES = ("mask", "clip")
 CORRECTED = is_not(".is_correction_level", "off", "token")
 FILTERED = is_true(".dynamic_filtering_enable")
 OWN = "<file.py>:<function>"
-IS_GATINGS = ("ratio", "binary_kl", "tv")
 
 
 @dataclass
@@ -29,9 +27,9 @@ class AdvantageConfig:
     is_correction_level: str = flag("off", choices=IS_LEVELS)
     """Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or
     with one weight per sequence (geo)"""
-    is_correction_mode: str = flag("mask", choices=IS_MODES, when=CORRECTED)
-    """Outside the band: drop (mask), or bound the weight (clip)"""
-    is_correction_gating: str = flag("ratio", choices=IS_GATINGS, when=CORRECTED)
+    is_correction_mode: str = flag("mask", algorithms=registry.correction, when=CORRECTED)
+    """What becomes of units outside of the band: drop (mask), or bound the weight (clip)"""
+    is_correction_gating: str = flag("ratio", algorithms=registry.gating, when=CORRECTED)
     """What is compared with the band: the ratio or a divergence of the two policies"""
     is_correction_threshold: list[float] = flag([0.5, 5.0], ge=0, when=CORRECTED)
     """The band [low, high], or one upper bound; divergences take one upper bound"""

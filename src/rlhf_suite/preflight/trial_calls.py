@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregated
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
@@ -27,8 +28,17 @@ POLICY = PolicyTokens(-TOKENS, -TOKENS, TOKENS, MASK, SEGMENTS, 2)
 ANSWERS = Answers(-ROWS - 1, -ROWS - 1, LENGTHS)
 LOG_PROBS = torch.full((5, 2), 0.5).log()
 
+
+def correct(**names: str) -> torch.Tensor:
+    """Return the weights of a correction by these algorithms."""
+    inputs = CorrectionInput(-TOKENS, -1.1 * TOKENS, MASK, LENGTHS)
+    return correction_weights(inputs, AdvantageConfig(is_correction_level="token", **names))
+
+
 CALLS: Mapping[str, Callable[[str], object]] = {
     "estimator": lambda name: assign_credit(CREDIT, AdvantageConfig(estimator=name)),
+    "correction": lambda name: correct(is_correction_mode=name),
+    "gating": lambda name: correct(is_correction_gating=name),
     "policy_loss": lambda name: policy_term(POLICY, PolicyConfig(policy_loss_type=name), MASK, MASK.sum()),
     "aggregation": lambda name: num_units(MASK, SEGMENTS, 2, name),
     "preference_loss": lambda name: preference_term(ANSWERS, ANSWERS, ROWS, DPOAlgoConfig(loss=name)),

@@ -44,8 +44,9 @@ def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, d
     metrics = correction_metrics(given, weights)
     if metrics.get("correction/masked") == 1:
         raise RunError(
-            "the correction drops every token of the rollout: all are outside algo.advantage.is_correction_threshold="
-            f"{config.is_correction_threshold} (gating: {config.is_correction_gating}; the mean of trainer / engine is "
+            "the correction drops every token of the rollout: algo.advantage.is_correction_mode="
+            f"{config.is_correction_mode}, algo.advantage.is_correction_threshold={config.is_correction_threshold} "
+            f"(gating: {config.is_correction_gating}; the mean of trainer / engine is "
             f"{metrics['correction/ratio']:.3g}). Widen it, or repair what makes them differ (mismatch/*)"
         )
     return replace(batch, correction=weights), metrics

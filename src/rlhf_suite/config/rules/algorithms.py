@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlhf_suite import registry
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import DPORun, PPORun, PRMRun
-from rlhf_suite.registry import aggregation, is_own, policy_loss
+from rlhf_suite.registry import aggregation, correction, is_own, policy_loss
 
 CORRECTION = "algo.advantage.is_correction"
 
@@ -26,11 +26,12 @@ def correction_fits(run: PPORun) -> Iterator[Problem]:
     level, mode, gating = config.is_correction_level, config.is_correction_mode, config.is_correction_gating
     if level == "off":
         return
-    yield from band_problems(config.is_correction_threshold, gating)
-    if mode == "clip" and gating != "ratio":
+    if correction.reads(mode, "is_correction_threshold"):
+        yield from band_problems(config.is_correction_threshold, gating)
+    if correction.needs(mode, "ratio") and registry.gating.needs(gating, "upper_bound"):
         what = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
         yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
-    elif mode == "clip" and level == "seq":
+    elif correction.needs(mode, "unit_weight") and level == "seq":
         what = "level seq keeps or drops whole sequences, so there is no single weight to bound"
         yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
     if policy_loss.needs(loss, "sequences") and level == "token":
@@ -40,7 +41,7 @@ def correction_fits(run: PPORun) -> Iterator[Problem]:
 
 def band_problems(given: list[float], gating: str) -> Iterator[Problem]:
     key = f"{CORRECTION}_threshold"
-    if gating != "ratio" and len(given) != 1:
+    if registry.gating.needs(gating, "upper_bound") and len(given) != 1:
         what = f"{given}: a divergence has no lower bound"
         yield Problem(key, what, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
     elif len(given) not in (1, 2) or given[0] >= [*given, float("inf")][1]:
