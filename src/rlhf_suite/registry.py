@@ -198,9 +198,18 @@ CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies")
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
 CHECKED = ("label", "tests", "locked_process", "time_limit")
+# Of agents: someone answers turns, data.reward_columns, what the file of train.agent_func_path must have, messages that
+# the chat template must show between turns, strings that end a turn, a jail for programs; prompts without images, no
+# other agents beside it, an estimator that compares whole episodes.
+AGENT = (
+    *("turns", "columns", "environment", "tools", "program", "user_messages", "tool_messages", "stop_strings", "jail"),
+    *("text", "all_rows", "whole_episodes"),
+)
 RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
+agent = Kind("agent", "agent", ("agents.kinds",), ("setup",), AGENT, ("turns", "columns"))
+python_style = Kind("python_style", "style of Python code", ("agents.kinds",), ("setup", "make"), AGENT)
 correction = Kind(
     "correction", "mode of the correction", ("algo.correction",), ("inputs", "config"), ("ratio", "unit_weight")
 )
@@ -223,8 +232,19 @@ tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), (
 KINDS = {
     each.name: each
     for each in (
-        *(estimator, correction, gating, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
-        *(reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, tool_parser),
+        *(
+            estimator,
+            correction,
+            gating,
+            policy_loss,
+            aggregation,
+            preference_loss,
+            reward_loss,
+            divergence,
+            kl_estimator,
+        ),
+        *(schedule, reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, agent, python_style),
+        tool_parser,
     )
 }
 

@@ -61,10 +61,10 @@ def test_an_agent_file_of_openrlhf(tokenizer, written):
 
 HOLDER = """
 from rlhf_suite.agents.base import Start
-from rlhf_suite.agents.build import maker
+from rlhf_suite.agents.kinds import environment_maker
 from rlhf_suite.config.agent import AgentConfig, agents_of
 
-MAKE = maker(agents_of(AgentConfig(kind="environment"), INNER)[0])[0]
+MAKE = environment_maker(agents_of(AgentConfig(kind="environment"), INNER)[0])[0]
 
 class Environment:
     async def reset(self, task):

@@ -178,7 +178,7 @@ def test_every_declaration_of_the_suite_leads_to_its_function():
                 assert kind.declared(name).help
 
 
-ADDED = {  # to which file, what, and of the flag that names it: a flag that the function reads, and one that it does not
+ADDED = {  # to which file, what, a flag that it reads, and one that it does not
     "algo.advantage.estimator": (
         "algo/advantage.py",
         '@estimator(needs=("rewards", "groups"), reads=("gamma",))',

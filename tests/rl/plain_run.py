@@ -218,7 +218,7 @@ def run(
     path = config.actor.model_name_or_path
     assert path is not None
     tokenizer = load_tokenizer(path, config.data)
-    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, config.agent.kind != "single_turn")
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, config.agent.has_turns)
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     run_folder = RunFolder(folder)
     run_folder.start("plain")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from rlhf_suite.agents.base import Episode, Task
 from rlhf_suite.agents.session import Session, Shared
+from rlhf_suite.config.agent import ChosenAgent
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.tracking.timeline import Activity, Timeline
 from rlhf_suite.waits import waiting
+
+if TYPE_CHECKING:
+    from rlhf_suite.agents.endpoint import Sessions
 
 
 class EpisodeRunner(Protocol):
@@ -47,6 +51,17 @@ class Agent(Protocol):
         A failure of the environment is an outcome; a failure of the engines is raised.
         """
         ...
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """What an agent is made from, by the function that `agent.kind` names."""
+
+    chosen: ChosenAgent  # its flags (`chosen.config`), and its file
+    must_score: bool = False  # the run has no reward source, so that the agent has to score each episode
+    choice: Choice = field(default_factory=Choice)  # what of a reward in several parts is trained on
+    serve: Callable[[str], Sessions] | None = None  # makes a server of chat completions at an address
+    max_characters: int = 0  # a longer conversation cannot fit into data.max_len
 
 
 class AgentsByDatasource:

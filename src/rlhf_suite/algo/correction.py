@@ -200,8 +200,9 @@ def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
 
 
 def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, float]:
-    """Return over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
-    its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
+    """Return over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing
+    differs), its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), which is
+    (sum weight)^2 / (n sum weight^2)."""
     if not (count := int(inputs.mask.bool().sum())):
         return {}
     parts = []

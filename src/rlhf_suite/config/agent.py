@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_positive, is_set
+from rlhf_suite.config.flags import FREE, flag, is_null, is_positive, is_set, needs
 
 FILE = "train.agent_func_path"
-KINDS = ("single_turn", "tools", "environment", "python", "endpoint")
-MANY_TURNS = is_not(".kind", "single_turn", "tools, environment, python or endpoint")
-ANSWERED = is_one_of(".kind", "tools", "environment", "python")
-TOOLS = is_one_of(".kind", "tools", "environment")
-PYTHON = is_one_of(".kind", "python")
+FILES = ("environment", "tools", "program")  # what an agent may need the file of train.agent_func_path to have
+MANY_TURNS = needs(".kind", registry.agent, "turns")
 WORKERS = is_positive(".num_workers", "<number of processes>")
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
@@ -21,7 +18,7 @@ SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 class AgentSourceConfig:
     """The agent of the rows of some datasets"""
 
-    kind: str = flag("single_turn", "Who answers a turn of the model, as agent.kind", choices=KINDS[:-1])
+    kind: str = flag("single_turn", "Who answers a turn of the model, as agent.kind", algorithms=registry.agent)
     datasets: list[str] = flag([], "Values of column datasource whose rows it takes")
     agent_func_path: str | None = flag(None, "Its file; null: that of train.agent_func_path")
     max_turns: int | None = flag(None, "Most turns of the model in an episode; null: agent.max_turns", ge=1)
@@ -31,25 +28,25 @@ class AgentSourceConfig:
 class AgentConfig:
     """Agents: what happens between the turns of the model"""
 
-    kind: str = flag("single_turn", choices=KINDS)
+    kind: str = flag("single_turn", algorithms=registry.agent)
     """Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python
     interpreter; or a program of your own that asks for turns over HTTP, as chat completions"""
     sources: dict[str, AgentSourceConfig] = flag({})
     """Other agents by name, for the rows of some datasets; all other rows have that of agent.kind (docs/agents.md)"""
-    tools: list[str] = flag([], when=TOOLS)
+    tools: list[str] = flag([])
     """MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of
     train.agent_func_path, and beside an environment"""
-    mcp_sessions: str = flag("episode", choices=("episode", "process"), when=TOOLS)
+    mcp_sessions: str = flag("episode", choices=("episode", "process"))
     """How long a session with an MCP server lasts: for an episode, which begins it with its first call (a command is
     then a process for each episode); or for the process, for servers that keep nothing from one call to the next"""
-    server_url: str | None = flag(None, when=is_one_of(".kind", "environment"))
+    server_url: str | None = flag(None)
     """ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of
     train.agent_func_path"""
     action_key: str | None = flag("message", when=SERVED)
     """Field of an action with the text of a turn; null: a turn is the whole action, as JSON"""
     observation_key: str | None = flag(None, when=SERVED)
     """Field of an observation that the model sees; null: its only text, or all of it as JSON"""
-    add_reward: bool = flag(False, when=is_one_of(".kind", "environment", "endpoint"))
+    add_reward: bool = flag(False)
     """Add the reward of the reward sources (reward.rule and the like) to that of the environment or program; false:
     they score only the episodes to which it gave none"""
     max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
@@ -58,12 +55,12 @@ class AgentConfig:
     on_error: str | None = flag(None, choices=("stop", "drop", "zero"), when=MANY_TURNS)
     """What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its group
     is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as reward.on_error"""
-    history: str = flag("append", choices=("append", "template"), when=ANSWERED)
+    history: str = flag("append", choices=("append", "template"))
     """What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat template
     shows of it, in a new sequence after each turn for which that differs"""
-    tool_timeout_s: float = flag(30.0, gt=0, when=ANSWERED)
+    tool_timeout_s: float = flag(30.0, gt=0)
     """Longest call of a tool, of Python code or of the environment, in seconds"""
-    max_feedback_tokens: int | None = flag(512, ge=16, when=ANSWERED)
+    max_feedback_tokens: int | None = flag(512, ge=16)
     """Longest answer to a turn in tokens; more is cut off; null: no limit"""
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
     num_workers: int = flag(0, ge=0, resume=FREE, when=MANY_TURNS)
@@ -77,16 +74,16 @@ class AgentConfig:
     """How calls of tools are read from the text of a turn"""
     vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
     """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
-    host: str = flag("127.0.0.1", when=is_one_of(".kind", "endpoint"), resume=FREE)
+    host: str = flag("127.0.0.1", resume=FREE)
     """Address of this machine at which the program reaches its endpoint, on a free port"""
-    python_style: str = flag("fence", choices=("fence", "tool"), when=PYTHON)
+    python_style: str = flag("fence", algorithms=registry.python_style)
     """How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a tool in
     its chat template"""
-    python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64, when=PYTHON)
-    python_url: str | None = flag(None, when=PYTHON)
+    python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64)
+    python_url: str | None = flag(None)
     """http(s) address of a SandboxFusion server that runs the code, each block as a program of its own; null: a jail of
     this machine, where names last for the episode"""
-    python_allow_weaker: bool = flag(False, when=(PYTHON, is_null(".python_url")), resume=FREE)
+    python_allow_weaker: bool = flag(False, when=is_null(".python_url"), resume=FREE)
     """Run code also where the machine offers only a weaker jail, without namespaces"""
 
     @property
@@ -97,22 +94,31 @@ class AgentConfig:
     @property
     def has_turns(self) -> bool:
         """Whether somebody answers turns of the model, in some row at least."""
-        return self.kinds != {"single_turn"}
+        return any(registry.agent.needs(kind, "turns") for kind in self.kinds)
 
     @property
     def has_workers(self) -> bool:
         """Whether processes beside the driver run the episodes."""
         return self.has_turns and self.num_workers > 0
 
+    def needs(self, need: str) -> bool:
+        """Return whether the agent of `kind`, or the style in which it writes code, needs something."""
+        in_style = self.reads("python_style") and registry.python_style.needs(self.python_style, need)
+        return registry.agent.needs(self.kind, need) or in_style
+
+    def reads(self, flag: str) -> bool:
+        """Return whether the agent of `kind` reads a flag of this section."""
+        return registry.agent.reads(self.kind, flag)
+
     @property
-    def calls_tools(self) -> bool:
-        """Whether this agent has tools of a chat template."""
-        return self.kind == "tools" or (self.kind == "python" and self.python_style == "tool")
+    def file_part(self) -> str | None:
+        """What the file of the agent must have, one of `FILES`; None: it has no file."""
+        return next((part for part in FILES if self.needs(part)), None)
 
     @property
     def needs_stop_strings(self) -> bool:
         """Whether turns end with strings, which the engines must look for in the text."""
-        return "endpoint" in self.kinds or ("python" in self.kinds and self.python_style == "fence")
+        return any(replace(self, kind=kind).needs("stop_strings") for kind in self.kinds)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,9 @@ def has_tools(file: str) -> bool:
 def has_tools_beside(chosen: ChosenAgent) -> bool:
     """Return whether an agent has an environment and tools that the suite calls, of its file or of MCP servers. Forms
     that answer with raw text have none."""
-    if chosen.config.kind != "environment" or chosen.file is None:
-        return chosen.config.kind == "environment" and bool(chosen.config.tools)
+    has_environment = chosen.config.needs("environment")
+    if not has_environment or chosen.file is None:
+        return has_environment and bool(chosen.config.tools)
     try:
         form = export_of(chosen.file).form
     except SourceError:

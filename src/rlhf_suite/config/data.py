@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_one_of, is_set, is_true, needs
+from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
 from rlhf_suite.config.formatting import literal
 
 SOURCES = (
@@ -15,7 +15,7 @@ SOURCES = (
     "reasoning_gym:<task>, .py file with rows()"
 )
 REWARD_COLUMNS = "Further columns that reward files, servers and agents get with each row, by name (docs/rewards.md)"
-WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | is_one_of("agent.kind", "environment", "endpoint")
+WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | needs("agent.kind", registry.agent, "columns")
 INPUT_KEY = "Column of the prompt or conversation; the texts of a comma list of columns are joined by blank lines"
 
 

@@ -137,9 +137,10 @@ def one_that(flag: str, names: Sequence[str], is_met: Callable[[Any], bool]) -> 
     return When(flag, is_met, f" is {listed}" if most else f"={last}", listed)
 
 
-def needs(flag: str, algorithms: registry.Kind, need: str) -> When:
-    """Return the condition that the algorithm which a flag names needs something."""
-    return one_that(flag, algorithms.that_need(need), lambda name: algorithms.needs(name, need))
+def needs(flag: str, algorithms: registry.Kind, *needs: str) -> When:
+    """Return the condition that the algorithm which a flag names needs one of several things."""
+    names = [name for name in algorithms.names() if any(algorithms.needs(name, need) for need in needs)]
+    return one_that(flag, names, lambda name: any(algorithms.needs(name, need) for need in needs))
 
 
 def reads(flag: str, algorithms: registry.Kind, name: str) -> When:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_one_of, is_true
+from rlhf_suite import registry
+from rlhf_suite.config.agent import FILES
+from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_true, needs
 
 
 @dataclass
@@ -35,7 +37,7 @@ class RLTrainConfig(TrainConfig):
     micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1, resume=SHAPE)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
-    agent_func_path: str | None = flag(None, when=is_one_of("agent.kind", "tools", "environment", "endpoint"))
+    agent_func_path: str | None = flag(None, when=needs("agent.kind", registry.agent, *FILES))
     """Your .py file with the environment or the tools of agents (docs/agents.md)"""
     enable_ema: bool = flag(False, resume=FIXED)
     """Keep a moving average of the policy's weights, exported beside the policy as *_ema"""

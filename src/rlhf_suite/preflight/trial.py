@@ -71,10 +71,10 @@ def agent_file(chosen: ChosenAgent) -> None:
     from rlhf_suite.agents.tools import schema_of
 
     assert chosen.file is not None
-    if chosen.config.kind == "tools":  # their descriptions are asked for by `tools`
+    if chosen.config.needs("tools"):  # their descriptions are asked for by `tools`
         return
     export, found = export_of(chosen.file), imported(chosen)
-    if chosen.config.kind == "endpoint":
+    if chosen.config.needs("program"):
         return
     where = f"{chosen.file}: {export.name} ({export.form})"
     missing = [name for name in NEEDED.get(export.form, ()) if inspect.isclass(found) and not hasattr(found, name)]

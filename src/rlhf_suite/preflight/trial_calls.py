@@ -29,16 +29,16 @@ ANSWERS = Answers(-ROWS - 1, -ROWS - 1, LENGTHS)
 LOG_PROBS = torch.full((5, 2), 0.5).log()
 
 
-def correct(**names: str) -> torch.Tensor:
+def correct(mode: str = "mask", gating: str = "ratio") -> torch.Tensor:
     """Return the weights of a correction by these algorithms."""
-    inputs = CorrectionInput(-TOKENS, -1.1 * TOKENS, MASK, LENGTHS)
-    return correction_weights(inputs, AdvantageConfig(is_correction_level="token", **names))
+    config = AdvantageConfig(is_correction_level="token", is_correction_mode=mode, is_correction_gating=gating)
+    return correction_weights(CorrectionInput(-TOKENS, -1.1 * TOKENS, MASK, LENGTHS), config)
 
 
 CALLS: Mapping[str, Callable[[str], object]] = {
     "estimator": lambda name: assign_credit(CREDIT, AdvantageConfig(estimator=name)),
-    "correction": lambda name: correct(is_correction_mode=name),
-    "gating": lambda name: correct(is_correction_gating=name),
+    "correction": lambda name: correct(mode=name),
+    "gating": lambda name: correct(gating=name),
     "policy_loss": lambda name: policy_term(POLICY, PolicyConfig(policy_loss_type=name), MASK, MASK.sum()),
     "aggregation": lambda name: num_units(MASK, SEGMENTS, 2, name),
     "preference_loss": lambda name: preference_term(ANSWERS, ANSWERS, ROWS, DPOAlgoConfig(loss=name)),

@@ -9,8 +9,10 @@ from rlhf_suite import registry
 from rlhf_suite.config.agent import ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import (
     ENVIRONMENTS,
+    OURS,
     PROGRAM,
     RAW,
+    TOOLS,
     always_scores,
     export_of,
     has_tools,
@@ -22,30 +24,38 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.python_source import SourceError
 
 MCP = "mcp:"
+ENVIRONMENT = OURS
+MISSING = {
+    ENVIRONMENT: "add {key}=<file.py> (docs/agents.md)",
+    TOOLS: "add {key}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]",
+    PROGRAM: "add {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)",
+}
+
+
+def agents_in(run: PPORun) -> list[ChosenAgent]:
+    """Return the agents of a run, without those of agent.sources that a rule refuses."""
+    agents = agents_of(run.agent, run.train.agent_func_path)
+    return [each for number, each in enumerate(agents) if number == 0 or not each.config.needs("all_rows")]
 
 
 @rule
 def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
-    for each in agents_of(run.agent, run.train.agent_func_path):
-        kind, file, key = each.config.kind, each.file, each.file_flag
-        if kind == "environment" and file is None and run.agent.server_url is None:
-            yield Problem(
-                key, f"{each.key}.kind=environment has no environment", f"add {key}=<file.py> (docs/agents.md)"
-            )
-        if kind == "environment" and file is not None and run.agent.server_url is not None:
+    for each in agents_in(run):
+        part, file, key = each.config.file_part, each.file, each.file_flag
+        url = run.agent.server_url if part == ENVIRONMENT else None
+        if part is None:
+            continue
+        if file is None and url is None and not (part == TOOLS and run.agent.tools):
+            what = f"{each.key}.kind={each.config.kind} has no {part}"
+            yield Problem(key, what, MISSING[part].format(key=key))
+        if file is not None and url is not None:
             yield Problem("agent.server_url", f"there are two environments: {key}={file} too", "keep one of them")
-        if kind == "tools" and file is None and not run.agent.tools:
-            what = f"{each.key}.kind=tools has no tools"
-            yield Problem(key, what, f"add {key}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
-        if kind == "endpoint" and file is None:
-            what = "agent.kind=endpoint has no program"
-            yield Problem(key, what, f"add {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)")
-        if kind in ("environment", "tools", "endpoint") and file is not None:
-            yield from file_fits(run, each, file)
+        if file is not None:
+            yield from file_fits(run, each, part, file)
 
 
-def file_fits(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
-    """Yield a problem if the file of an agent has nothing for it, or its form needs a chat template."""
+def file_fits(run: PPORun, chosen: ChosenAgent, part: str, file: str) -> Iterator[Problem]:
+    """Yield a problem if the file of an agent lacks the part that it needs, or its form needs a chat template."""
     key, kind = chosen.file_flag, f"{chosen.key}.kind"
     try:
         export = export_of(file)
@@ -53,18 +63,23 @@ def file_fits(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
         yield Problem(key, error.what, error.fix)
         return
     what = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
-    if chosen.config.kind == "tools" and not has_tools(file):
-        yield Problem(key, what, f"write {kind}=environment, or define tools = [functions]")
-    if chosen.config.kind == "environment" and export.form not in ENVIRONMENTS:
-        yield Problem(key, what, f"write {kind}={'endpoint' if export.form == PROGRAM else 'tools'}")
-    if chosen.config.kind == "endpoint" and export.form != PROGRAM:
+    if part == TOOLS and not has_tools(file):
+        yield Problem(key, what, f"write {kind}={taker(ENVIRONMENT)}, or define tools = [functions]")
+    if part == ENVIRONMENT and export.form not in ENVIRONMENTS:
+        yield Problem(key, what, f"write {kind}={taker(export.form)}")
+    if part == PROGRAM and export.form != PROGRAM:
         yield Problem(key, what, f"define run_agent(task, base_url, api_key), or write another {kind}")
-    if chosen.config.kind == "environment" and export.form in RAW and (chosen.config.tools or has_tools(file)):
+    if part == ENVIRONMENT and export.form in RAW and (chosen.config.tools or has_tools(file)):
         what = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
         yield Problem(key, what, "rename its list tools, and remove agent.tools; or define a class Environment")
     if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
         what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
         yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
+
+
+def taker(part: str) -> str:
+    """Return the kind of agent that a file with this part is for."""
+    return registry.agent.that_need(part)[0]
 
 
 @rule
@@ -79,16 +94,24 @@ def agents_share_the_datasets(run: PPORun) -> Iterator[Problem]:
             if taken.setdefault(dataset, name) != name:
                 what = f"the rows of {dataset} have the agent {taken[dataset]} already"
                 yield Problem(f"{key}.datasets", what, f"remove {dataset} from one of them")
-        if source.agent_func_path is not None and source.kind in ("single_turn", "python"):
-            what = f"{key}.kind={source.kind} reads no file"
-            yield Problem(f"{key}.agent_func_path", what, "remove it, or write another kind")
-        if source.max_turns is not None and source.kind == "single_turn":
-            yield Problem(
-                f"{key}.max_turns", f"{key}.kind=single_turn has one turn", "remove it, or write another kind"
-            )
-    if run.agent.sources and run.agent.kind == "endpoint":
-        what = "there are other agents beside agent.kind=endpoint, whose program would take all rows"
+    if run.agent.sources and run.agent.needs("all_rows"):
+        what = f"there are other agents beside agent.kind={run.agent.kind}, whose program would take all rows"
         yield Problem("agent.sources", what, "remove them, or write another agent.kind")
+
+
+@rule
+def agents_beside_others_fit(run: PPORun) -> Iterator[Problem]:
+    for each, source in zip(agents_of(run.agent)[1:], run.agent.sources.values(), strict=True):
+        key, kind = each.key, each.config.kind
+        if source.agent_func_path is not None and each.config.file_part is None:
+            yield Problem(
+                f"{key}.agent_func_path", f"{key}.kind={kind} reads no file", "remove it, or write another kind"
+            )
+        if source.max_turns is not None and not each.config.needs("turns"):
+            yield Problem(f"{key}.max_turns", f"{key}.kind={kind} has one turn", "remove it, or write another kind")
+        if each.config.needs("all_rows"):
+            what = f"{kind} takes all rows, and is not one of {', '.join(registry.agent.without('all_rows'))}"
+            yield Problem(f"{key}.kind", what, "write another kind")
 
 
 @rule
@@ -96,13 +119,14 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
     if run.data.apply_chat_template:
         return
     key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
-    agents = agents_of(run.agent, run.train.agent_func_path)
-    callers = [each for each in agents if each.config.calls_tools or has_tools_beside(each)]
+    agents = agents_in(run)
+    callers = [each for each in agents if each.config.needs("tool_messages") or has_tools_beside(each)]
     if callers:
-        fence = ", or write agent.python_style=fence" if callers[0].config.kind == "python" else ""
+        fence = ", or write agent.python_style=fence" if callers[0].config.reads("python_style") else ""
         yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
-    if run.agent.kind == "endpoint":
-        yield Problem(key, "the endpoint speaks in messages, which need a chat template", fix)
+    if any(each.config.needs("user_messages") for each in agents):
+        speaker = next(each.config.kind for each in agents if each.config.needs("user_messages"))
+        yield Problem(key, f"agent.kind={speaker} speaks in messages, which need a chat template", fix)
     if run.agent.history == "template" and run.agent.has_turns:
         what = "without a chat template nothing says how earlier turns are shown"
         yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
@@ -116,7 +140,7 @@ def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
     if run.agent.add_reward or not has_source(run.reward):
         return
     for each in agents_of(run.agent, run.train.agent_func_path):
-        if each.config.kind == "environment" and each.file is not None and always_scores(each.file):
+        if each.config.needs("environment") and each.file is not None and always_scores(each.file):
             what = f"every reward is that of {each.file}, so the reward sources of the run would score nothing"
             yield Problem("agent.add_reward", what, "add agent.add_reward=true, or write reward.rule=null or the like")
 
@@ -124,14 +148,16 @@ def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
 @rule
 def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
     if run.eval.max_calls is not None and not run.agent.has_turns:
-        what = "a response of agent.kind=single_turn is one turn, and nobody answers it"
+        what = f"a response of agent.kind={run.agent.kind} is one turn, and nobody answers it"
         yield Problem("eval.max_calls", what, "remove it, or set agent.kind")
 
 
 @rule
 def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
-    if run.agent.has_turns and run.agent.tool_parser == "vllm" and run.agent.vllm_tool_parser is None:
-        what = "agent.tool_parser=vllm needs the name of a parser"
+    parser = run.agent.tool_parser
+    needs_name = parser in registry.tool_parser.that_read("vllm_tool_parser")
+    if run.agent.has_turns and needs_name and run.agent.vllm_tool_parser is None:
+        what = f"agent.tool_parser={parser} needs the name of a parser"
         yield Problem("agent.vllm_tool_parser", what, "add agent.vllm_tool_parser=<name>, such as hermes")
 
 
@@ -149,7 +175,7 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
 @rule
 def endpoint_fits(run: PPORun) -> Iterator[Problem]:
     name = run.algo.advantage.estimator
-    if run.agent.kind == "endpoint" and name in registry.estimator.that_read("gamma"):
+    if run.agent.needs("whole_episodes") and name in registry.estimator.that_read("gamma"):
         what = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
         yield Problem("algo.advantage.estimator", what, "write algo.advantage.estimator=group_norm, rloo or the like")
 

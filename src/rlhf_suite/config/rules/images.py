@@ -53,7 +53,7 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
     if reward_models(run.reward) or run.reward.process.enable:
         what = "a reward model reads text alone, and would take the tokens of images for text"
         yield Problem("reward.model_name_or_path", what, "score with reward.rule or reward.remote_url")
-    if run.agent.kind == "endpoint":
+    if run.agent.needs("text"):
         what = "programs behind the endpoint send and get text alone"
         yield Problem("agent.kind", what, "write agent.kind=environment")
     if run.agent.has_turns and run.agent.history == "template":

@@ -51,7 +51,7 @@ def given(key: str, source: SourceConfig) -> list[str]:
 
 def scores_episodes(agent: AgentConfig) -> bool:
     """Return whether the environment or program of an agent may give the reward of an episode."""
-    return agent.kind in ("environment", "endpoint")
+    return agent.reads("add_reward")
 
 
 @rule

@@ -25,7 +25,7 @@ def agent_files_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
     if not isinstance(run, PPORun):
         return
     for each in agents_of(run.agent, run.train.agent_func_path):
-        if each.config.kind == "environment" and each.file is not None:
+        if each.config.needs("environment") and each.file is not None:
             yield from class_problems(run, each, each.file)
 
 

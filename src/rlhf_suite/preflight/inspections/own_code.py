@@ -52,10 +52,14 @@ def pieces_of(run: Run) -> Iterator[Piece]:
         if meta.algorithms is not None and name is not None and is_own(name):
             yield Piece(key, partial(trial.algorithm, meta.algorithms.name, name), IMPORT_S)
     for chosen in agents_of(run.agent, run.train.agent_func_path) if isinstance(run, PPORun) else ():
-        kind, file, servers = chosen.config.kind, chosen.file, len(chosen.config.tools)
-        if kind in ("environment", "tools", "endpoint") and file is not None:
+        config, file, servers = chosen.config, chosen.file, len(chosen.config.tools)
+        if config.file_part is not None and file is not None:
             yield Piece(chosen.file_flag, partial(trial.agent_file, chosen), IMPORT_S)
-        if kind in ("environment", "tools") and (servers or (file is not None and has_tools(file))):
+        if (
+            config.file_part is not None
+            and config.reads("tools")
+            and (servers or (file is not None and has_tools(file)))
+        ):
             key = "agent.tools" if servers else chosen.file_flag
             yield Piece(key, partial(trial.tools, chosen), IMPORT_S + servers * SERVER_S, must_end=servers > 0)
     for key, name in remote_urls(run).items():

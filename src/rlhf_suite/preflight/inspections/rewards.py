@@ -105,7 +105,7 @@ def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
         weaker = "reward.rules.code_allow_weaker", run.reward.rules.code_allow_weaker
         yield from jail_problems(f"{using[0]}.rule", *weaker, "use another rule")
     agents = agents_of(run.agent) if isinstance(run, PPORun) else []
-    in_python = [each for each in agents if each.config.kind == "python" and each.config.python_url is None]
+    in_python = [each for each in agents if each.config.needs("jail") and each.config.python_url is None]
     if in_python:
         weaker = "agent.python_allow_weaker", in_python[0].config.python_allow_weaker
         yield from jail_problems(f"{in_python[0].key}.kind", *weaker, "use another agent")
