@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.config.metrics import is_known
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -20,7 +21,15 @@ def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
     (run,) = found.runs
     RunFolder(folder).start("small")
     run_task(run, folder)
-    return read_rows(RunFolder(folder).metrics)
+    rows = read_rows(RunFolder(folder).metrics)
+    check_declared(rows)
+    return rows
+
+
+def check_declared(rows: list[dict[str, Any]]) -> None:
+    """Assert that each metric of a run is declared."""
+    unknown = {name for row in rows for name in row if "/" in name and not is_known(name)}
+    assert not unknown, f"metrics that config/metrics.py does not declare: {unknown}"
 
 
 def column(rows: list[dict[str, float]], name: str) -> list[float]:

@@ -1,13 +1,14 @@
-"""Which way each metric is better is declared, and nothing guesses it from a name."""
+"""Every metric is declared, with which way it is better, and nothing guesses that from a name."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.metrics import DIRECTIONS, HIGHER, LOWER, direction_of
+from rlhf_suite.config.metrics import FAMILIES, HIGHER, LOWER, METRICS, direction_of, is_known, is_share, metric_of
 from rlhf_suite.config.runs import TASKS, TrainedRun
 from rlhf_suite.tracking.console import HEADLINES
 
@@ -16,7 +17,7 @@ TRAINED = [task for task in TASKS.values() if issubclass(task, TrainedRun)]
 
 
 def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
-    assert {name for task in TRAINED for name in task.EVALUATED} | {*HEADLINES} <= {*DIRECTIONS}
+    assert {name for task in TRAINED for name in task.EVALUATED} | {*HEADLINES} <= {*METRICS}
 
 
 @pytest.mark.notices(
@@ -36,10 +37,43 @@ def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
         ("eval/pass1_stderr", None),
         ("eval/lossless", None),
         ("reward/loss_of_a_user", None),
+        ("agent/score", None),
+        ("timing/loss", None),
     ],
 )
 def test_the_direction_is_that_of_the_metric_not_of_its_set(metric, direction):
     assert direction_of(metric) == direction
+
+
+NAMED = re.compile(r"(train|eval|rollout|agent|async|mismatch|correction|sync|perf|loop)/[a-z]\w*")
+
+
+def test_every_metric_that_a_source_names_is_declared():
+    found = set[str]()
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if (
+                id(node) not in parts
+                and isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and NAMED.fullmatch(node.value)
+            ):
+                found.add(node.value)
+    assert "async/overtaken" in found
+    assert {name for name in found if not is_known(name)} == {"train/engine_gap"}, (
+        "which a step logs under another name"
+    )
+
+
+def test_a_name_in_a_section_of_the_user_means_nothing_else():
+    assert is_known("agent/anything") and metric_of("agent/score") is None
+    assert metric_of("reward/errors") is METRICS["reward/errors"] and metric_of("reward/judge/errors") is None
+    assert metric_of("rollout/reward_std") is not metric_of("eval/reward_std")
+    assert not is_known("train/no_such_metric")
+    assert is_share("train/sums/truncated") and is_share("eval/pass4") and not is_share("eval/loss")
+    assert all(name.startswith(("eval/", "reward/", "agent/", "rollout/", "timing/")) for name in FAMILIES)
 
 
 def test_no_source_guesses_by_a_part_of_a_name():

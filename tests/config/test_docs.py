@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.cli import main
 from rlhf_suite.cli.schema import USAGE, schema
-from rlhf_suite.config.export import DOCS, markdown
+from rlhf_suite.config.export import DOCS, markdown, metrics
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS
 
@@ -37,6 +37,7 @@ def read(file):
 
 def test_the_reference_is_fresh():
     assert (DOCS / "flags.md").read_text() == markdown(), "run: python -m rlhf_suite.config.export"
+    assert (DOCS / "metrics.md").read_text() == metrics(), "run: python -m rlhf_suite.config.export"
 
 
 def test_the_schema_is_what_its_command_prints(capsys):

@@ -33,8 +33,10 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
+from small_runs import check_declared
 
 FLAG = "actor.model_name_or_path"
 Trip = Callable[[str], None]
@@ -238,4 +240,6 @@ def run(
             rewards = stack.enter_context(closing(Rewards(config.reward, folder / "reward.log")))
         journal = stack.enter_context(closing(Journal(config.logger, run_folder, "ppo")))
         data, plan = RunData(tokenizer, prompts, order), resolve(config, Machine("cpu", 0))
-        return build_pipeline(config, plan, run_folder, journal, data, actors, rewards).run()
+        last = build_pipeline(config, plan, run_folder, journal, data, actors, rewards).run()
+    check_declared(read_rows(run_folder.metrics))
+    return last

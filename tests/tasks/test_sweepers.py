@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hydra.core.utils import JobStatus
+from omegaconf import OmegaConf
 
 from rlhf_suite.composition.arguments import parse
+from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight, preflight
-from rlhf_suite.sweeps.sweepers import job_of, result_of, varied_words
+from rlhf_suite.sweeps.sweepers import check_direction, job_of, result_of, varied_words
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # Asks for a job at each end of `range(a,b)`, then for one in between the better end and the middle.
@@ -92,6 +95,21 @@ def test_a_sweeper_gets_the_metric_of_the_best_checkpoint_or_that_of_the_table(t
     (tmp_path / "0" / "status.json").write_text(json.dumps({"state": "done", "metrics": {"eval/gpt_loss": 0.5}}))
     job.state, job.value = "done", 2.0
     assert result_of(job, found).return_value == expected
+
+
+@pytest.mark.parametrize(("way", "metric"), [("minimize", "eval/gpt_loss"), ("maximize", "eval/pass4")])
+def test_a_sweeper_that_looks_for_the_worst_of_a_metric_is_refused(way, metric):
+    found = checked("task=sft")
+    other = {"minimize": "maximize", "maximize": "minimize"}[way]
+    for asked, is_refused in ((way, False), (other, True), ("Pareto", False)):
+        asking = replace(found, hydra=OmegaConf.create({"sweeper": {"direction": asked}}))
+        check_direction(asking, "eval/kl")
+        if is_refused:
+            with pytest.raises(UserError, match=rf"direction={other}, and a .* Write hydra.sweeper.direction={way}"):
+                check_direction(asking, metric)
+        else:
+            check_direction(asking, metric)
+    check_direction(found, metric)
 
 
 def test_a_job_that_failed_gives_the_sweeper_its_reason(tmp_path):

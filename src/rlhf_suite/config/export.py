@@ -1,4 +1,4 @@
-"""The reference that is generated from the flags: `python -m rlhf_suite.config.export` writes docs/flags.md."""
+"""The reference that is generated: `python -m rlhf_suite.config.export` writes docs/flags.md and docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from rlhf_suite.config.flags import FlagInfo, by_section, walk
 from rlhf_suite.config.formatting import described, spelled
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
+from rlhf_suite.config.metrics import FAMILIES, METRICS
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.registry import KINDS, Kind
 
@@ -61,5 +62,21 @@ def row(info: FlagInfo) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
 
 
+def metrics() -> str:
+    """Return the table of every metric."""
+    lines = [
+        *(NOTE, "", "# Metrics", ""),
+        "`metrics.jsonl` has them, and TensorBoard and Weights & Biases too. A name without a slash means the same in",
+        "each section: `train/acc` is measured in training, `eval/acc` in an evaluation, `eval/<set>/acc` in each of its",
+        "sets, `train/<source>/reward` of each source of prompts. The last column says which way is better: the best",
+        "checkpoint, early stopping and searches choose by that, and by no metric without it.",
+        *("", "| metric | meaning | better |", "| --- | --- | --- |"),
+    ]
+    for name, each in (METRICS | FAMILIES).items():
+        lines.append(f"| `{name}` | {each.meaning.replace('|', chr(92) + '|')} | {each.better or ''} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     (DOCS / "flags.md").write_text(markdown())
+    (DOCS / "metrics.md").write_text(metrics())

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.compose import hydra_ready
 from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.metrics import HIGHER, LOWER, direction_of
 from rlhf_suite.config.runs import TrainedRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight
@@ -31,6 +32,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.sweep_folder import Job, extended
 
 Runner = Callable[[Sequence[Sequence[str]], int], list[JobReturn]]
+WAYS = {"minimize": LOWER, "maximize": HIGHER}  # values of hydra.sweeper.direction
 NAME = "hydra_plugins.rlhf_suite.JobsOfASweeper"  # Hydra takes launchers of this package alone
 
 
@@ -55,6 +57,8 @@ def search(line: CommandLine, found: Preflight, folder: Path) -> None:
         UserError: the sweeper refuses its settings, or gives up.
     """
     folder = folder.absolute()
+    if (key := chosen_key(found)) is not None:
+        check_direction(found, key)
     with hydra_ready():
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, None))
         config = OmegaConf.create({"hydra": OmegaConf.to_container(found.hydra)})
@@ -105,13 +109,36 @@ def job_of(number: int, fixed: list[str], varied: list[str], folder: Path) -> Jo
     return Job(number, varied, str(place), [*fixed, *varied, *own])
 
 
-def result_of(job: Job, found: Preflight) -> JobReturn:
-    """Return what the sweeper learns of a job that has ended: its number, or why it has none."""
+def chosen_key(found: Preflight) -> str | None:
+    """Return the metric by which a sweep chooses, where its flags name one."""
     run = found.runs[0]
-    key = run.ckpt.best_metric_key if isinstance(run, TrainedRun) else None
+    return run.ckpt.best_metric_key if isinstance(run, TrainedRun) else None
+
+
+def check_direction(found: Preflight, metric: str) -> None:
+    """Raise UserError if the sweeper is told to look for the worst of a metric. What sweepers do not call minimize or
+    maximize is theirs."""
+    asked = OmegaConf.select(found.hydra, "sweeper.direction")
+    wanted, better = WAYS.get(str(getattr(asked, "name", asked))), direction_of(metric)
+    if wanted is not None and better is not None and wanted != better:
+        right = next(way for way, is_better in WAYS.items() if is_better == better)
+        raise UserError(
+            f"hydra.sweeper.direction={getattr(asked, 'name', asked)}, and a {better} {metric}, by which the sweeper "
+            f"chooses, is better. Write hydra.sweeper.direction={right}, or another ckpt.best_metric_key"
+        )
+
+
+def result_of(job: Job, found: Preflight) -> JobReturn:
+    """Return what the sweeper learns of a job that has ended: its number, or why it has none.
+
+    Raises:
+        UserError: the sweeper looks for the worst of that number.
+    """
+    key = chosen_key(found)
     metrics = RunFolder(Path(job.folder)).status().get("metrics") or {}
-    value = metrics.get(key, job.value) if key is not None else job.value
+    name, value = (key, metrics[key]) if key in metrics else (job.metric, job.value)
     if job.state == "done" and value is not None:
+        check_direction(found, name)
         return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=value)
     reason = job.error or "it has no metric"
     return JobReturn(
