@@ -67,9 +67,9 @@ def metrics() -> str:
     lines = [
         *(NOTE, "", "# Metrics", ""),
         "`metrics.jsonl` has them, and TensorBoard and Weights & Biases too. A name without a slash means the same in",
-        "each section: `train/acc` is measured in training, `eval/acc` in an evaluation, `eval/<set>/acc` in each of",
-        "its sets, `train/<source>/reward` of each source of prompts. The last column says which way is better: the best",
-        "checkpoint, early stopping and searches choose by that, and by no metric without it.",
+        "each section: `train/acc` is measured in training, `eval/acc` in an evaluation, `eval/<set>/acc` in each",
+        "of its sets, `train/<source>/reward` of each source of prompts. The last column says which way is better: the",
+        "best checkpoint, early stopping and searches choose by that, and by no metric without it.",
         *("", "| metric | meaning | better |", "| --- | --- | --- |"),
     ]
     for name, each in (METRICS | FAMILIES).items():
