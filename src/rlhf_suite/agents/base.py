@@ -40,16 +40,16 @@ Status = Literal["done", "truncated", "turns", "timeout", "error"]
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt, as an environment sees it. `messages` is empty where no chat template was applied."""
+    """One prompt with all that its row says, as an environment sees it."""
 
-    ids: Sequence[int]
-    text: str  # what was tokenised
-    messages: tuple[Message, ...] = ()
-    tools: tuple[Schema, ...] = ()  # of data.tools_key
-    label: str = ""
-    datasource: str = "default"
-    columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
-    images: tuple[Image, ...] = ()  # those whose tokens are in `ids`; `image.data` is the file
+    ids: Sequence[int]  # the tokens of the prompt
+    text: str  # the text that these tokens stand for
+    messages: tuple[Message, ...] = ()  # the conversation so far; empty where no chat template is applied
+    tools: tuple[Schema, ...] = ()  # the tools that the row names (data.tools_key)
+    label: str = ""  # the right answer, or what else data.label_key has
+    datasource: str = "default"  # which dataset the row is from
+    columns: dict[str, Any] = field(default_factory=dict)  # further columns of the row (data.reward_columns)
+    images: tuple[Image, ...] = ()  # the images of the prompt, in order; `image.data` is the file
 
     @classmethod
     def of(cls, prompt: Prompt) -> Task:
@@ -71,22 +71,22 @@ class Task:
 class ToolCall:
     """A call of a tool that the model wrote. One with a `problem` is answered with it, and never executed."""
 
-    id: str
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None  # what is wrong with it: not JSON, cut off, ...
+    id: str  # which answer belongs to which call
+    name: str  # of the tool
+    arguments: dict[str, Any] = field(default_factory=dict)  # values by the names of the tool's arguments
+    problem: str | None = None  # why it cannot be executed: it is not JSON, it was cut off, ...
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote at once: its tokens, and what these say. Made by the session, never by users."""
+    """What the model wrote at once: its tokens, and what these say. The session makes it, never a user."""
 
-    ids: NDArray[np.int64]  # [n], as sampled
-    text: str  # all of it, without special tokens
-    content: str  # the text without reasoning and calls
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    finish: str = "stop"  # or "length": cut off at a limit
+    ids: NDArray[np.int64]  # [n], the tokens as they were sampled
+    text: str  # all that they say, without special tokens
+    content: str  # the text without the reasoning and the calls in it: the answer
+    reasoning: str = ""  # what the model thought before it answered
+    calls: tuple[ToolCall, ...] = ()  # the tools that it calls, in order
+    finish: str = "stop"  # the model ended it; "length": a limit cut it off
 
     @property
     def is_cut(self) -> bool:
@@ -110,9 +110,9 @@ class Turn:
 class Start:
     """How an environment begins an episode: the prompt, where it differs from the task's own, and the tools."""
 
-    messages: tuple[Message, ...] | None = None  # the whole conversation; None: that of the task
-    text: str | None = None  # without a chat template: the whole prompt; None: that of the task
-    tools: tuple[Schema, ...] = ()  # beside those of the task
+    messages: tuple[Message, ...] | None = None  # the whole conversation; None: the task's own
+    text: str | None = None  # the whole prompt of a run without a chat template; None: the task's own
+    tools: tuple[Schema, ...] = ()  # tools beside those of the task, which the model is told of
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ class Step:
     episode.
     """
 
-    messages: tuple[Message, ...] = ()
-    text: str | None = None
-    reward: float | Mapping[str, float] | None = None
-    done: bool = False
-    score: float | None = None  # what evaluations count (0 to 1); None: the sum of the rewards
-    extra: dict[str, float] = field(default_factory=dict)  # metrics
-    images: Sequence[Any] = ()  # whose placeholders, as the tokenizer writes them, stand in `text`
+    messages: tuple[Message, ...] = ()  # what the model sees next, in a run with a chat template
+    text: str | None = None  # what the model sees next, in a run without one
+    reward: float | Mapping[str, float] | None = None  # of the turn; None: no reward (yet)
+    done: bool = False  # the episode is over
+    score: float | None = None  # how good the episode was, 0 to 1, which evaluations count; None: its rewards' sum
+    extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
+    images: Sequence[Any] = ()  # images whose placeholders, as the tokenizer writes them, stand in `text`
 
     @classmethod
     def say(cls, text: str, **others: Any) -> Step:
@@ -167,7 +167,7 @@ class Environment(Protocol):
 class Episode:
     """One try at a task. Each token that the model wrote is the model's in exactly one of the ledgers."""
 
-    ledgers: list[Trajectory]  # the one with the last turn is the last
-    outcome: Outcome | None = None  # None: the reward sources of the run score it
-    status: Status = "done"
-    extra: dict[str, float] = field(default_factory=dict)  # metrics
+    ledgers: list[Trajectory]  # its tokens; the ledger with the last turn stands last
+    outcome: Outcome | None = None  # its reward, or why it has none; None: the reward sources of the run score it
+    status: Status = "done"  # why it ended
+    extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name

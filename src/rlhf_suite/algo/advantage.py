@@ -47,7 +47,7 @@ WITH_TIME = estimator.that_read("gamma")
 
 @dataclass(frozen=True)
 class CreditInput:
-    """What the estimators read, on the CPU."""
+    """What an estimator reads, on the CPU: the tokens that the model wrote in the B rows of a rollout, T in all."""
 
     rewards: Tensor  # [B] R, clipped already
     kl_penalty: Tensor  # [T] beta x KL estimate; zeros without a reference or with KL as a loss
@@ -71,7 +71,7 @@ class CreditInput:
 
 @dataclass(frozen=True)
 class Credit:
-    """What the estimators say."""
+    """What an estimator returns: a number for each token that the model wrote."""
 
     advantages: Tensor  # [T]
     returns: Tensor  # [T] target of the critic (gae) or the reward-to-go; never whitened
@@ -189,7 +189,7 @@ def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 @estimator(needs=("teacher",))
 def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """Nothing of a reward: what there is to learn comes from the teacher, token by token (`algo.distill`)."""
+    """On-policy distillation: rewards are not used; the teacher judges each token alone (`algo.distill`)."""
     own = with_outcomes(inputs, torch.zeros_like(inputs.rewards))
     return Credit(own, own)
 

@@ -15,20 +15,20 @@ from rlhf_suite.shapes import same_shape
 
 
 def next_token_loss(log_probs: Tensor, mask: Tensor) -> LossSum:
-    """sum over masked tokens of -log p(token | earlier tokens of its sequence), in nats. Unit: masked tokens.
+    """Return the sum over masked tokens of -log p(token | earlier tokens of its sequence), in nats.
 
-    `log_probs` [T], `mask` [T] of 0 and 1. Metric: `gpt_loss`, the mean per masked token.
+    `log_probs` [T], `mask` [T] of 0 and 1. Unit: masked tokens. Metric: `gpt_loss`, the mean per masked token.
     """
     same_shape(log_probs, mask)
     return LossSum(-masked_sum(log_probs, mask), {"gpt_loss": masked_mean(-log_probs, mask)})
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: tuple[float, float]) -> LossSum:
-    """sum over masked tokens of 0.5 max((V - G)^2, (clip(V, V_old - low, V_old + high) - G)^2). Unit: masked tokens.
+    """Return the sum over masked tokens of 0.5 max((V - G)^2, (clip(V, V_old - low, V_old + high) - G)^2).
 
-    All [T]; `clip` is (low, high): `critic.value_clip`, and `critic.value_clip_high` where it is set. The maximum makes
-    the clip pessimistic, as PPO's reference code does. Two widths are the value's counterpart of DAPO's clip-higher (Yu
-    et al. 2025): a critic that starts too low may rise faster than it may fall.
+    Unit: masked tokens. All [T]; `clip` is (low, high): `critic.value_clip`, and `critic.value_clip_high` where it is
+    set. The maximum makes the clip pessimistic, as PPO's reference code does. Two widths are the value's counterpart of
+    DAPO's clip-higher (Yu et al. 2025): a critic that starts too low may rise faster than it may fall.
     Metrics over masked tokens: `critic_loss`, `values` (mean V).
     """
     low, high = clip
@@ -46,10 +46,11 @@ def value_range(config: CriticConfig) -> tuple[float, float]:
 
 
 def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
-    """Sum over N steps of -(w log p(target) + (1 - w) log p(the other)) for `logits` [N, R] of the R reward tokens.
+    """Return the sum over N steps of -(w log p(target) + (1 - w) log p(the other)).
 
-    `targets` [N] int64, `weights` [N]; w < 1 only where R = 2. Metrics, means over steps: `loss`; `acc`, the share
-    where the likeliest reward token is the one with the larger label.
+    `logits` [N, R] are those of the R reward tokens, `targets` [N] int64, `weights` [N]; w < 1 only where R = 2.
+    Metrics, means over steps: `loss`; `acc`, the share where the likeliest reward token is the one with the larger
+    label.
     """
     same_shape(targets, weights, logits[:, 0])
     log_probs = logits.log_softmax(-1)  # [N, R]
@@ -63,11 +64,11 @@ def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
 
 
 def wanted(targets: Tensor, weights: Tensor) -> Tensor:
-    """The reward token with the larger label, [N]."""
+    """Return the reward token with the larger label, [N]."""
     return torch.where(weights >= 0.5, targets, 1 - targets)
 
 
 def step_ranking(logits: Tensor, targets: Tensor, weights: Tensor) -> Ranking:
-    """Of N steps by the probability of the first reward token, which is the good one: whether wrong steps have less of
-    it. Most steps of most data are right, so that `acc` is high for a judge who calls all of them right."""
+    """Return the AUC of telling right from wrong steps by P(good), the probability of the first reward token, over N
+    steps. Most steps of most data are right, so `acc` is high even for a judge that calls all of them right."""
     return Ranking(logits.detach().softmax(-1)[:, 0], wanted(targets, weights) == 0)

@@ -23,13 +23,13 @@ class Sample:
     """One response to be scored. A source reads the text or the tokens; what it does not read may be empty."""
 
     query: str  # prompt and response with special tokens, as the model saw and wrote them
-    prompt: str
-    response: str
-    label: str
-    datasource: str
-    columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
+    prompt: str  # what the model was asked
+    response: str  # what it answered; of an episode, its last turn
+    label: str  # the right answer, or what else data.label_key has
+    datasource: str  # which dataset the row is from
+    columns: dict[str, Any] = field(default_factory=dict)  # further columns of the row (data.reward_columns)
     ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)  # of prompt and response
-    turns: Sequence[str] = ()  # all turns of the model, where others wrote between them; `response` is the last one
+    turns: Sequence[str] = ()  # all turns of the model, where others wrote between them
 
     def text(self) -> dict[str, Any]:
         """Return the fields that reward code in another process reads, as JSON values."""
@@ -46,9 +46,9 @@ def columns_of(rows: Sequence[Sample]) -> dict[str, list[Any]]:
 class Scored:
     """A scored response: `reward` is learned from, `score` (0 to 1) is evaluated, `extra` is logged."""
 
-    reward: float
-    score: float
-    extra: dict[str, float] = field(default_factory=dict)
+    reward: float  # the number that the model is trained on, before shaping
+    score: float  # how good the response is, 0 to 1; evaluations count it as passed above 0.5
+    extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
     retries: int = 0  # tries before this one
     steps: list[float] = field(default_factory=list)  # scores of the steps, by a process reward model
 
