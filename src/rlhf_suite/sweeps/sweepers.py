@@ -136,7 +136,7 @@ def result_of(job: Job, found: Preflight) -> JobReturn:
     """
     key = chosen_key(found)
     metrics = RunFolder(Path(job.folder)).status().get("metrics") or {}
-    name, value = (key, metrics[key]) if key in metrics else (job.metric, job.value)
+    name, value = (key, metrics[key]) if key is not None and key in metrics else (job.metric, job.value)
     if job.state == "done" and value is not None:
         check_direction(found, name)
         return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=value)
