@@ -41,7 +41,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
 @pytest.mark.notices(
     "environments get no columns without a reward file",
     "config/data.py",
-    ' | is_one_of("agent.kind", "environment", "endpoint")',
+    ' | needs("agent.kind", registry.agent, "columns")',
     "",
 )
 @pytest.mark.parametrize(

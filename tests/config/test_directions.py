@@ -23,8 +23,8 @@ def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
 @pytest.mark.notices(
     "the direction of a metric is looked up by the name of its set",
     "config/metrics.py",
-    'last = metric.rpartition("/")[2]\n    return HIGHER',
-    'last = metric.split("/")[1]\n    return HIGHER',
+    'last = name.rpartition("/")[2]\n    if PASS',
+    'last = name.split("/")[1]\n    if PASS',
 )
 @pytest.mark.parametrize(
     ("metric", "direction"),

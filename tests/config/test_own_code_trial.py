@@ -191,8 +191,8 @@ def test_a_tool_without_a_docstring_is_named_with_its_line(tried):
 @pytest.mark.notices(
     "MCP servers start with the first episode",
     "preflight/inspections/own_code.py",
-    'if kind in ("environment", "tools") and (servers or',
-    'if kind in ("environment", "tools") and (',
+    "if has_part and (servers or",
+    "if has_part and (",
 )
 def test_a_server_of_tools_that_dies_is_shown_with_what_it_said(tried):
     server = 'import sys\nprint("loading the tools", file=sys.stderr)\nimport nowhere_to_be_found\n'

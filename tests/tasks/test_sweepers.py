@@ -84,8 +84,8 @@ def test_what_varies_is_the_sweepers_and_the_rest_is_of_every_job(tmp_path):
 @pytest.mark.notices(
     "a sweeper learns the metric of the table, not the one that was named",
     "sweeps/sweepers.py",
-    "metrics.get(key, job.value) if key is not None else job.value",
-    "job.value",
+    "(key, metrics[key]) if key is not None and key in metrics else (job.metric, job.value)",
+    "(job.metric, job.value)",
 )
 @pytest.mark.parametrize(("key", "expected"), [("eval/gpt_loss", 0.5), ("eval/other", 2.0), (None, 2.0)])
 def test_a_sweeper_gets_the_metric_of_the_best_checkpoint_or_that_of_the_table(tmp_path, key, expected):

@@ -55,11 +55,8 @@ def pieces_of(run: Run) -> Iterator[Piece]:
         config, file, servers = chosen.config, chosen.file, len(chosen.config.tools)
         if config.file_part is not None and file is not None:
             yield Piece(chosen.file_flag, partial(trial.agent_file, chosen), IMPORT_S)
-        if (
-            config.file_part is not None
-            and config.reads("tools")
-            and (servers or (file is not None and has_tools(file)))
-        ):
+        has_part = config.file_part is not None and config.reads("tools")
+        if has_part and (servers or (file is not None and has_tools(file))):
             key = "agent.tools" if servers else chosen.file_flag
             yield Piece(key, partial(trial.tools, chosen), IMPORT_S + servers * SERVER_S, must_end=servers > 0)
     for key, name in remote_urls(run).items():
