@@ -30,9 +30,9 @@ class ThinkTwice:
 
     async def run(self, task: Task, session: Session) -> Episode:
         if session.begin(None, None):
-            await session.reply()
+            await session.reply(max_new_tokens=4)
         while session.num_turns < self.max_turns and not session.is_full and session.observe_text(" again: "):
-            await session.reply(max_new_tokens=2)
+            await session.reply(max_new_tokens=4)
         return session.episode(extra={"agent/turns": float(session.num_turns)})
 
 

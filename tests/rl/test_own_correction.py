@@ -22,8 +22,8 @@ def bounded(inputs, config):
     return unit_weights(inputs, config).clamp(*band(config))
 
 @gating()
-def distance(inputs, config):
-    return of_units(inputs.log_weights.abs(), inputs, config)
+def place(inputs, config):
+    return of_units(inputs.segments.double(), inputs, config)
 
 def half(inputs, config):
     return torch.full_like(inputs.mask, 0.5, dtype=torch.float64)
@@ -67,9 +67,9 @@ def test_an_own_mode_trains_the_weights_of_the_one_that_it_repeats(ranks, own, t
 
 
 def test_an_own_gating_drops_what_is_outside_of_its_band(ranks, own, tmp_path):
-    more = {"algo__advantage__is_correction_gating": f"{own}:distance"}
-    _, rows = trained(ranks, tmp_path, algo__advantage__is_correction_threshold=[1e-3], **more)
-    assert any(0 < row["correction/masked"] < 1 for row in rows)
+    more = {"algo__advantage__is_correction_gating": f"{own}:place"}
+    _, rows = trained(ranks, tmp_path, algo__advantage__is_correction_threshold=[0.5], **more)
+    assert rows and all(0 < row["correction/masked"] < 1 for row in rows), "the first response alone is in the band"
 
 
 def test_needs_and_reads_of_an_own_mode_decide_as_those_of_the_suite_do(own):
@@ -84,7 +84,7 @@ def test_needs_and_reads_of_an_own_mode_decide_as_those_of_the_suite_do(own):
 
 def test_a_mode_that_returns_something_else_is_found_before_the_run(own):
     algorithm("correction", f"{own}:half")
-    algorithm("gating", f"{own}:distance")
+    algorithm("gating", f"{own}:place")
     with pytest.raises(WrongResult, match=r"short returned Tensor of shape \[4\].*mode of the correction"):
         algorithm("correction", f"{own}:short")
 
