@@ -33,6 +33,8 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.ending import Ending
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.launch.actor_log import Member
@@ -60,11 +62,12 @@ def ledgers(count: int, longest: int, median: float) -> list[Trajectory]:
     lengths[-1] = longest
     made = []
     for row, length in enumerate(lengths.tolist()):
-        prompt = numbers.integers(0, VOCABULARY, int(numbers.integers(8, 200))).tolist()
-        one = Trajectory.start(row // GROUP, row // GROUP, row % GROUP, prompt)
+        ids = numbers.integers(0, VOCABULARY, int(numbers.integers(8, 200))).tolist()
+        prompt = Prompt(ids, f"text {row}", f"text {row}", "synthetic", "", index=row // GROUP)
+        one = Trajectory.start(prompt, row // GROUP, row % GROUP)
         log_probs = -numbers.exponential(0.5, length).astype(np.float32)
         one.append_model(numbers.integers(0, VOCABULARY, length), log_probs, VERSION)
-        one.finish_reason = "length" if length == longest else "stop"
+        one.ending = Ending.CUT if length == longest else Ending.FINISHED
         made.append(one)
     return made
 
@@ -73,8 +76,7 @@ def scored(made: list[Trajectory]) -> ScoredTrajectories:
     """Rewards of 0 and 1, and short texts."""
     rewards = np.random.default_rng(1).integers(0, 2, len(made)).astype(np.float32)
     texts = [f"text {row}" for row in range(len(made))]
-    sources = ["synthetic"] * len(made)
-    return ScoredTrajectories(made, rewards, rewards, texts, texts, texts, sources, texts, greedy=rewards)
+    return ScoredTrajectories(made, rewards, rewards, texts, texts, greedy=rewards)
 
 
 @dataclass

@@ -112,9 +112,7 @@ def play(runner: EpisodeRunner, loop: LoopThread, stop_ids: Sequence[int], count
     """Return the seconds in which so many episodes end."""
     prompt, sampling = Prompt([40] * 64, "x" * 64, "", "default", "here"), SamplingSettings(stop_token_ids=(*stop_ids,))
     began = time.perf_counter()
-    futures = [
-        loop.start(runner.run(prompt, Trajectory.start(0, n, 0, prompt.ids), sampling, (n,))) for n in range(count)
-    ]
+    futures = [loop.start(runner.run(Trajectory.start(prompt, n, 0), sampling, (n,))) for n in range(count)]
     for future in futures:
         (ledger,) = future.result()
         assert ledger.response_length == TURNS * TOKENS, ledger.failure

@@ -18,6 +18,7 @@ import torch
 
 from common import ROOT, publish, scratch
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -77,24 +78,21 @@ def sampled(
     random: np.random.Generator, samples: int, tokens: int, step: int, texts: Sequence[str], turns: int
 ) -> ScoredTrajectories:
     """Return made up samples, GROUP of each prompt."""
-    trajectories = []
+    trajectories, texts_of_prompts = [], [written(random, PROMPT_TOKENS) for _ in range(-(-samples // GROUP))]
     for number in range(samples):
-        ids = random.integers(0, VOCABULARY, PROMPT_TOKENS)
-        trajectory = Trajectory.start(number // GROUP, number // GROUP, number % GROUP, ids.tolist())
+        group, ids = number // GROUP, random.integers(0, VOCABULARY, PROMPT_TOKENS).tolist()
+        prompt = Prompt(ids, texts_of_prompts[group], "42", "default", "", index=group)
+        trajectory = Trajectory.start(prompt, group, number % GROUP)
         for turn in range(turns):
             if turn:
                 trajectory.append_environment(random.integers(0, VOCABULARY, ANSWER_TOKENS).tolist())
             log_probs = -random.exponential(0.5, tokens).astype(np.float32)
             trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
-        trajectory.finish_reason = "stop"
         trajectories.append(trajectory)
-    prompts = [written(random, PROMPT_TOKENS) for _ in range(-(-samples // GROUP))]
     responses = [texts[number % len(texts)] if texts else written(random, tokens) for number in range(samples)]
     rewards = random.random(samples, dtype=np.float32)
-    rows = [prompts[number // GROUP] for number in range(samples)]
-    queries = [prompt + response for prompt, response in zip(rows, responses, strict=True)]
-    plain = ["42"] * samples, ["default"] * samples
-    return ScoredTrajectories(trajectories, rewards, rewards, rows, responses, *plain, queries)
+    queries = [each.prompt.text + response for each, response in zip(trajectories, responses, strict=True)]
+    return ScoredTrajectories(trajectories, rewards, rewards, responses, queries)
 
 
 def written(random: np.random.Generator, tokens: int) -> str:

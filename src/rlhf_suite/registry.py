@@ -43,6 +43,8 @@ from rlhf_suite.python_source import (
 )
 
 PACKAGE = "rlhf_suite"
+NUMBER = "number:"  # begins a need: a number that a reward or an agent gives to each sample
+ANY_NUMBER = "number:<name>"  # among what a kind can need
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -117,6 +119,14 @@ class Kind:
         """Return whether an algorithm needs something."""
         assert need in self.can_need, (self.name, need)
         return need in self.declared(name).needs
+
+    def numbers(self, name: str) -> tuple[str, ...]:
+        """Return the numbers of samples that an algorithm needs, by their names."""
+        return tuple(need.removeprefix(NUMBER) for need in self.declared(name).needs if need.startswith(NUMBER))
+
+    def may_need(self, need: str) -> bool:
+        """Return whether there is such a need."""
+        return need in self.can_need or (ANY_NUMBER in self.can_need and need.startswith(NUMBER) and need != NUMBER)
 
     def that_need(self, need: str) -> tuple[str, ...]:
         """Return the names of the suite's own that need something."""
@@ -194,7 +204,7 @@ class Kind:
         return f"def {function}({', '.join(self.parameters)})"
 
 
-CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies")
+CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies", ANY_NUMBER)
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
 CHECKED = ("label", "tests", "locked_process", "time_limit")
@@ -335,7 +345,7 @@ def _declaration(node: FunctionDef, kind: Kind, decorator: ast.Call, path: Path,
             raise SourceError(what, f'write {keyword.arg}=("<name>",)')
         given[keyword.arg] = value
     needs = tuple(given.get("needs", kind.default_needs))
-    if unknown := next((need for need in needs if need not in kind.can_need), None):
+    if unknown := next((need for need in needs if not kind.may_need(need)), None):
         close = get_close_matches(unknown, kind.can_need, n=1)
         choices = ", ".join(kind.can_need)
         what = f"{where}: needs {unknown!r}, " + (

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from clock import HOURS_S
+from given import prompt
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.parsing import TurnReader
@@ -105,7 +106,7 @@ def open_session(
         TurnReader(tokenizer, stops, parser),
         Limits(**({"max_len": 4000} | limits)),
     )
-    ledger = Trajectory.start(3, 1, 2, task.ids)
+    ledger = Trajectory.start(prompt(3, task.ids), 1, 2)
     return Session(shared, task, ledger, (5, 0, 8, 3, 2), SamplingSettings(stop_token_ids=stops))
 
 

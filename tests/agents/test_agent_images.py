@@ -59,7 +59,7 @@ def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **li
     bridge = Bridge(seeing.tokenizer, RenderConfig(apply_chat_template=True), stops)
     reader, limits = TurnReader(seeing.tokenizer, stops, None), Limits(**{"max_len": 400} | limits)
     shared = Shared(policy, bridge, reader, limits, images=seeing.processor, max_images=max_images)
-    ledger = Trajectory.start(0, 0, 0, prompt.ids, prompt.images)
+    ledger = Trajectory.start(prompt, 0, 0)
     session = Session(shared, Task.of(prompt), ledger, (1,), SamplingSettings(stop_token_ids=stops))
     agent = EnvironmentAgent(environment, 8, 600.0)
     return policy, run(agent.run, Task.of(prompt), session)
@@ -85,7 +85,7 @@ def test_an_image_of_the_environment_is_in_the_ledger_and_in_later_requests(seei
     with Pillow.open(io.BytesIO(PICTURES[0])) as whole:
         assert open_image(ledger.images[1].data).tobytes() == whole.convert("RGB").crop((0, 0, 20, 20)).tobytes()
     assert to_batch(found.ledgers).images == (tuple(image.data for image in ledger.images),)
-    assert found.status == "done" and found.outcome.reward == 1.0
+    assert found.ending == "finished" and found.outcome.reward == 1.0
 
 
 @pytest.mark.notices(
@@ -97,14 +97,14 @@ def test_an_image_of_the_environment_is_in_the_ledger_and_in_later_requests(seei
 def test_an_image_too_many_ends_the_episode_and_is_not_dropped(seeing):
     policy, found = episode(seeing, ["look", "look", "never written"], max_images=2)
     (ledger,) = found.ledgers
-    assert (found.status, len(policy.asked), len(ledger.images)) == ("truncated", 2, 2)
+    assert (found.ending, len(policy.asked), len(ledger.images)) == ("full", 2, 2)
     assert ledger.ids.tolist().count(seeing.processor.placeholder) == 2 * 4
 
 
 def test_an_image_without_room_ends_the_episode(seeing):
     _, found = episode(seeing, ["look", "never written"], max_len=50)
     (ledger,) = found.ledgers
-    assert (found.status, len(ledger.images)) == ("truncated", 1)
+    assert (found.ending, len(ledger.images)) == ("full", 1)
     assert len(ledger.ids) < 50 and ledger.ids[-1] == seeing.tokenizer.eos_token_id
 
 
@@ -119,13 +119,13 @@ def test_long_texts_are_cut_and_images_stay_whole(seeing):
     _, found = episode(seeing, ["look", "seven"], Talks, max_feedback_tokens=20)
     (ledger,) = found.ledgers
     assert len(ledger.images) == 2 and "[...]" in seeing.tokenizer.decode(ledger.ids)
-    assert found.status == "done"
+    assert found.ending == "finished"
 
 
 @pytest.mark.parametrize("answer", [b"no image", 17, "missing.png"])
 def test_what_is_no_image_is_a_failure_of_the_environment(seeing, answer):
     _, found = episode(seeing, ["look"], lambda: Crops(answer))
-    assert found.status == "error" and "image" in found.outcome.reason
+    assert found.ending == "failed" and "image" in found.outcome.reason
 
 
 def test_an_environment_may_ask_another_question_about_the_same_image(seeing):

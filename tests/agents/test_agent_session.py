@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from scripted import STOP, Scripted, chat_task, open_session, run
 
+from given import prompt
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, to_batch
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.base import Scored
-from rlhf_suite.rl.sampling import TRAINING, Sampler
+from rlhf_suite.rl.sampling import TRAINING, Sampler, new_ledgers
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 WORDS = ["2 + 3", " =", "\n", "<", "tool_call", "answers ", "  ", '"value"', "é", "}", "too low?", "\n\n", "🙂"]
@@ -87,20 +89,20 @@ def asked_for(request) -> tuple:
 
 @pytest.mark.parametrize(("max_len", "max_new_tokens"), [(64, None), (64, 5), (20, 50)])
 def test_the_first_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_tokens):
-    prompts = [Prompt([5, 6, 7 + n], "p", "", "default", f"r:{n}") for n in range(3)]
+    prompts = [prompt(n, [5, 6, 7 + n], "p") for n in range(3)]
     stops, script = (tokenizer.eos_token_id, 1), [("12 34", "stop"), ("too high or too low", "length")] * 3
     config = RolloutConfig(temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
     engines = Scripted(tokenizer, script)
     engines.start = LoopThread("engines").start
-    sampler = Sampler(config, prompts, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)
-    expected = sampler.sample(prompts, [2, 0, 1], 2, sampler.settings(0.7), (TRAINING, 9))
+    sampler = Sampler(config, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)
+    expected = sampler.sample([prompts[n] for n in (2, 0, 1)], 2, sampler.settings(0.7), (TRAINING, 9))
 
     policy, found = Scripted(tokenizer, script), []
-    for start in (t for group, index in enumerate([2, 0, 1]) for t in sampler.begin(prompts, group, index, 2)):
+    for start in (t for group, n in enumerate([2, 0, 1]) for t in new_ledgers(prompts[n], group, 2)):
         limits = {"max_len": max_len} | ({"max_new_tokens": max_new_tokens} if max_new_tokens else {})
-        session = open_session(tokenizer, policy, Task.of(prompts[start.prompt]), stops, **limits)
+        session = open_session(tokenizer, policy, Task.of(start.prompt), stops, **limits)
         session.open.ledger, session.sampling = start, sampler.settings(0.7)
-        session.seed = (42, TRAINING, 9, start.prompt, start.sample)
+        session.seed = (42, TRAINING, 9, start.prompt.index, start.sample)
         run(session.reply)
         found += session.episode().ledgers
     assert [asked_for(request) for request in policy.asked] == [asked_for(request) for request in engines.asked]
@@ -156,7 +158,7 @@ def test_a_turn_that_was_cut_off_is_the_last(tokenizer):
     before = session.ledgers[0].ids.tolist()
     assert turn.is_cut and not session.observe([{"role": "user", "content": "wrong"}])
     assert session.is_full and session.ledgers[0].ids.tolist() == before
-    assert session.episode(status="truncated").ledgers[0].truncated
+    assert session.episode(ending=Ending.FULL).ledgers[0].truncated
 
 
 def test_feedback_is_cut_to_its_limit(tokenizer):
@@ -185,12 +187,12 @@ def test_an_environment_may_give_the_prompt(tokenizer):
     assert session.begin(None, None) and session.ledgers[0].ids.tolist() == list(task.ids)
     assert session.begin([*task.messages, {"role": "user", "content": "two"}], None)
     ledger = session.ledgers[0]
-    assert (ledger.owner == PROMPT).all() and (ledger.prompt, ledger.group, ledger.sample) == (3, 1, 2)
+    assert (ledger.owner == PROMPT).all() and (ledger.prompt.index, ledger.group, ledger.sample) == (3, 1, 2)
     assert tokenizer.decode(ledger.ids) == (
         f"<|im_start|>user\nbegin{STOP}\n<|im_start|>user\ntwo{STOP}\n<|im_start|>assistant\n"
     )
     run(session.reply)
-    assert session.ledgers[0].prompt == 3
+    assert session.ledgers[0].prompt.index == 3
     plain = open_session(tokenizer, Scripted(tokenizer, []), Task([5], "x"), max_len=4)
     assert not plain.begin(None, "a text that is too long") and plain.is_full
 
@@ -231,7 +233,7 @@ def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_onc
     run(session.reply)
     first, second, third = session.ledgers
     assert [each.fork for each in session.ledgers] == [0, 1, 2]
-    assert {(each.prompt, each.group, each.sample) for each in session.ledgers} == {(3, 1, 2)}
+    assert {(each.prompt.index, each.group, each.sample) for each in session.ledgers} == {(3, 1, 2)}
     turns = [tokenizer.decode(turn[:-1]) for each in session.ledgers for turn in each.turns]
     assert turns == ["one", "two", "other", "summary"]
     shared = len(policy.asked[0].prompt_ids) + len(first.turns[0])
@@ -308,8 +310,8 @@ def test_a_fork_without_room_ends_the_episode(tokenizer):
 
 def test_a_task_has_what_the_prompt_has():
     chat = json.dumps({"messages": [user("x")], "tools": [TOOL]})
-    prompt = Prompt([1, 2], "text", "label", "math", "f:1", '{"level": 3}', chat)
-    task = Task.of(prompt)
+    given = Prompt([1, 2], "text", "label", "math", "f:1", '{"level": 3}', chat)
+    task = Task.of(given)
     assert SimpleNamespace(**vars(task)) == SimpleNamespace(
         ids=[1, 2],
         text="text",

@@ -97,7 +97,7 @@ def test_calls_of_the_tools_are_answered_by_them_and_all_else_by_the_environment
     known = "Error: there is no tool 'none'; tools: add, fail, double"
     assert said == ["tool\n8", "user\nno", "tool\n10", f"tool\n{known}", "tool\nopened 1", "tool\n3"]
     assert episode.outcome == Scored(1.125, 1.375, {"agent/tool_errors": 1.0})
-    assert (episode.status, episode.extra["agent/calls"]) == ("done", 5.0)
+    assert (episode.ending, episode.extra["agent/calls"]) == ("finished", 5.0)
 
 
 def test_an_environment_beside_tools_has_its_limit_for_each_answer(tokenizer, tmp_path, clock):

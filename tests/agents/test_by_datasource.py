@@ -51,13 +51,13 @@ def played(config, tokenizer, datasource, replies, allowed=None):
     """Play an episode of a row; the ledger, and the text after the prompt."""
     row = Row({"input": "go", "label": "5"} | ({} if datasource is None else {"datasource": datasource}), "f", 1)
     prompt = PromptEncoder(tokenizer, config.data, keeps_chat=True).encode(row)
-    stop, ledger = tokenizer.eos_token_id, Trajectory.start(0, 0, 0, prompt.ids)
+    stop, ledger = tokenizer.eos_token_id, Trajectory.start(prompt, 0, 0)
 
     async def play_one():
         episodes = make_episodes(config, Scripted(tokenizer, replies), tokenizer, [stop], None)
         if allowed is not None:
             episodes = episodes.limited(allowed)
-        return await episodes.run(prompt, ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
+        return await episodes.run(ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
 
     (done,) = run(play_one)
     return done, tokenizer.decode(done.ids[len(prompt.ids) :])

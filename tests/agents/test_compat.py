@@ -225,10 +225,10 @@ def test_an_environment_of_trl(tokenizer, written):
 
 
 ENDS = {
-    "the model calls no tool": (["done"], {}, "done"),
+    "the model calls no tool": (["done"], {}, "finished"),
     "agent.max_turns": ([CALL % 1], {"max_turns": 2}, "turns"),
-    "a turn is cut off": ([("<tool_call>", "length")], {}, "truncated"),
-    "the context is full": ([CALL % 1] * 99, {"max_turns": 99, "max_len": 700}, "truncated"),
+    "a turn is cut off": ([("<tool_call>", "length")], {}, "cut"),
+    "the context is full": ([CALL % 1] * 99, {"max_turns": 99, "max_len": 700}, "full"),
 }
 
 
@@ -236,18 +236,18 @@ ENDS = {
     "an environment of TRL is asked for its reward only when the model ends the episode",
     "agents/environment.py",
     "last += await self.last_words(environment, session, progress)",
-    'last += await self.last_words(environment, session, progress) if status == "done" else 0.0',
+    "last += await self.last_words(environment, session, progress) if ending is Ending.FINISHED else 0.0",
 )
 @pytest.mark.parametrize("end", ENDS)
 def test_an_environment_of_trl_is_asked_for_its_reward_once_however_the_episode_ends(tokenizer, written, end):
-    more, limits, status = ENDS[end]
+    more, limits, ending = ENDS[end]
     counted = FILES["trl"].replace(
         "        return float(",
         "        self.asked = 1 + getattr(self, 'asked', 0)\n        return self.asked + float(",
     )
     episode, _ = play(tokenizer, written(counted), [CALL % 5, *more], "5", **limits)
-    assert (episode.status, episode.outcome.reward) == (
-        status,
+    assert (episode.ending, episode.outcome.reward) == (
+        ending,
         2.0 if end != "agent.max_turns" and "full" not in end else 1.0,
     )
 
@@ -255,7 +255,7 @@ def test_an_environment_of_trl_is_asked_for_its_reward_once_however_the_episode_
 def test_an_environment_of_skyrl(tokenizer, written):
     episode, said = play(tokenizer, written(FILES["skyrl"]), ["x", "y"], "y")
     assert said.startswith("[user\nbegin]\n[user\nbegin now]") and "[user\nagain]" in said
-    assert episode.status == "done" and episode.outcome == Scored(1.0, 1.0, {})
+    assert episode.ending == "finished" and episode.outcome == Scored(1.0, 1.0, {})
 
 
 def test_an_environment_of_gymnasium(tokenizer, written):
@@ -319,11 +319,11 @@ def test_a_run_has_episodes_of_its_agent(tokenizer, written):
     config.agent.kind, config.train.agent_func_path = "environment", written(FILES["trl"])
     prompt = PromptEncoder(tokenizer, config.data, keeps_chat=True).encode(Row({"input": "go", "label": "5"}, "f", 1))
     stop = tokenizer.eos_token_id
-    ledger = Trajectory.start(0, 0, 0, prompt.ids)
+    ledger = Trajectory.start(prompt, 0, 0)
 
     async def play_one() -> list[Trajectory]:
         episodes = make_episodes(config, policy, tokenizer, [stop], None)
-        return await episodes.run(prompt, ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
+        return await episodes.run(ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
 
     (done,) = run(play_one)
     assert (done.reward, done.score, done.failure, done.extra["agent/turns"]) == (1.0, 1.0, "", 2.0)

@@ -139,9 +139,8 @@ def test_a_conversation_is_one_ledger_and_its_tokens_are_those_of_the_engine(pla
         "ledgers": 1,
         "orphans": 0,
         "retries": 0,
-        "context_full": 0,
     }
-    assert episode.status == "done"
+    assert episode.ending == "finished"
 
 
 def test_tools_are_called_and_their_answers_follow_in_the_same_ledger(play, tokenizer):
@@ -688,7 +687,7 @@ def test_a_reward_without_a_turn_is_a_failure_and_not_a_silent_run_that_learns_n
         (refused, "the endpoint had said: .*temperature"),
     ):
         episode, _ = play(program, None)
-        assert episode.status == "error" and episode.outcome.kind == "error"
+        assert episode.ending == "failed" and episode.outcome.kind == "error"
         assert re.fullmatch(
             f"run_agent returned a reward without a turn of the model; {said}.*", episode.outcome.reason
         )
@@ -697,11 +696,11 @@ def test_a_reward_without_a_turn_is_a_failure_and_not_a_silent_run_that_learns_n
 @pytest.mark.notices(
     "a program that a limit ended ends the run",
     "agents/endpoint.py",
-    "outcome = Scored(0.0, 0.0) if self.must_score else None",
-    "outcome = outcome if self.must_score else None",
+    "chat.limit, Scored(0.0, 0.0) if self.must_score else None",
+    "chat.limit, outcome if self.must_score else None",
 )
-@pytest.mark.parametrize(("more", "status"), [({"max_turns": 2}, "turns"), ({"max_len": 60}, "truncated")])
-def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more, status):
+@pytest.mark.parametrize(("more", "ending"), [({"max_turns": 2}, "turns"), ({"max_len": 60}, "cut")])
+def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more, ending):
     """Where reward sources score it. One that catches the error may go on, for example with a shorter history."""
 
     def run_agent(task, base_url, api_key):
@@ -711,10 +710,10 @@ def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more,
             messages += [answer.choices[0].message.model_dump(exclude_none=True), user("go on")]
 
     episode, ledgers = play(run_agent, Model(tokenizer, echo), **more)
-    assert (episode.status, episode.outcome) == (status, None) and len(ledgers[-1].turns) >= 1
-    assert ledgers[-1].truncated is (status == "truncated")
+    assert (episode.ending, episode.outcome) == (ending, None) and len(ledgers[-1].turns) >= 1
+    assert ledgers[-1].truncated is (ending == "cut")
     alone = play(run_agent, Model(tokenizer, echo), must_score=True, **more)[0]
-    assert (alone.status, alone.outcome) == (status, Scored(0.0, 0.0)), "nobody had paid until then"
+    assert (alone.ending, alone.outcome) == (ending, Scored(0.0, 0.0)), "nobody had paid until then"
 
 
 @pytest.mark.parametrize("must_score", [True, False])

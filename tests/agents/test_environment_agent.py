@@ -55,17 +55,17 @@ def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
     )
     assert [tokenizer.decode(turn[:-1]) for turn in ledger.turns] == ["3", "9", "4", "5"]
     assert not ledger.engine_log_probs[ledger.owner == ENVIRONMENT].any()
-    assert episode.status == "done" and Guess.closed == before + 1
-    counts = {"agent/turns": 4.0, "agent/calls": 0.0, "agent/malformed_calls": 0.0, "agent/context_full": 0.0}
+    assert episode.ending == "finished" and Guess.closed == before + 1
+    counts = {"agent/turns": 4.0, "agent/calls": 0.0, "agent/malformed_calls": 0.0}
     assert episode.extra == {"found": 1.0, **counts}
 
 
 @pytest.mark.notices(
     "the reward of the last step counts twice",
     "agents/environment.py",
-    "            if status := self.ended(turn, step, session):",
+    "            if (ending := self.ended(turn, step, session)) is not None:",
     "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
-    "            if status := self.ended(turn, step, session):",
+    "            if (ending := self.ended(turn, step, session)) is not None:",
 )
 def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
     episode = play(tokenizer, ["3", "9", "4", "5"])
@@ -131,7 +131,7 @@ def test_history_as_the_template_shows_it_begins_a_new_ledger_where_it_differs(t
 
 def test_the_last_turn_is_scored_and_not_answered(tokenizer):
     episode = play(tokenizer, ["3", "4", "5"], max_turns=2)
-    assert episode.status == "turns" and tokenizer.decode(episode.ledgers[0].ids).endswith("\n4<|im_end|>")
+    assert episode.ending == "turns" and tokenizer.decode(episode.ledgers[0].ids).endswith("\n4<|im_end|>")
 
 
 @pytest.mark.notices(
@@ -144,15 +144,15 @@ def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer, as_text):
             return Step(text="\ntoo low\n") if as_text else Step.say("too low")
 
     episode = play(tokenizer, ["3", ("4", "length"), "5"], InText)
-    assert episode.status == "truncated" and len(episode.ledgers[0].turns) == 2
+    assert episode.ending == "cut" and len(episode.ledgers[0].turns) == 2
     assert episode.ledgers[0].truncated
 
 
 def test_an_answer_without_room_ends_the_episode(tokenizer):
     episode = play(tokenizer, ["3"] * 9, max_turns=99, max_len=120)
     ledger = episode.ledgers[0]
-    assert episode.status == "truncated" and len(ledger.ids) < 120
-    assert not ledger.truncated and episode.extra["agent/context_full"] == 1, "the model did not ramble"
+    assert episode.ending == "full" and len(ledger.ids) < 120
+    assert not ledger.truncated, "the model did not ramble"
     assert ledger.owner[-1] == MODEL, "an answer that nothing follows is not in the ledger"
 
 
@@ -162,7 +162,7 @@ def test_an_environment_without_rewards_is_scored_by_the_run(tokenizer):
             return Step()
 
     episode = play(tokenizer, ["3"], Silent)
-    assert episode.outcome is None and episode.status == "done"
+    assert episode.outcome is None and episode.ending == "finished"
 
 
 class PaysAtTheEnd(Guess):
@@ -174,18 +174,18 @@ class PaysAtTheEnd(Guess):
 
 
 @pytest.mark.parametrize(
-    ("replies", "status"), [(["3", "5"], "done"), (["3", "4"], "turns"), ([("3", "length")], "truncated")]
+    ("replies", "ending"), [(["3", "5"], "finished"), (["3", "4"], "turns"), ([("3", "length")], "cut")]
 )
-def test_an_environment_that_knows_its_reward_at_the_end_gives_it_however_the_episode_ends(tokenizer, replies, status):
+def test_an_environment_that_knows_its_reward_at_the_end_gives_it_however_the_episode_ends(tokenizer, replies, ending):
     episode = play(tokenizer, replies, PaysAtTheEnd, max_turns=2, must_score=True)
-    assert (episode.status, episode.outcome) == (status, Scored(0.25, 0.5, {"asked": 1.0}))
+    assert (episode.ending, episode.outcome) == (ending, Scored(0.25, 0.5, {"asked": 1.0}))
 
 
 @pytest.mark.notices(
     "an episode that a limit ended without a reward ends the run",
     "agents/environment.py",
-    'if status != "done":',
-    'if status == "nothing":',
+    "if ending is not Ending.FINISHED:",
+    "if ending is None:",
 )
 def test_an_environment_that_has_paid_nothing_until_a_limit_ended_the_episode_has_paid_nothing(tokenizer):
     class PaysWhenDone(PaysAtTheEnd):
@@ -218,7 +218,7 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
     episode = play(tokenizer, ["3"], Broken)
     where = "turn 1: " if broken == "step" else ""
     assert re.fullmatch(rf"{where}test_environment_agent\.py:\d+: KeyError: '{broken}'", episode.outcome.reason)
-    assert episode.status == "error" and Guess.closed == before + (broken != "make")
+    assert episode.ending == "failed" and Guess.closed == before + (broken != "make")
 
 
 @pytest.mark.notices(
@@ -253,7 +253,7 @@ def test_an_answer_of_another_type_is_an_error_of_the_environment(tokenizer, met
     episode = play(tokenizer, ["3"], Wrong)
     where = "turn 1: " if method == "step" else ""
     assert episode.outcome.reason.startswith(f"{where}{method} of the environment returned ")
-    assert episode.outcome.reason.endswith(reason) and episode.status == "error"
+    assert episode.outcome.reason.endswith(reason) and episode.ending == "failed"
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
@@ -305,7 +305,7 @@ def test_a_wait_has_a_deadline(tokenizer, clock):
             outcome = play(tokenizer, ["3"], environment, step_timeout_s=600.0).outcome
             assert outcome.kind == "timeout" and "agent.tool_timeout_s=600" in outcome.reason
             episode = play(tokenizer, ["3"], environment, timeout_s=600.0)
-            assert episode.status == "timeout" and "agent.timeout_s=600 (1 turns)" in episode.outcome.reason
+            assert episode.ending == "timed_out" and "agent.timeout_s=600 (1 turns)" in episode.outcome.reason
     finally:
         stuck.set()
 

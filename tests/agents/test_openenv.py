@@ -45,7 +45,7 @@ def test_an_episode_is_a_session_of_messages(tokenizer, server):
         "[user\nbegin Between 1 and 9, not {'level': 2}.][assistant\n3][user\ntoo low][assistant\n9]"
         "[user\ntoo high][assistant\n5<|im_end|>"
     )
-    assert episode.outcome == Scored(1.0, 1.0, {}) and episode.status == "done"
+    assert episode.outcome == Scored(1.0, 1.0, {}) and episode.ending == "finished"
     (seen,) = server.sessions
     assert poll_until(lambda: len(seen) == 5, 300.0)  # nobody waits for the last message to arrive
     assert [message["type"] for message in seen] == ["reset", "step", "step", "step", "close"]

@@ -52,7 +52,7 @@ def test_code_in_fences_runs_and_names_persist(tokenizer, sessions):
         "\nNow\n```python\nx * 7\n```\n```output\n42\n```\n\nIt is 42.<|im_end|>"
     )
     assert tokenizer.decode(ledger.ids[ledger.owner == ENVIRONMENT]) == "\n```output\n6\n```\n\n```output\n42\n```\n"
-    assert episode.status == "done" and episode.outcome is None and len(ledger.turns) == 3
+    assert episode.ending == "finished" and episode.outcome is None and len(ledger.turns) == 3
     assert episode.extra["agent/python_calls"] == 2.0 and episode.extra["agent/python_errors"] == 0.0
     stops = [request.sampling.stop for request in policy.asked]
     assert stops == [("```python",), ("```",), ("```python",), ("```",), ("```python",)]
@@ -61,13 +61,13 @@ def test_code_in_fences_runs_and_names_persist(tokenizer, sessions):
 def test_after_the_last_call_a_fence_does_not_end_the_turn(tokenizer, sessions):
     replies = ["```python\n1\n```", "```python\n2\n``` so it is", "never"]
     episode, policy = fenced(tokenizer, replies, sessions, max_turns=2)
-    assert policy.asked[-1].sampling.stop == () and episode.status == "done"
+    assert policy.asked[-1].sampling.stop == () and episode.ending == "finished"
     assert tokenizer.decode(episode.ledgers[0].ids).endswith("```python\n2\n``` so it is<|im_end|>")
 
 
 def test_an_episode_without_code_counts_no_calls(tokenizer, sessions):
     episode, _ = fenced(tokenizer, ["It is 42."], sessions)
-    assert episode.extra["agent/python_calls"] == 0.0 and episode.status == "done"
+    assert episode.extra["agent/python_calls"] == 0.0 and episode.ending == "finished"
 
 
 @pytest.mark.notices(
@@ -77,13 +77,13 @@ def test_an_episode_without_code_counts_no_calls(tokenizer, sessions):
     "if rest.is_cut:",
 )
 def test_a_block_that_is_not_closed_does_not_run(tokenizer, sessions):
-    for reply, status in ((("```python\nprint(1)", "length"), "truncated"), ("```python\nprint(1)", "done")):
+    for reply, ending in ((("```python\nprint(1)", "length"), "cut"), ("```python\nprint(1)", "finished")):
         text, finish = reply if isinstance(reply, tuple) else (reply, "stop")
         policy = Scripted(tokenizer, [("```python", "stop"), (text.removeprefix("```python"), finish)])
         session = open_session(tokenizer, policy, chat_task(tokenizer))
         agent = FenceAgent(lambda: PythonEnvironment(sessions, 20.0), 4, 100.0)
         episode = run(agent.run, chat_task(tokenizer), session)
-        assert episode.status == status and "output" not in tokenizer.decode(episode.ledgers[0].ids)
+        assert episode.ending == ending and "output" not in tokenizer.decode(episode.ledgers[0].ids)
 
 
 def test_long_output_is_cut_and_its_fence_is_whole(tokenizer, sessions):

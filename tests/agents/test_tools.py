@@ -90,9 +90,9 @@ def play(tokenizer, replies, tools, timeout_s: float = 300.0):
 def test_calls_are_answered_until_a_turn_has_none(tokenizer):
     replies = ["x" + call("add", a=1, b=2) + call("add", a=5), "it is " + call("add", a=0, b=0), "done"]
     episode, answers = play(tokenizer, replies, [FunctionTools([add])])
-    assert answers == ["3", "6", "0"] and episode.status == "done" and episode.outcome is None
+    assert answers == ["3", "6", "0"] and episode.ending == "finished" and episode.outcome is None
     counts = {name.removeprefix("agent/"): value for name, value in episode.extra.items()}
-    wanted = {"turns": 3.0, "calls": 3.0, "malformed_calls": 0.0, "tool_errors": 0.0, "context_full": 0.0}
+    wanted = {"turns": 3.0, "calls": 3.0, "malformed_calls": 0.0, "tool_errors": 0.0}
     assert counts == wanted
 
 
@@ -125,13 +125,13 @@ def test_two_tools_of_one_name_end_the_episode_at_its_start(tokenizer, tools):
     CALLED.clear()
     episode, _ = play(tokenizer, [], [FunctionTools(functions) for functions in tools])
     assert episode.outcome.reason.endswith("two tools are called add, so a call does not say which: rename one of them")
-    assert episode.status == "error" and CALLED == []
+    assert episode.ending == "failed" and CALLED == []
 
 
 def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
     CALLED.clear()
     episode, _ = play(tokenizer, [(call("add", a=1), "length")], [FunctionTools([add])])
-    assert episode.status == "truncated" and CALLED == []
+    assert episode.ending == "cut" and CALLED == []
     environment = ToolEnvironment([FunctionTools([add])], 300.0)
     run(environment.reset, chat_task(tokenizer))
     assert run(environment.answer, ToolCall("call00001", "add", {"a": 1}, "cut off")) == "Error: cut off"

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from given import prompt
 from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, whiten
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator, group_filter, prompt_filter
@@ -92,11 +93,11 @@ def test_the_entropy_bonus_is_bounded_by_half_the_advantage():
 
 
 def group(responses, truncated=()) -> ScoredTrajectories:
-    trajectories = [Trajectory.start(0, 0, sample, [1]) for sample in range(len(responses))]
+    trajectories = [Trajectory.start(prompt(ids=[1]), 0, sample) for sample in range(len(responses))]
     for sample, t in enumerate(trajectories):
-        t.finish_reason = "length" if sample in truncated else "stop"
+        t.ending = Ending.CUT if sample in truncated else Ending.FINISHED
     zeros, texts = np.zeros(len(responses), np.float32), [""] * len(responses)
-    return ScoredTrajectories(trajectories, zeros, zeros, texts, list(responses), texts, texts, texts)
+    return ScoredTrajectories(trajectories, zeros, zeros, list(responses), texts)
 
 
 def test_a_group_with_one_response_that_repeats_itself_is_left_out():
@@ -115,7 +116,7 @@ def test_a_group_whose_responses_are_mostly_cut_is_left_out():
 
 
 def candidate(*history) -> Candidate:
-    return Candidate(Prompt([1], "", "", "", ""), history)
+    return Candidate(prompt(), history)
 
 
 def test_prompts_that_are_neither_too_hard_nor_too_easy_are_sampled():

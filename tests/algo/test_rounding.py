@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from given import prompt
 from rlhf_suite.algo.advantage import CreditInput, assign_credit, whiten
 from rlhf_suite.algo.scores import are_equal, normalize_scores, standardized, teaches
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
@@ -23,7 +24,7 @@ WAYS = ([1.0], [0.3, 0.7], [0.1, 0.2, 0.7], [0.7, 0.2, 0.1], [100.0, -99.9, 0.9]
 
 def episode(turns: list[float], sample: int) -> Trajectory:
     """An episode that earns by turns; the last one's reward is that of its end."""
-    ledger = Trajectory.start(0, 0, sample, [1, 2])
+    ledger = Trajectory.start(prompt(), 0, sample)
     for number, reward in enumerate(turns):
         if number:
             ledger.append_environment([3])
@@ -55,7 +56,7 @@ def advantages(estimator: str, ways: list[list[float]], scale: float) -> torch.T
 @pytest.mark.notices(
     "whole rewards are those without the turns",
     "rl/credit.py",
-    "                totals=rewards,\n",
+    "            totals=rewards,\n",
     "                totals=rewards if turns is None else besides_turns(rewards, turns, batch),\n",
 )
 @pytest.mark.notices(

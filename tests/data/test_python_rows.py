@@ -44,7 +44,7 @@ def prompts_of(file: str):
 def test_an_environment_brings_its_own_prompts(tmp_path):
     prompts = prompts_of(written(tmp_path, GAME))
     assert sorted(prompt.label for prompt in prompts.train) == sorted(["17", "72", "97", "8", "32"])
-    assert {prompt.text for prompt in prompts.train} == {"play"} and {*prompts.train_sources} == {"game"}
+    assert {prompt.text for prompt in prompts.train} == {"play"} and {prompt.source for prompt in prompts.train} == {""}
 
 
 def test_what_the_rows_are_is_part_of_the_fingerprint_of_a_run_not_the_text_of_the_file(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from given import prompt
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, Trajectory, to_batch
 
 
-def ledger(prompt: int = 3, group: int = 0, sample: int = 0) -> Trajectory:
+def ledger(group: int = 0, sample: int = 0) -> Trajectory:
     """A prompt of two tokens; the model writes two, a tool one, the model one more with newer weights."""
-    result = Trajectory.start(prompt, group, sample, [1, 2])
+    result = Trajectory.start(prompt(3), group, sample)
     result.append_model(np.array([5, 6]), np.array([-0.5, -0.25], np.float32), 7)
     result.append_environment([8])
     result.append_model(np.array([9]), np.array([-1.0], np.float32), 8)
@@ -51,11 +53,11 @@ def test_a_response_has_what_tools_wrote_and_its_length_has_not():
 
 def test_a_turn_is_what_the_model_wrote_between_two_texts_of_others():
     assert [turn.tolist() for turn in ledger().turns] == [[5, 6], [9]]
-    assert Trajectory.start(0, 0, 0, [1, 2]).turns == []
+    assert Trajectory.start(prompt(), 0, 0).turns == []
 
 
 def test_a_reward_of_a_turn_stands_at_the_turns_last_token():
-    one = Trajectory.start(0, 0, 0, [1, 2])
+    one = Trajectory.start(prompt(), 0, 0)
     one.append_model(np.array([5, 6]), np.zeros(2, np.float32), 7)
     one.reward_turn(0.5)
     one.append_environment([8])
@@ -67,14 +69,14 @@ def test_a_reward_of_a_turn_stands_at_the_turns_last_token():
 
 @pytest.mark.notices(
     "a response is cut off unless it stopped",
-    "data/trajectory.py",
-    'self.finish_reason == "length"',
-    'self.finish_reason != "stop"',
+    "data/ending.py",
+    'cls.CUT if finish_reason == "length"',
+    'cls.CUT if finish_reason != "stop"',
 )
 @pytest.mark.parametrize(("reason", "truncated"), [("length", True), ("stop", False), ("abort", False), ("", False)])
 def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
     one = ledger()
-    one.finish_reason = reason
+    one.ending = Ending.of_response(reason)
     assert one.truncated is truncated
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, continued, whole
-from rlhf_suite.engines.requests import Dispatcher, EngineClient
+from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.engines.start import engine_env
 
 
@@ -53,29 +51,6 @@ def test_samples_of_a_prompt_share_an_engine_and_engines_get_equal_shares(prompt
 def test_the_turns_of_an_episode_share_an_engine_though_their_prompts_differ():
     found = homes(client(3), [asked(prompt, affinity=prompt % 3) for prompt in range(30)])
     assert found == [prompt % 3 for prompt in range(30)]
-
-
-def test_a_dispatcher_keeps_to_its_limit_and_to_the_order_of_its_requests():
-    class Engines:
-        def __init__(self) -> None:
-            self.futures: list[tuple[int, Future]] = []
-
-        def submit(self, request):
-            self.futures.append((request.prompt_ids[0], Future()))
-            return self.futures[-1][1]
-
-    engines = Engines()
-    dispatcher = Dispatcher(engines, limit=2)
-    dispatcher.submit([asked(number) for number in range(5)])
-    assert not dispatcher.has_capacity and [number for number, _ in engines.futures] == [0, 1]
-    responses: Counter = Counter()
-    while dispatcher.is_busy:
-        under_way = [(number, future) for number, future in engines.futures if not future.done()]
-        assert 1 <= len(under_way) <= 2
-        for number, future in under_way:
-            future.set_result(number)
-        responses.update(dispatcher.wait_for_responses())
-    assert responses == Counter(range(5)) and dispatcher.has_capacity
 
 
 def test_a_response_is_continued_from_its_tokens_by_other_random_numbers():

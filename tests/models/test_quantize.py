@@ -8,6 +8,7 @@ import torch
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig, ServedModelConfig
 from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
@@ -16,9 +17,9 @@ from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.quantize import dequantized
-from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.models.save import save_adapter, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
+from rlhf_suite.rl.judge import TextJudge
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -124,7 +125,7 @@ def test_a_served_reward_model_scores_as_the_dequantised_one(base, tokenizer, tm
     scores = {}
     for name, folder, in_4bit in (("4 bits", path, True), ("whole", tmp_path / "whole", False), ("exact", path, False)):
         ds = ServedModelConfig(param_dtype="fp32", packing_samples=True, load_in_4bit=in_4bit)
-        judge = RewardModel(str(folder), ds, "cpu", None)
+        judge = TextJudge(ModelPlan("reward", str(folder), "value", load_in_4bit=in_4bit), ds, "cpu", None, 8)
         scores[name] = torch.tensor(judge.scores([judge.encode(text) for text in ("reverse 1234", "sort 31", "yes")]))
     torch.testing.assert_close(scores["4 bits"], scores["whole"], **CLOSE)
     assert float((scores["4 bits"] - scores["exact"]).abs().max()) > 1e-2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from queue import LifoQueue
-from threading import Thread
+import asyncio
 
 import numpy as np
 import pytest
@@ -12,34 +10,32 @@ import pytest
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.engines.requests import Dispatcher
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
+from rlhf_suite.rl.sampling import Sampler
 
 
 class Pool:
-    """In place of engines: an answer says the number of its request, and what was asked last is done first."""
+    """In place of engines: an answer says the number of its row and its sample. What was asked last is done first, of
+    what is asked while the loop comes round."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer, self.start, self.waiting = tokenizer, LoopThread("engines").start, []
         self.asked = []
-        self.waiting: LifoQueue = LifoQueue()
-        Thread(target=self.work, daemon=True).start()
 
-    def submit(self, request):
+    async def generate(self, request):
         self.asked.append(request)
-        future: Future = Future()
-        self.waiting.put((len(self.asked), request, future))
-        return future
-
-    def work(self):
-        while True:
-            _, request, future = self.waiting.get()
-            future.set_result(self.answer(request))
-
-    def answer(self, request):
-        ids = np.array([ord(char) + self.shift for char in f"{request.id:04d}"], np.int32)
-        reason = "length" if request.id % 3 == 0 else "stop"
-        return Generation(request.id, ids, np.zeros(0, np.float32), reason, np.zeros(4, np.int32))
+        mine = asyncio.get_running_loop().create_future()
+        self.waiting.append(mine)
+        await asyncio.sleep(0)
+        self.waiting.pop().set_result(None)
+        await mine
+        row = int(self.tokenizer.decode(request.prompt_ids).removeprefix("row "))
+        number = 2 * row + request.id
+        reason = "length" if number % 3 == 0 else "stop"
+        ids = np.array(self.tokenizer(f"{number:04d}")["input_ids"], np.int32)
+        return Generation(request.id, ids, np.zeros(0, np.float32), reason, np.zeros(len(ids), np.int32))
 
 
 @pytest.fixture
@@ -48,12 +44,13 @@ def answered():
     config = GenerateRun()
     config.data.input_key, config.data.apply_chat_template = "input", False
     config.data.max_len, config.rollout.max_new_tokens, config.rollout.n_samples_per_prompt = 20, 8, 2
-    tokenizer, pool = load_tokenizer("builtin:tiny", config.data), Pool()
-    pool.shift = tokenizer("0")["input_ids"][0] - ord("0")
+    tokenizer = load_tokenizer("builtin:tiny", config.data)
+    pool = Pool(tokenizer)
     rows = [Row({"input": f"row {n}", "kept": n}, "rows", n) for n in range(10, 40)]
     rows[7] = RowError("rows:17", "not JSON")
     chunks = ((range(n, n + 5), rows[n - 10 : n - 5]) for n in range(10, 40, 5))
-    answerer = Answerer(config, tokenizer, [2], Dispatcher(pool, limit=8), None)
+    sampler = Sampler(config.rollout, pool, [2], seed=42, max_len=20)
+    answerer = Answerer(config, tokenizer, sampler, None, limit=4)
     return list(answerer.answer(chunks)), pool.asked, answerer
 
 
@@ -68,10 +65,10 @@ def test_each_answer_goes_to_the_row_that_asked_for_it(answered):
 
 
 @pytest.mark.notices(
-    "all samples of a row are drawn alike",
+    "all rows of a file are drawn alike",
     "offline/answers.py",
-    "self.config.rollout.seed, number, sample)",
-    "self.config.rollout.seed, number)",
+    "self.encoder.encode(row), index=number)",
+    "self.encoder.encode(row), index=0)",
 )
 def test_every_sample_of_every_row_has_a_seed_of_its_own(answered):
     _, asked, _ = answered

@@ -11,10 +11,12 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.config.agent import AgentSourceConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import samples_file
 
 pytestmark = pytest.mark.stack
 
@@ -127,6 +129,10 @@ def test_log_probs_of_engine_and_trainer_agree_over_all_turns(samples, record_pr
 def test_metrics_of_episodes_are_logged(whole):
     rows = [row for row in read_rows(whole / "metrics.jsonl") if "train/reward" in row]
     assert rows and all(1 <= row["agent/turns"] <= 2 and row["train/reward"] >= 0.5 for row in rows)
+    for step, row in enumerate(rows, 1):
+        table = pq.read_table(samples_file(whole / "rollouts", step))
+        for ending in Ending:
+            assert row[f"agent/ended/{ending.value}"] == table["ending"].to_pylist().count(ending.value)
 
 
 def test_the_timeline_tells_environments_from_engines(whole):

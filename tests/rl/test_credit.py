@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from given import prompt
 from memory import peak_bytes
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
 from rlhf_suite.data.batch import TokenBatch
@@ -104,7 +105,7 @@ def test_gae_gives_returns_for_the_critic(batch):
 
 def ledger(group: int, *turns: int) -> Trajectory:
     """A prompt of two tokens, then turns of the model (positive: so many tokens) and of a tool (negative)."""
-    result = Trajectory.start(0, group, 0, [1, 2])
+    result = Trajectory.start(prompt(), group, 0)
     for count in turns:
         if count > 0:
             result.append_model(np.full(count, 3), np.zeros(count, np.float32), 0)

@@ -13,7 +13,7 @@ from plain_run import run, small
 
 from rlhf_suite.data.trajectory import MODEL
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.rl.samples import read_samples
+from rlhf_suite.rl.sample_table import read_samples
 from rlhf_suite.tracking.metrics import read_rows
 
 pytestmark = pytest.mark.stack

@@ -15,10 +15,10 @@ import pytest
 import ray
 from plain_run import small
 
+from given import prompt
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.loop_thread import LoopThread
@@ -129,9 +129,9 @@ class Job:
         found = []
         for number in range(count):
             text = f"number {number}"
-            prompt = Prompt(self.tokenizer(text)["input_ids"], text, labels[number % len(labels)], "default", "here")
-            ledger = Trajectory.start(number, number // 2, number % 2, prompt.ids)
-            found.append(self.policy.loop.start(episodes.run(prompt, ledger, sampling, (5, 0, 8, number))))
+            task = prompt(number, self.tokenizer(text)["input_ids"], text, label=labels[number % len(labels)])
+            ledger = Trajectory.start(task, number // 2, number % 2)
+            found.append(self.policy.loop.start(episodes.run(ledger, sampling, (5, 0, 8, number))))
         return found
 
     def wait_for_requests(self, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.rollout import EQUAL_STEPS, EqualRewards
@@ -14,9 +15,9 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 def step(*groups: list[float]) -> ScoredTrajectories:
     """The rewards of the answers to each prompt."""
     flat = [(number, reward) for number, rewards in enumerate(groups) for reward in rewards]
-    trajectories = [Trajectory.start(number, number, 0, [1]) for number, _ in flat]
+    trajectories = [Trajectory.start(prompt(number), number, 0) for number, _ in flat]
     values, texts = np.array([reward for _, reward in flat], np.float32), [""] * len(flat)
-    return ScoredTrajectories(trajectories, values, values, *[texts] * 5)
+    return ScoredTrajectories(trajectories, values, values, texts, texts)
 
 
 @pytest.fixture

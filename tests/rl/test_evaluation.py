@@ -8,22 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.evaluation import Evaluator, table_of_calls
+from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 
-TRAINING = [Prompt([9], "t", "", "math", "t:1")]
-HELD_OUT = [
-    Prompt([1, prompt], f"p{prompt}", "", source, "e:1") for prompt, source in enumerate(("math", "math", "code"))
-]
+HELD_OUT = [prompt(n, [1, n], f"p{n}", kind) for n, kind in enumerate(("math", "math", "code"))]
 # Scores of four samples of each prompt; one half is not above one half. The reward is ten times the score.
 SCORES = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 
@@ -50,19 +48,17 @@ class Scores:
     journal = Journal(LoggerConfig(progress=False), RunFolder(Path("none")), "ppo")
 
     def score(self, trajectories):
-        scores = np.array([SCORES[t.prompt][t.sample] for t in trajectories], np.float32)
-        prompts = [HELD_OUT[t.prompt] for t in trajectories]
-        texts = [prompt.text for prompt in prompts]
-        sources = [prompt.datasource for prompt in prompts]
-        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts, texts, sources, texts), {}
+        scores = np.array([SCORES[t.prompt.index][t.sample] for t in trajectories], np.float32)
+        texts = [t.prompt.text for t in trajectories]
+        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts), {}
 
 
-def evaluate(folder, sources=()):
+def evaluate(folder):
     """The metrics of an evaluation, and what the engines were asked."""
     rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines()
-    sampler = Sampler(rollout, TRAINING, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
+    sampler = Sampler(rollout, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
     config = RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25)
-    return Evaluator(config, HELD_OUT, sampler, Scores(), folder, sources).evaluate(3), engines.asked
+    return Evaluator(config, HELD_OUT, sampler, Scores(), folder, SampleFiles()).evaluate(3), engines.asked
 
 
 @pytest.fixture
@@ -129,7 +125,7 @@ def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
     "float(scored.rewards.mean())",
 )
 def test_each_source_has_means_of_its_own_samples(tmp_path):
-    metrics, _ = evaluate(tmp_path, [prompt.datasource for prompt in HELD_OUT])
+    metrics, _ = evaluate(tmp_path)
     assert metrics["eval/math/reward"] == pytest.approx(10 * 5 / 8) and metrics["eval/code/reward"] == 0
     assert metrics["eval/math/pass1"] == pytest.approx((1 / 4 + 3 / 4) / 2) and metrics["eval/code/pass1"] == 0
     assert metrics["eval/math/num_samples"] == 8 and metrics["eval/code/num_samples"] == 4

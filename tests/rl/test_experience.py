@@ -10,6 +10,7 @@ import pytest
 import torch
 from plain_run import small
 
+from given import prompt
 from rlhf_suite.config.plan import REFERENCE, Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
@@ -73,7 +74,7 @@ def test_one_optimiser_step_on_fresh_samples_needs_no_old_log_probs():
 )
 def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine():
     """Weights 4 wrote the first sample, 5 the second: the policy is at 5, where the two sides differ by 2e-5."""
-    made = [Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)]
+    made = [Trajectory.start(prompt(), 0, sample) for sample in range(2)]
     for version, one in zip((4, 5), made, strict=True):
         one.append_model(np.array([7]), np.array([-1.0], np.float32), version)
     batch = to_batch(made)
@@ -107,12 +108,12 @@ class Asked:
 
 def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
     """A maker with a policy and a reference; two samples with shaped rewards beside their scores."""
-    answers = [Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)]
+    answers = [Trajectory.start(prompt(), 0, sample) for sample in range(2)]
     for one in answers:
         one.append_model(np.array([7]), np.array([-1.0], np.float32), 3)
     rewards, scores = np.array([0.5, -0.25], np.float32), np.array([1.0, 0.0], np.float32)
     both = maker(PolicyGroup(Asked()), ReferenceGroup(Asked()), **flags)
-    return both, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
+    return both, ScoredTrajectories(answers, rewards, scores, [], [])
 
 
 @pytest.mark.notices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from given import prompt
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
@@ -18,10 +19,10 @@ from rlhf_suite.rl.scoring import Scorer
     "        for ledger in ledgers[-1:]:\n            ledger.turn_rewards[:] = 0",
 )
 def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
-    ledgers = [Trajectory.start(0, 0, 0, [1, 2, 3]) for _ in range(2)]
+    ledgers = [Trajectory.start(prompt(), 0, 0) for _ in range(2)]
     for number, ledger in enumerate(ledgers):
         ledger.fork, ledger.turn_rewards[-1] = number, 0.5
     ledgers[-1].failure = "no luck"
-    scorer = Scorer(RewardConfig(), [], None, None, None, AgentConfig(on_error="zero"))
+    scorer = Scorer(RewardConfig(), None, None, None, AgentConfig(on_error="zero"))
     assert scorer.kept(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
     assert not any(ledger.turn_rewards.any() for ledger in ledgers)

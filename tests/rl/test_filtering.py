@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.registry import SourceError
@@ -51,7 +51,7 @@ def looking_prompts(candidates, generator):
     return rarest(candidates, generator)
 
 def odd(group):
-    return "odd prompt" if group.trajectories[0].prompt % 2 else None
+    return "odd prompt" if group.trajectories[0].prompt.index % 2 else None
 
 def everything(group):
     return "no good"
@@ -228,9 +228,9 @@ def test_a_filter_that_fails_or_objects_to_everything_ends_the_run(ranks, own, t
 
 
 def one_group(scores) -> ScoredTrajectories:
-    trajectories = [Trajectory.start(5, 0, sample, [1]) for sample in range(len(scores))]
+    trajectories = [Trajectory.start(prompt(5), 0, sample) for sample in range(len(scores))]
     values, texts = np.array(scores, np.float32), [""] * len(scores)
-    return ScoredTrajectories(trajectories, values, values, *[texts] * 5, [{}] * len(scores))
+    return ScoredTrajectories(trajectories, values, values, texts, texts, [{}] * len(scores))
 
 
 @pytest.mark.notices(
@@ -240,7 +240,7 @@ def one_group(scores) -> ScoredTrajectories:
     "[self.seed, PROMPTS, 0]",
 )
 def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_round_alone(own):
-    prompts = [Prompt([1], "", "", "", "")] * 100
+    prompts = [prompt()] * 100
     filters = [Filters(AlgoConfig(prompt_filter=f"{own}:drawn"), prompts, seed) for seed in (0, 0, 1)]
     first, same, other = ([each.chosen(range(100), History(), number) for number in range(8)] for each in filters)
     assert first == same != other and len({tuple(places) for places in first}) > 1
@@ -248,7 +248,7 @@ def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_ro
 
 @pytest.mark.parametrize("function", ["none", "beyond", "texts"])
 def test_a_filter_of_prompts_returns_places_of_candidates(own, function):
-    filters = Filters(AlgoConfig(prompt_filter=f"{own}:{function}"), [Prompt([1], "", "", "", "")] * 3, 0)
+    filters = Filters(AlgoConfig(prompt_filter=f"{own}:{function}"), [prompt()] * 3, 0)
     with pytest.raises(UserError, match="return places of one or more of the 3 candidates"):
         filters.chosen([0, 1, 2], History(), 0)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from given import prompt
 from rlhf_suite.algo.advantage import WITH_TIME
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import PromptDataConfig
@@ -18,8 +19,8 @@ from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.reward import RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.batch import take
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model, load_tokenizer
@@ -41,14 +42,14 @@ pytestmark = pytest.mark.stack
 PROMPT, FIRST, SAID, SECOND = [40, 41], [60, 61, 62], [70], [80, 81]
 
 
-def ledger(prompt: list[int], *turns: list[int], group: int = 0, sample: int = 0, fork: int = 0) -> Trajectory:
+def ledger(begins: list[int], *turns: list[int], group: int = 0, sample: int = 0, fork: int = 0) -> Trajectory:
     """A prompt, and turns of the model with what an environment says between them."""
-    result = Trajectory.start(group, group, sample, prompt)
+    result = Trajectory.start(prompt(group, PROMPT, "p"), group, sample, begins)
     for number, turn in enumerate(turns):
         if number:
             result.append_environment(SAID)
         result.append_model(np.array(turn), np.full(len(turn), -0.5, np.float32), 4)
-    result.fork, result.finish_reason = fork, "stop"
+    result.fork = fork
     return result
 
 
@@ -68,7 +69,7 @@ def other(sample: int) -> list[Trajectory]:
 
 def scored(trajectories: list[Trajectory], rewards: list[float]) -> ScoredTrajectories:
     texts, values = ["x"] * len(trajectories), np.array(rewards, np.float32)
-    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, texts, texts, [{}] * len(texts))
+    return ScoredTrajectories(trajectories, values, values, texts, texts, [{}] * len(texts))
 
 
 def experience(trajectories: list[Trajectory], rewards: list[float], estimator: str, **more) -> Experience:
@@ -201,16 +202,16 @@ def test_dynamic_filtering_counts_episodes(tmp_path):
     folder = RunFolder(tmp_path)
     order = BatchOrder(1, 1, 0)
     parts = (Shaper(RLRewardConfig(), lambda prompt: 10), Journal(LoggerConfig(progress=False), folder, "ppo"))
-    builder = RolloutBuilder(Filters(algo, [], 0), RolloutConfig(batch_size=1), order, None, None, *parts)
+    builder = RolloutBuilder(Filters(algo, [], 0), RolloutConfig(batch_size=1), order, None, None, *parts, [])
     assert builder.objection(group, Counter()) is None
 
 
 def test_penalties_are_those_of_episodes():
     """Of ten tokens after the prompt the last six cost; the longest ledger has one of these."""
     long = [ledger(PROMPT, [50] * 5), ledger(PROMPT, [51], fork=1)]
-    long[0].finish_reason = "length"  # a turn in the middle
+    long[0].ending = Ending.CUT  # a turn in the middle
     cut = [ledger(PROMPT, [50], sample=1), ledger(PROMPT, [51], sample=1, fork=1)]
-    cut[1].finish_reason = "length"
+    cut[1].ending = Ending.CUT
     samples = scored([*long, *cut], [1.0] * 4)
     shaped = Shaper(RLRewardConfig(overlong_buffer_len=6), lambda prompt: 10).shape(samples)
     assert shaped.rewards.tolist() == pytest.approx([1 - 1 / 6] * 2 + [1] * 2)
@@ -242,8 +243,7 @@ def score(tmp_path):
     def scored_by(source: Counting, trajectories: list[Trajectory], **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         tokenizer = load_tokenizer("builtin:tiny", PromptDataConfig())
-        prompts = [Prompt(PROMPT, "p", "", "default", "")] * 2
-        return Scorer(RewardConfig(**config), prompts, tokenizer, source, journal).score(trajectories)
+        return Scorer(RewardConfig(**config), tokenizer, source, journal).score(trajectories)
 
     return scored_by
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from given import prompt
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, mismatch
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, DPOAlgoConfig, KTOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig
@@ -32,7 +33,7 @@ WORLD = World(0, Mesh(1), torch.device("cpu"))
 
 def silent() -> Experience:
     """Two samples in which the model wrote nothing, with all columns."""
-    batch = to_batch([Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)])
+    batch = to_batch([Trajectory.start(prompt(), 0, sample) for sample in range(2)])
     names = ("old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
     columns = {name: torch.full((4,), -1.0) for name in names}
     return replace(batch, **columns, reward=torch.tensor([1.0, 0.0]), greedy=torch.zeros(2))
@@ -92,10 +93,10 @@ def test_a_rollout_without_tokens_has_no_distances_and_no_age():
     "one sample has a spread", "rl/sample_metrics.py", "    if len(groups) > 1:\n", "    if len(groups) > 0:\n"
 )
 def test_one_sample_has_no_spread():
-    one = Trajectory.start(0, 0, 0, [1, 2])
+    one = Trajectory.start(prompt(), 0, 0)
     one.append_model(np.array([7]), np.array([-1.0], np.float32), 0)
     numbers = np.array([1.0], np.float32)
-    found = sample_metrics(ScoredTrajectories([one], numbers, numbers, *[[""]] * 5, extra=[{}]))
+    found = sample_metrics(ScoredTrajectories([one], numbers, numbers, [""], [""], extra=[{}]))
     assert not [key for key in found if key.endswith("_std")] and found["train/reward"] == 1
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.logger import LoggerConfig
@@ -14,6 +15,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.prompts import load_prompts
+from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.journal import Journal
@@ -39,7 +41,7 @@ def prompts_of(files: str, **flags):
 def test_evaluation_sets_have_their_own_columns(files):
     prompts = prompts_of(files)
     assert [(p.text, p.label) for p in prompts.held_out[4:]] == [("spell 0", ""), ("spell 1", "x"), ("spell 2", "xx")]
-    assert prompts.held_out_sources == ["sums"] * 4 + ["words"] * 3
+    assert [p.source for p in prompts.held_out] == ["sums"] * 4 + ["words"] * 3
 
 
 def test_the_limit_of_samples_holds_for_each_set(files):
@@ -52,30 +54,33 @@ def test_the_sources_of_a_mixture_of_prompts_are_known(files, tmp_path):
     data = PromptDataConfig(prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
     prompts = load_prompts(data, RLEvalConfig(), 42, byte_tokenizer())
     expected = ["words" if prompt.text.startswith("spell") else "sums" for prompt in prompts.train]
-    assert list(prompts.train_sources) == expected and set(expected) == {"sums", "words"}
+    assert [prompt.source for prompt in prompts.train] == expected and set(expected) == {"sums", "words"}
+    assert [prompt.index for prompt in prompts.train] == [*range(len(expected))]
 
 
 def scored(sources: list[str], scores: list[float]) -> ScoredTrajectories:
     """One sample of each prompt."""
     trajectories = []
-    for index in range(len(sources)):
-        trajectory = Trajectory.start(index, index, 0, [1, 2])
+    for index, source in enumerate(sources):
+        trajectory = Trajectory.start(prompt(index, source=source), index, 0)
         trajectory.append_model(np.array([3, 4]), np.zeros(2, np.float32), 0)
         trajectories.append(trajectory)
     values, texts = np.array(scores, np.float32), [""] * len(sources)
-    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, ["default"] * 4, texts, [{}] * 4)
+    return ScoredTrajectories(trajectories, values, values, texts, texts, [{}] * 4)
 
 
 def test_training_metrics_tell_prompt_files_apart():
-    sources = ["sums", "sums", "words", "words"]
-    metrics = sample_metrics(scored(sources, [1, 0, 1, 1]), sources)
+    metrics = sample_metrics(scored(["sums", "sums", "words", "words"], [1, 0, 1, 1]))
     assert (metrics["train/sums/reward"], metrics["train/words/reward"]) == (0.5, 1.0)
-    assert "train/sums/reward" not in sample_metrics(scored(sources, [1, 0, 1, 1]), ["sums"] * 4)
+    assert "train/sums/reward" not in sample_metrics(scored([""] * 4, [1, 0, 1, 1]))
 
 
 def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
     class Samples:
         """In place of engines and reward."""
+
+        def __init__(self, *sources: str) -> None:
+            self.sources = sources
 
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
 
@@ -86,10 +91,10 @@ def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
             return []
 
         def score(self, _):
-            return scored(["sums", "sums", "words", "words"], [1, 0, 1, 1]), {}
+            return scored(self.sources, [1, 0, 1, 1]), {}
 
-    config, sources = RLEvalConfig(n_samples_per_prompt=1), ["sums", "sums", "words", "words"]
-    several = Evaluator(config, [], Samples(), Samples(), tmp_path, sources).evaluate(0)
+    config, two = RLEvalConfig(n_samples_per_prompt=1), Samples("sums", "sums", "words", "words")
+    several = Evaluator(config, [], two, two, tmp_path, SampleFiles()).evaluate(0)
     assert [several[f"eval/{name}pass1"] for name in ("", "sums/", "words/")] == [0.75, 0.5, 1.0]
-    one = Evaluator(config, [], Samples(), Samples(), tmp_path, ["sums"] * 4).evaluate(0)
+    one = Evaluator(config, [], Samples(*[""] * 4), Samples(*[""] * 4), tmp_path, SampleFiles()).evaluate(0)
     assert one["eval/pass1"] == 0.75 and not any(name.startswith("eval/sums") for name in one)

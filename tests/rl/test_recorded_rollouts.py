@@ -9,22 +9,25 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from given import prompt
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Trajectory, to_batch
-from rlhf_suite.rl.replay import Replay, read_rollouts
+from rlhf_suite.rl.replay import Replay
 from rlhf_suite.rl.rollout_file import write_rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
+from rlhf_suite.rl.sample_table import read_table
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.run_folder import samples_file
 
 
 def ledger(group: int, sample: int, fork: int = 0, turn_reward: float = 0.0) -> Trajectory:
     """Two turns with an answer of an environment between them, all of other lengths in each group."""
-    made = Trajectory.start(7 + group, group, sample, [1, 2, 3])
+    made = Trajectory.start(prompt(7 + group, [1, 2, 3], datasource="ab"[group]), group, sample)
     made.append_model(np.arange(4 + group), -np.linspace(0.1, 0.7, 4 + group).astype(np.float32), 5)
     made.turn_rewards[-1] = turn_reward
     made.append_environment([9, 9])
     made.append_model(np.array([8]), np.array([-0.25], np.float32), 6)
-    made.finish_reason, made.fork = "length" if sample else "stop", fork
+    made.ending, made.fork = Ending.CUT if sample else Ending.TURNS, fork
     return made
 
 
@@ -33,7 +36,7 @@ def scored(made: list[Trajectory], greedy: bool) -> ScoredTrajectories:
     texts = [f"text {row}" for row in range(len(made))]
     extra = [{"length": 0.5, "agent/turns": 2.0} if row % 2 else {"length": 0.25} for row in range(len(made))]
     baseline = rewards / 3 if greedy else None
-    return ScoredTrajectories(made, rewards, rewards + 1, texts, texts, texts, ["a", "b"] * 2, texts, extra, baseline)
+    return ScoredTrajectories(made, rewards, rewards + 1, texts, texts, extra, baseline)
 
 
 CASES = {
@@ -45,21 +48,21 @@ CASES = {
 
 @pytest.mark.notices(
     "a replay trains on scores in place of shaped rewards",
-    "rl/replay.py",
-    'rewards=floats("reward")',
-    'rewards=floats("score")',
+    "rl/sample_table.py",
+    'rewards=self.array("reward",',
+    'rewards=self.array("score",',
 )
 @pytest.mark.notices(
     "a replay forgets the rewards of turns",
-    "rl/replay.py",
-    'tokens("turn_rewards") if "turn_rewards" in names else [',
-    "[",
+    "rl/sample_table.py",
+    "self.tokens(TURNS, np.float32) if TURNS in self.names else none",
+    "none",
 )
 @pytest.mark.notices(
     "a replay takes the trainer's log-probs for the engine's",
-    "rl/replay.py",
-    'tokens("engine_log_probs")',
-    'tokens("old_log_probs")',
+    "rl/sample_table.py",
+    '            "engine_log_probs": np.float32,',
+    '            "old_log_probs": np.float32,',
 )
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("case", CASES)
@@ -68,7 +71,7 @@ def test_samples_come_back_as_they_were_trained_on(tmp_path, case, greedy):
     given = None if samples.greedy is None else torch.from_numpy(samples.greedy)
     batch = replace(to_batch(samples.trajectories), reward=torch.from_numpy(samples.rewards), greedy=given)
     write_rollouts(tmp_path, 1, samples, batch)
-    found = read_rollouts(samples_file(tmp_path, 1))
+    found = read_table(samples_file(tmp_path, 1))
     again = to_batch(found.trajectories)
     for unit in ("token", "row"):
         columns = to_batch(samples.trajectories).columns(unit)
@@ -76,13 +79,13 @@ def test_samples_come_back_as_they_were_trained_on(tmp_path, case, greedy):
         assert all(torch.equal(values, again.columns(unit)[name]) for name, values in columns.items())
     assert torch.equal(again.ids, batch.ids) and torch.equal(again.lengths, batch.lengths)
     for ours, theirs in zip(found.trajectories, samples.trajectories, strict=True):
-        assert (ours.prompt, ours.group, ours.sample, ours.fork) == (
-            theirs.prompt,
+        assert (ours.prompt.index, ours.group, ours.sample, ours.fork) == (
+            theirs.prompt.index,
             theirs.group,
             theirs.sample,
             theirs.fork,
         )
-        assert ours.finish_reason == theirs.finish_reason
+        assert ours.ending == theirs.ending
         assert np.array_equal(ours.version, theirs.version) and np.array_equal(ours.owner, theirs.owner)
     assert np.array_equal(found.rewards, samples.rewards) and found.rewards.dtype == np.float32
     assert np.array_equal(found.scores, samples.scores)
@@ -97,7 +100,7 @@ def test_steps_are_counted_up_to_the_first_that_is_missing(tmp_path):
     for step in (1, 2, 4):
         batch = to_batch(samples.trajectories)
         write_rollouts(tmp_path, step, samples, replace(batch, reward=torch.from_numpy(samples.rewards)))
-    assert Replay(tmp_path, ()).steps == 2
+    assert Replay(tmp_path).steps == 2
     assert pq.read_metadata(samples_file(tmp_path, 1)).num_rows == 4
 
 
@@ -105,5 +108,5 @@ def test_the_log_probs_of_the_engine_come_back_and_not_the_trainers(tmp_path):
     samples = scored(CASES["plain"], greedy=False)
     batch = replace(to_batch(samples.trajectories), reward=torch.from_numpy(samples.rewards))
     write_rollouts(tmp_path, 1, samples, replace(batch, old_log_probs=batch.engine_log_probs - 0.5))
-    again = to_batch(read_rollouts(samples_file(tmp_path, 1)).trajectories)
+    again = to_batch(read_table(samples_file(tmp_path, 1)).trajectories)
     assert torch.equal(again.engine_log_probs, batch.engine_log_probs)

@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
@@ -27,27 +29,24 @@ from rlhf_suite.tracking.journal import Journal
 PROMPTS = 8
 
 
-def trajectory(prompt=0, group=0, sample=0, own=3, finish="stop", greedy=False) -> Trajectory:
+def trajectory(index=0, group=0, sample=0, own=3, *, finish="stop", greedy=False, source="a") -> Trajectory:
     """A prompt of 2 tokens, `own` of the model with one of an environment in between."""
-    result = replace(Trajectory.start(prompt, group, sample, [1, 2]), greedy=greedy)
+    result = replace(Trajectory.start(prompt(index, datasource=source), group, sample), greedy=greedy)
     result.append_model(np.arange(own - 1), np.full(own - 1, -0.1, np.float32), 4)
     result.append_environment([7])
     result.append_model(np.array([9]), np.array([-0.3], np.float32), 4)
-    result.finish_reason = finish
+    result.ending = Ending.of_response(finish)
     return result
 
 
-def scored(trajectories, rewards, **more) -> ScoredTrajectories:
-    texts = [f"{t.prompt}.{t.sample}" for t in trajectories]
+def scored(trajectories, rewards) -> ScoredTrajectories:
+    texts = [f"{t.prompt.index}.{t.sample}" for t in trajectories]
     values = np.array(rewards, np.float32)
     return ScoredTrajectories(
         trajectories,
         values,
         values,
         texts,
-        texts,
-        texts,
-        more.get("sources", ["a"] * len(texts)),
         texts,
         [{}] * len(texts),
     )
@@ -86,7 +85,7 @@ def test_the_overlong_penalty_counts_model_tokens_and_the_room_that_others_left(
 
 def test_an_episode_that_is_cut_off_is_as_overlong_as_a_single_turn():
     """Both end where nothing more fits: one wrote 16 tokens, the other 8 beside 8 of an environment."""
-    single, episode = (Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2))
+    single, episode = (Trajectory.start(prompt(), 0, sample) for sample in range(2))
     single.append_model(np.arange(16), np.zeros(16, np.float32), 0)
     episode.append_model(np.arange(4), np.zeros(4, np.float32), 0)
     episode.append_environment([7] * 8)
@@ -130,7 +129,7 @@ def test_greedy_samples_become_baselines_of_their_group():
 
 
 def test_metrics_are_told_by_source():
-    samples = scored([trajectory(sample=s) for s in range(3)], [1.0, 0.0, 1.0], sources=["a", "b", "b"])
+    samples = scored([trajectory(sample=s, source="abb"[s]) for s in range(3)], [1.0, 0.0, 1.0])
     metrics = sample_metrics(replace(samples, rewards=np.array([0.5, 0, 0.25], np.float32)))
     assert (metrics["train/reward"], metrics["train/score"]) == pytest.approx((0.25, 2 / 3))
     assert (metrics["train/a/pass_rate"], metrics["train/b/pass_rate"]) == (1, 0.5)
@@ -160,7 +159,7 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
             for name in ("ids", "owner", "engine_log_probs", "version", "turn_rewards"):
                 assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
                 assert getattr(one, name).dtype == getattr(other, name).dtype
-            assert (one.prompt, one.group, one.greedy) == (other.prompt, other.group, other.greedy)
+            assert (one.prompt.index, one.group, one.greedy) == (other.prompt.index, other.group, other.greedy)
 
 
 def test_no_samples_on_disk_are_none(tmp_path):
@@ -173,13 +172,13 @@ class Answers(Scorer):
     complete when the one before it has been scored, and the last group is the first that is complete."""
 
     def __init__(self, journal: Journal, waits: bool = False) -> None:
-        super().__init__(RLRewardConfig(), [], None, None, journal)
+        super().__init__(RLRewardConfig(), None, None, journal)
         self.asked: list[list[int]] = []
         self.waits, self.scored_groups = waits, queue.SimpleQueue[list[int]]()
 
-    def sample_rollout(self, indices, stream, ended):
-        self.asked.append(list(indices))
-        for group, index in reversed([*enumerate(indices)]):
+    def sample_rollout(self, prompts, stream, ended):
+        self.asked.append([each.index for each in prompts])
+        for group, index in reversed([*enumerate(self.asked[-1])]):
             yield [trajectory(index, group, sample) for sample in range(2)]
             if self.waits:
                 assert self.scored_groups.get(timeout=60) == [group, group]
@@ -192,7 +191,7 @@ class Answers(Scorer):
 
     def score(self, trajectories, is_part=False):
         self.scored_groups.put([t.group for t in trajectories])
-        return scored(trajectories, [float(t.prompt % 2 == 0 and t.sample == 0) for t in trajectories]), {}
+        return scored(trajectories, [float(t.prompt.index % 2 == 0 and t.sample == 0) for t in trajectories]), {}
 
 
 @pytest.fixture
@@ -216,6 +215,7 @@ def builder(tmp_path):
             answers,
             Shaper(config.reward, lambda _: 9),
             journal,
+            [prompt(index) for index in range(PROMPTS)],
         )
 
     return make
@@ -226,12 +226,12 @@ def test_a_group_is_scored_while_the_engines_write_others_and_the_rollout_has_it
     samples, metrics = one.build(0)
     assert prompts_of(samples) == one.order.indices(0)
     assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
-    assert samples.responses == [f"{t.prompt}.{t.sample}" for t in samples.trajectories]
+    assert samples.responses == [f"{t.prompt.index}.{t.sample}" for t in samples.trajectories]
     assert metrics["rollout/num_samples"] == 6
 
 
 def prompts_of(samples: ScoredTrajectories) -> list[int]:
-    return [t.prompt for t in samples.trajectories if t.sample == 0]
+    return [t.prompt.index for t in samples.trajectories if t.sample == 0]
 
 
 @pytest.mark.notices(
@@ -250,13 +250,13 @@ def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
         trained += prompts_of(samples)
         assert metrics["rollout/waiting_groups"] == len(one.state.waiting)
     even = [index for asked in one.sampler.asked for index in asked if index % 2 == 0]
-    assert trained + [group.trajectories[0].prompt for group in one.state.waiting] == even
+    assert trained + [group.trajectories[0].prompt.index for group in one.state.waiting] == even
     assert not any(index % 2 for index in trained)
 
 
 def test_a_step_with_enough_waiting_groups_samples_nothing(builder):
     one = builder()
-    one.state.waiting = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
+    one.state.waiting = [scored([trajectory(index, 0, s) for s in range(2)], [0, 1]) for index in (2, 4, 6, 0)]
     samples, metrics = one.build(0)
     assert prompts_of(samples) == [2, 4, 6] and one.sampler.asked == []
     assert (metrics["rollout/filter_rounds"], metrics["rollout/waiting_groups"]) == (0, 1)
@@ -276,8 +276,8 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_happened(builder, tmp_path)
     for step in range(2, 5):
         last, _ = second.build(step)
     assert second.state.rounds == whole.state.rounds
-    assert [g.trajectories[0].prompt for g in second.state.waiting] == [
-        g.trajectories[0].prompt for g in whole.state.waiting
+    assert [g.trajectories[0].prompt.index for g in second.state.waiting] == [
+        g.trajectories[0].prompt.index for g in whole.state.waiting
     ]
     assert whole.sampler.asked == first.sampler.asked + second.sampler.asked
     assert len(last.trajectories) == 6

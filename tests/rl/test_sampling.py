@@ -7,16 +7,17 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import Generation
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import place_of
 
-PROMPTS = [Prompt([1] * length, "p" * length, "", "default", f"rows:{length}") for length in (3, 5, 17)]
+PROMPTS = [prompt(index, [1] * length, "p" * length) for index, length in enumerate((3, 5, 17))]
 
 
 class Engines:
@@ -34,12 +35,13 @@ class Engines:
 
 def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
     config = RolloutConfig(n_samples_per_prompt=3, temperature=0.7, **rollout)
-    return Sampler(config, PROMPTS, Engines(), [2], seed=42, max_len=20, adds_greedy=adds_greedy, sleeps=False)
+    return Sampler(config, Engines(), [2], seed=42, max_len=20, adds_greedy=adds_greedy, sleeps=False)
 
 
 def rollout(one: Sampler, indices: list[int], stream: int = 0) -> list[Trajectory]:
     """Sample a rollout; its groups are sorted, since they end in any order."""
-    return sorted(chain.from_iterable(one.sample_rollout(indices, stream, Ended("responses"))), key=place_of)
+    groups = one.sample_rollout([PROMPTS[index] for index in indices], stream, Ended("responses"))
+    return sorted(chain.from_iterable(groups), key=place_of)
 
 
 def seeds(one: Sampler) -> list[int]:
@@ -51,10 +53,12 @@ def seeds(one: Sampler) -> list[int]:
 @pytest.mark.notices(
     "every step draws with the same seeds",
     "rl/sampling.py",
-    "[(self.seed, *stream, t.prompt, ",
-    "[(self.seed, t.prompt, ",
+    "[(self.seed, *stream, t.prompt.index, ",
+    "[(self.seed, t.prompt.index, ",
 )
-@pytest.mark.notices("every sample of a group has the same seed", "rl/sampling.py", "t.prompt, t.sample)", "t.prompt)")
+@pytest.mark.notices(
+    "every sample of a group has the same seed", "rl/sampling.py", "t.prompt.index, t.sample)", "t.prompt.index)"
+)
 @pytest.mark.notices(
     "an evaluation draws with the seeds of training",
     "rl/sampling.py",
@@ -67,7 +71,7 @@ def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
     for stream in (0, 1):
         rollout(one, [0, 2], stream)
         drawn += seeds(one)
-    one.sample(PROMPTS, [0, 2], 3, one.settings(0.6), (EVALUATION, 0))
+    one.sample([PROMPTS[0], PROMPTS[2]], 3, one.settings(0.6), (EVALUATION, 0))
     drawn += seeds(one)
     assert len(drawn) == len(set(drawn)) == 3 * 2 * 3
 
@@ -82,7 +86,7 @@ def test_the_seed_of_a_sample_depends_on_its_prompt_and_not_on_its_place():
 
 def test_samples_of_a_prompt_are_a_group_side_by_side():
     made = rollout(sampler(), [2, 0])
-    assert [(t.prompt, t.group, t.sample) for t in made] == [
+    assert [(t.prompt.index, t.group, t.sample) for t in made] == [
         (2, 0, 0),
         (2, 0, 1),
         (2, 0, 2),
@@ -92,7 +96,7 @@ def test_samples_of_a_prompt_are_a_group_side_by_side():
     ]
     assert not any(t.greedy for t in made)
     assert made[0].ids.tolist() == [1] * 17 + [4, 5]
-    assert made[0].finish_reason == "stop"
+    assert made[0].ending is Ending.FINISHED
 
 
 @pytest.mark.notices(
@@ -124,8 +128,8 @@ def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_n
 @pytest.mark.notices(
     "all tokens of a response have the version of its first one",
     "rl/sampling.py",
-    "generation.log_probs, generation.versions)",
-    "generation.log_probs, generation.versions[:1])",
+    "log_probs, generation.versions)",
+    "log_probs, generation.versions[:1])",
 )
 def test_each_token_has_the_version_of_the_weights_that_wrote_it():
     made = rollout(sampler(), [0])

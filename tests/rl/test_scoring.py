@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from given import prompt
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import NamedSourceConfig, RewardConfig
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.load import load_tokenizer
@@ -31,7 +31,7 @@ def reward_func(queries, prompts, labels):
     logs = {"label": [float(label) for label in labels]}
     return {"rewards": rewards, "scores": scores, "extra_logs": logs}
 """
-PROMPTS = [Prompt([], f"prompt {number}", str(number), f"source {number}", "") for number in range(4)]
+PROMPTS = [prompt(number, [], f"prompt {number}", f"source {number}", label=str(number)) for number in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def score(tokenizer, rewards, tmp_path):
 
     def scored(*answers: str, **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-        scorer = Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal)
+        scorer = Scorer(RewardConfig(**config), tokenizer, rewards, journal)
         return scorer.score([sample(tokenizer, i, text) for i, text in enumerate(answers)])
 
     return scored
@@ -62,8 +62,8 @@ def score(tokenizer, rewards, tmp_path):
 
 def sample(tokenizer, number: int, answer: str) -> Trajectory:
     group = number // 2
-    prompt = (3, 1, 2)[group]
-    one = Trajectory.start(prompt, group, number % 2, tokenizer(PROMPTS[prompt].text)["input_ids"])
+    place = (3, 1, 2)[group]
+    one = Trajectory.start(PROMPTS[place], group, number % 2, tokenizer(PROMPTS[place].text)["input_ids"])
     ids = np.array(tokenizer(f"{answer}<|im_end|>")["input_ids"])
     one.append_model(ids, np.zeros(len(ids), np.float32), 0)
     return one
@@ -72,8 +72,8 @@ def sample(tokenizer, number: int, answer: str) -> Trajectory:
 @pytest.mark.notices(
     "labels are those of the prompts at the start of the data",
     "rl/scoring.py",
-    "self.prompts[t.prompt] for t",
-    "self.prompts[t.group] for t",
+    "prompts, queries = [t.prompt for t",
+    "prompts, queries = [trajectories[0].prompt for t",
 )
 @pytest.mark.notices(
     "evaluations are of rewards, not of scores",
@@ -102,7 +102,7 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     rules = {name: NamedSourceConfig(rule=name) for name in ("exact_match", "math", "repetition")}
     config = RewardConfig(sources=rules)
     with closing(Rewards(config, tmp_path / "log")) as rewards:
-        scored, _ = Scorer(config, PROMPTS, tokenizer, rewards, journal).score([one, sample(tokenizer, 1, "3")])
+        scored, _ = Scorer(config, tokenizer, rewards, journal).score([one, sample(tokenizer, 1, "3")])
     assert scored.extra[0] == {
         "exact_match/mean": 0,
         "math/mean": 0,
@@ -117,7 +117,7 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
         "math/unreadable": 0,
         "repetition/mean": 0,
     }
-    scorer = Scorer(config, PROMPTS, tokenizer, None, journal)
+    scorer = Scorer(config, tokenizer, None, journal)
     (seen,) = scorer.samples([one])
     assert (seen.response, seen.label) == ("4", "3") and "3 3 3" in seen.query
     assert scorer.turns([one]) == ["first", "4"]
@@ -135,7 +135,7 @@ def test_rewards_of_environments_stand_alone_or_have_those_of_the_sources_added(
     tokenizer, tmp_path, rewards, adds, wanted
 ):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-    scorer = Scorer(RewardConfig(), PROMPTS, tokenizer, rewards, journal, AgentConfig(add_reward=adds))
+    scorer = Scorer(RewardConfig(), tokenizer, rewards, journal, AgentConfig(add_reward=adds))
     samples = [sample(tokenizer, number, str(number + 1)) for number in range(4)]
     samples[0].reward, samples[0].score = 7.0, 1.0
     samples[0].reward_turn(0.5)
@@ -164,7 +164,7 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
 
     def score(of_agent: str | None, samples, **config):
         agent = AgentConfig(on_error=of_agent)
-        return Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal, agent).score(samples)
+        return Scorer(RewardConfig(**config), tokenizer, rewards, journal, agent).score(samples)
 
     def samples():
         return [sample(tokenizer, 0, "1"), failed(tokenizer, 1), *(sample(tokenizer, i, "4") for i in (2, 3))]
@@ -190,7 +190,7 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
 
 def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-    scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), PROMPTS, tokenizer, rewards, journal)
+    scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), tokenizer, rewards, journal)
     groups = [[sample(tokenizer, i, text) for i, text in enumerate("12x456") if i // 2 == group] for group in range(3)]
     groups[0].append(replace(groups[0][0], sample=0, greedy=True))
     parts = [scorer.score(groups[2], is_part=True), scorer.score([*groups[1], *groups[0]], is_part=True)]

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import RunError
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rl import build
@@ -167,12 +167,12 @@ asked = []
 
 def filtered_stream(folder, file) -> Stream:
     """A stream of one group a step, which asks a filter of the user's about rounds of four prompts."""
-    prompts = [Prompt([1], str(i), "", "default", f"rows:{i}") for i in range(100)]
+    prompts = [prompt(i) for i in range(100)]
     filters = Filters(AlgoConfig(prompt_filter=f"{file}:ends_of_a_round"), prompts, 0)
     sampler = SimpleNamespace(start=lambda *group: Future())
     journal = SimpleNamespace(warn=print, phase=nullcontext, background=nullcontext, counted=None)
     config, order = RolloutConfig(batch_size=1, vllm_generate_batch_size=4), BatchOrder(100, 1, 0)
-    builder = RolloutBuilder(filters, config, order, sampler, None, None, journal)
+    builder = RolloutBuilder(filters, config, order, sampler, None, None, journal, prompts)
     builder.phase = lambda *names: nullcontext()
     return Stream(builder, GroupOrder(order, 10, True), 0, 0, folder)
 
@@ -252,8 +252,8 @@ ONE_GROUP = FILTERED | {
 @pytest.mark.notices(
     "a group of a stream draws other random numbers than in a synchronous run",
     "rl/stream.py",
-    "self.builder.sampler.start(index, prompt, stream)",
-    "self.builder.sampler.start(index, prompt, index)",
+    "self.builder.sampler.start(index, self.builder.prompts[prompt], stream)",
+    "self.builder.sampler.start(index, self.builder.prompts[prompt], index)",
 )
 @pytest.mark.parametrize(("steps", "more"), [(STEPS, {}), (8, ONE_GROUP)], ids=["all groups", "filtered"])
 def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path, steps, more):

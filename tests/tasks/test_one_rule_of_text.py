@@ -17,18 +17,20 @@ from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.data import ScoreDataConfig
 from rlhf_suite.config.ds import ServedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.offline.answers import Answerer, Work
 from rlhf_suite.offline.scores import text_sample
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.judge import TextJudge
 from rlhf_suite.rl.scoring import Scorer
 from small_runs import batch_run
 
@@ -84,23 +86,23 @@ class Answered:
 
     def trajectory(self, number):
         answer, prompt = self.answers[number], number // PER_PROMPT
-        result = Trajectory.start(prompt, prompt, number % PER_PROMPT, self.prompts[prompt].ids)
+        result = Trajectory.start(self.prompts[prompt], prompt, number % PER_PROMPT)
         result.append_model(answer.ids, answer.log_probs, 0)
-        result.finish_reason = answer.finish_reason
+        result.ending = Ending.of_response(answer.finish_reason)
         return result
 
     def rollout_rows(self) -> list[Sample]:
         """What rewards are asked in task=ppo."""
-        return Scorer(RewardConfig(), self.prompts, self.tokenizer, None, None).samples(self.trajectories)
+        return Scorer(RewardConfig(), self.tokenizer, None, None).samples(self.trajectories)
 
     def generated(self, folder, scorer=None):
         """The file that task=generate writes of these answers, and of their scores."""
         work = Work(
             range(len(self.rows)),
             [(n, row, prompt) for n, (row, prompt) in enumerate(zip(self.rows, self.prompts, strict=True))],
-            dict(enumerate(self.answers)),
+            {n: self.trajectories[n * PER_PROMPT : (n + 1) * PER_PROMPT] for n in range(len(self.rows))},
         )
-        made = Answerer(self.config, self.tokenizer, [], None, scorer).finished(work).rows
+        made = Answerer(self.config, self.tokenizer, None, scorer, limit=1).finished(work).rows
         path = folder / "generated.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in made))
         return path
@@ -122,7 +124,8 @@ def wanted(model, answered):
 @pytest.fixture(scope="module")
 def served(model):
     """The model of task=serve_rm behind HTTP."""
-    judge = RewardModel(str(model), ServedModelConfig(packing_samples=True), "cpu", None)
+    plan = ModelPlan("reward", str(model), "value")
+    judge = TextJudge(plan, ServedModelConfig(packing_samples=True), "cpu", None, 64)
     server = RewardServer(lambda body: (200, {"rewards": judge.scores([judge.encode(t) for t in body["query"]])}))
     yield server
     server.close()
@@ -202,7 +205,7 @@ def test_the_column_of_scores_means_the_same_on_every_way(answered, tmp_path):
         "    return {'rewards': [-float(len(q)) for q in queries], 'scores': [len(q) % 7 / 7 for q in queries]}\n"
     )
     rewards = Rewards(RewardConfig(remote_url=str(file)), tmp_path / "reward.log")
-    scorer = Scorer(RewardConfig(), [], answered.tokenizer, rewards, None)
+    scorer = Scorer(RewardConfig(), answered.tokenizer, rewards, None)
     path = answered.generated(tmp_path, scorer)
     rewards.close()
     line = f"task=score data.dataset={path} reward.remote_url={file} score.output_path={tmp_path}"

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
 from rlhf_suite.config.ds import ServedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.tools import ServeConfig
 from rlhf_suite.models.builtin import builtin_folder
-from rlhf_suite.models.reward_model import RewardModel
+from rlhf_suite.rl.judge import TextJudge
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.serving.reward_service import RewardService
 
@@ -26,7 +27,7 @@ def judge(tmp_path_factory):
         model = Qwen3ForSequenceClassification(AutoConfig.from_pretrained(base, num_labels=1))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return RewardModel(str(folder), ServedModelConfig(param_dtype="fp32"), "cpu", None)
+    return TextJudge(ModelPlan("reward", str(folder), "value"), ServedModelConfig(param_dtype="fp32"), "cpu", None, 8)
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ def answer(judge, texts, **limits):
 
 
 def test_the_longest_text_is_what_the_model_was_made_for_or_what_the_flag_says(judge):
-    positions = judge.model.model.config.max_position_embeddings
+    positions = AutoConfig.from_pretrained(judge.model.path).max_position_embeddings
     assert judge.positions == positions
     assert RewardService(judge, ServeConfig()).max_len == min(4096, positions)
     assert RewardService(judge, ServeConfig(max_len=7)).max_len == 7

@@ -17,6 +17,7 @@ from plain_models import Gradients, formula_gradients, outputs, reference_model
 from policy_formulas import CLIP, HORIZON, TAU, TEMPERATURE, VALUE_CLIP, Sequence, corrected_loss, formula
 from splits import Split
 
+from given import prompt
 from rlhf_suite.config.algo import (
     AdvantageConfig,
     AlgoConfig,
@@ -94,7 +95,8 @@ def ledger(generator: np.random.Generator, group: int, sample: int) -> Trajector
     def ids(least: int, most: int) -> np.ndarray:
         return generator.integers(0, 256, generator.integers(least, most))
 
-    result = Trajectory.start(group, group, sample, np.random.default_rng(group).integers(0, 256, 3 + group).tolist())
+    asked = np.random.default_rng(group).integers(0, 256, 3 + group).tolist()
+    result = Trajectory.start(prompt(group, asked), group, sample)
     for turn in range(generator.integers(1, 4)):
         if turn:
             result.append_environment(ids(1, 4).tolist())
@@ -153,7 +155,7 @@ def rewarded(folder: Path, case: Case) -> Experience:
     """What the estimators see: shaped rewards, and the numbers that the forward passes of a rollout give."""
     config, rollout = algo_config(case), sampled_rollout(folder)
     count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
-    texts = ([""] * count,) * 5  # prompts, responses, labels, datasources, queries
+    texts = ([""] * count,) * 2  # responses, queries
     given, scores = rollout.trajectories[:count], rollout.scores[:count]
     shaping = RLRewardConfig(
         clip_range=list(credit_formulas.CLIP_RANGE),

@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
 from rlhf_suite.rewards.base import Outcome
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:  # a user's file that imports this one is tried before a run, 
     from rlhf_suite.data.trajectory import Trajectory
 
 Schema = dict[str, Any]  # a tool, as chat templates describe it: {"type": "function", "function": {"name": ...}}
-# Why an episode ended: the environment or the model was finished; no room for another token, or a turn after which the
-# conversation cannot go on; agent.max_turns; agent.timeout_s or agent.tool_timeout_s; an error of the environment.
-Status = Literal["done", "truncated", "turns", "timeout", "error"]
 
 
 @dataclass(frozen=True)
@@ -169,5 +167,9 @@ class Episode:
 
     ledgers: list[Trajectory]  # its tokens; the ledger with the last turn stands last
     outcome: Outcome | None = None  # its reward, or why it has none; None: the reward sources of the run score it
-    status: Status = "done"  # why it ended
     extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
+
+    @property
+    def ending(self) -> Ending:
+        """Why there is no further turn, which the last ledger says."""
+        return self.ledgers[-1].ending

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
-from rlhf_suite.agents.base import Episode, Status, Task, Turn
+from rlhf_suite.agents.base import Episode, Task, Turn
 from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.environment import called
 from rlhf_suite.agents.session import Branch, Session, normal
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import describe, printable
@@ -57,7 +58,7 @@ class ChatSession:
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self.loop.create_future()  # of the engines: it ends the run
         self.asked: dict[Key, list[Asked]] = {}
-        self.limit: Status | None = None  # that made a request fail
+        self.limit: Ending | None = None  # that made a request fail
         self.report: Scored | RewardFailure | None = None
         self.is_over, self.refused = False, ""  # why the last request that was refused was so
         self.retries = self.calls = self.problems = 0
@@ -85,7 +86,7 @@ class ChatSession:
         if self.is_over:
             raise Refused("the episode is over", 410, "episode_over")
         if session.num_turns >= self.max_turns:
-            self.limit = "turns"
+            self.limit = Ending.TURNS
             raise Refused(f"the episode has had agent.max_turns={self.max_turns} turns", 400, "max_turns")
         branch, end, _ = session.known(request.messages, request.tools)
         try:
@@ -112,7 +113,7 @@ class ChatSession:
 
     def too_long(self, message: str) -> Refused:
         """Return the answer to a conversation without room for a turn."""
-        self.limit = "truncated"
+        self.limit = Ending.FULL
         return Refused(message, 400, "context_length_exceeded")
 
     async def write(
@@ -249,7 +250,7 @@ class EndpointAgent:
         """Run one episode. An error of the program is its outcome; an error of the policy is raised."""
         chat = ChatSession(session, self.max_turns, self.max_characters, self.choice)
         url = self.sessions.open(chat)
-        status: Status = "done"
+        ending = Ending.FINISHED
         outcome: Outcome | None
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
@@ -259,11 +260,11 @@ class EndpointAgent:
             if not deadline.expired():
                 raise
             reason = f"the episode was not finished after agent.timeout_s={self.timeout_s:g}"
-            status, outcome = "timeout", RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
+            outcome = RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
         except ProgramFailure as error:
-            status, outcome = chat.limit or "error", RewardFailure(str(error), "error")
+            outcome = RewardFailure(str(error), "error")
             if chat.limit is not None and session.num_turns:  # nobody had paid until the limit
-                outcome = Scored(0.0, 0.0) if self.must_score else None
+                ending, outcome = chat.limit, Scored(0.0, 0.0) if self.must_score else None
         finally:
             self.sessions.close(chat)
             orphans = chat.end()
@@ -276,7 +277,7 @@ class EndpointAgent:
             "retries": chat.retries,
         }
         metrics = {f"agent/{name}": float(value) for name, value in counts.items()}
-        return session.episode(outcome, status, (outcome.extra if isinstance(outcome, Scored) else {}) | metrics)
+        return session.episode(outcome, ending, (outcome.extra if isinstance(outcome, Scored) else {}) | metrics)
 
     async def returned(self, task: Task, url: str, chat: ChatSession) -> Any:
         """Return what the program returns. It runs in a thread of its own, or if it is a coroutine function on the

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
-from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
+from rlhf_suite.agents.base import Environment, Episode, Start, Step, Task, Turn
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
 from rlhf_suite.waits import in_coroutine, in_thread, runs, waiting
@@ -121,28 +122,29 @@ class EnvironmentAgent:
         """Run one episode. An error of the environment is its outcome; an error of the policy is raised."""
         progress = Progress(self.choice)
         environment: Environment | None = None
+        ending = Ending.FINISHED
+        outcome: Outcome | None
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 environment = await self.ask(self.make)
-                status, last = await self.play(environment, task, session, progress)
+                ending, last = await self.play(environment, task, session, progress)
                 last += await self.last_words(environment, session, progress)
-            outcome = self.outcome(status, last, progress)
+            outcome = self.outcome(ending, last, progress)
         except EnvironmentFailure as error:
-            status = "timeout" if error.is_timeout else "error"
             outcome = RewardFailure(error.reason, "timeout" if error.is_timeout else "error")
         except TimeoutError:
             if not deadline.expired():
                 raise
             reason = f"the episode was not finished after agent.timeout_s={self.timeout_s:g}"
-            status, outcome = "timeout", RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
+            outcome = RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
         finally:
             if environment is not None:
                 await closed(environment)
-        return session.episode(outcome, status, progress.metrics(session.num_turns))
+        return session.episode(outcome, ending, progress.metrics(session.num_turns))
 
     async def play(
         self, environment: Environment, task: Task, session: Session, progress: Progress
-    ) -> tuple[Status, float]:
+    ) -> tuple[Ending, float]:
         """Play to the end, and return why it ended and the reward of the last step."""
         if (take_session := getattr(environment, "take_session", None)) is not None:
             take_session(session)
@@ -154,8 +156,8 @@ class EnvironmentAgent:
             where = f"turn {session.num_turns}: "
             step = checked(await self.ask(environment.step, turn, where=where), Step, "step", where)
             reward = progress.add(turn, step)
-            if status := self.ended(turn, step, session):
-                return status, reward
+            if (ending := self.ended(turn, step, session)) is not None:
+                return ending, reward
             if reward:
                 session.latest.ledger.reward_turn(reward)
 
@@ -168,7 +170,7 @@ class EnvironmentAgent:
         where = f"after turn {session.num_turns}: "
         return progress.take(checked(await self.ask(last_step, where=where), Step, "last_step", where))
 
-    def outcome(self, status: Status, last: float, progress: Progress) -> Outcome | None:
+    def outcome(self, ending: Ending, last: float, progress: Progress) -> Outcome | None:
         """Return the outcome of an episode with the last reward `last`; None if the reward sources of the run score it.
 
         An environment that pays at its end alone has paid nothing when a limit ends the episode: that is a reward of 0.
@@ -176,19 +178,19 @@ class EnvironmentAgent:
         outcome = progress.outcome(last)
         if outcome is not None or not self.must_score:
             return outcome
-        if status != "done":
+        if ending is not Ending.FINISHED:
             return Scored(0.0, 0.0, dict(progress.extra))
         what = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
         raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
 
-    def ended(self, turn: Turn, step: Step, session: Session) -> Status | None:
+    def ended(self, turn: Turn, step: Step, session: Session) -> Ending | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
         if turn.is_cut:
-            return "truncated"
+            return Ending.CUT
         if step.done or not (step.messages or step.text):
-            return "done"
+            return Ending.FINISHED
         if session.num_turns >= self.max_turns:
-            return "turns"
+            return Ending.TURNS
         try:
             if step.messages:
                 fits = session.observe(step.messages)
@@ -196,7 +198,7 @@ class EnvironmentAgent:
                 fits = session.observe_text(step.text or "", images=step.images)
         except ValueError as error:
             raise EnvironmentFailure(f"the answer of the environment cannot be used: {error}") from error
-        return None if fits else "truncated"
+        return None if fits else Ending.FULL
 
     async def ask(self, function: Callable[..., Any], *arguments: Any, where: str = "") -> Any:
         """Return what a function of the environment returns. `where` begins the reason of a failure.

@@ -12,7 +12,6 @@ from rlhf_suite.agents.base import Episode, Task
 from rlhf_suite.agents.session import Session, Shared
 from rlhf_suite.config.agent import ChosenAgent
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
-from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.tracking.timeline import Activity, Timeline
@@ -31,9 +30,7 @@ class EpisodeRunner(Protocol):
         """Return the episodes of the same agent with at most so many turns."""
         ...
 
-    async def run(
-        self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
-    ) -> list[Trajectory]:
+    async def run(self, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]) -> list[Trajectory]:
         """Return the ledgers of one episode."""
         ...
 
@@ -109,17 +106,15 @@ class Episodes:
         result.agent = self.agent.limited(max_turns)
         return result
 
-    async def run(
-        self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
-    ) -> list[Trajectory]:
+    async def run(self, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]) -> list[Trajectory]:
         """Let the agent continue a ledger that holds its prompt, and return the ledgers of the episode, the outcome in
         the last one.
 
         Equal numbers in `seed` give equal random numbers.
         """
-        task = Task.of(prompt)
+        task = Task.of(ledger.prompt)
         async with self.slots:
-            with self.environments, waiting(f"an episode of the prompt at {prompt.where}", alike="episode"):
+            with self.environments, waiting(f"an episode of the prompt at {ledger.prompt.where}", alike="episode"):
                 episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
         return with_outcome(episode)
 
@@ -138,7 +133,7 @@ def with_outcome(episode: Episode) -> list[Trajectory]:
         each.fork = number
     ledger, outcome = episode.ledgers[-1], episode.outcome
     if isinstance(outcome, RewardFailure):
-        ledger.failure, ledger.timed_out = outcome.reason, outcome.kind == "timeout"
+        ledger.failure = outcome.reason
     elif isinstance(outcome, Scored):
         ledger.reward, ledger.score = outcome.reward, outcome.score
     ledger.extra |= episode.extra

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rlhf_suite.agents.base import Environment, Schema, Start, Status, Step, Task, ToolCall, Turn
+from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
 from rlhf_suite.agents.environment import EnvironmentAgent, Progress
 from rlhf_suite.agents.session import Session
 from rlhf_suite.agents.tools import answer_to
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.sandbox.jail import chosen_jail, templates
 from rlhf_suite.sandbox.process import Resources
 from rlhf_suite.sandbox.session import CallResult
@@ -115,10 +116,10 @@ class FenceAgent(EnvironmentAgent):
 
     async def play(
         self, environment: Environment, task: Task, session: Session, progress: Progress
-    ) -> tuple[Status, float]:
+    ) -> tuple[Ending, float]:
         """Let the model write, run each block of code, and insert its output, until the model ends its response."""
         if not session.begin(None, None):
-            return "truncated", 0.0
+            return Ending.FULL, 0.0
         assert isinstance(environment, PythonEnvironment)
         python = environment.python
         progress.extra |= python.metrics()  # also of an episode without code
@@ -128,14 +129,14 @@ class FenceAgent(EnvironmentAgent):
             turn = await session.reply((OPEN, *others) if may_call else others)
             block = turn.text.partition(OPEN)[2] if may_call and OPEN in turn.text else None
             if turn.is_cut or (block is not None and session.is_full):
-                return "truncated", 0.0
+                return Ending.CUT if turn.is_cut else Ending.FULL, 0.0
             if block is None:
-                return "done", 0.0
+                return Ending.FINISHED, 0.0
             rest = await session.reply((CLOSE,), goes_on=True)
             code, closed, _ = (block + rest.text).partition(CLOSE)
             if rest.is_cut or not closed:
-                return "truncated" if rest.is_cut else "done", 0.0
+                return Ending.CUT if rest.is_cut else Ending.FINISHED, 0.0
             output = await self.ask(python.output, code)
             progress.extra |= python.metrics()
             if not session.observe_text(output, BEFORE, AFTER):
-                return "truncated", 0.0
+                return Ending.FULL, 0.0

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
-from rlhf_suite.agents.base import Episode, Schema, Status, Task, Turn
+from rlhf_suite.agents.base import Episode, Schema, Task, Turn
 from rlhf_suite.agents.bridge import ASKED, Bridge
 from rlhf_suite.agents.parsing import TurnReader
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import (
     Generation,
     GenerationRequest,
@@ -26,9 +27,8 @@ from rlhf_suite.data.images import Image, ImageReader, expanded, image_file, wit
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rewards.base import Outcome
+from rlhf_suite.rewards.base import Outcome, RewardFailure
 
-FULL = "full"  # how a ledger ended in which an answer of the environment did not fit
 CUT = " [...]"  # stands at the end of a text of an environment that was cut
 REQUESTS = count()
 
@@ -167,7 +167,7 @@ class Session:
         generation = await asyncio.shield(self.policy.generate(request))
         turn, ledger = self.reader.turn(generation, request.prompt_ids, branch.tools), branch.ledger
         ledger.append_model(generation.ids, generation.log_probs, generation.versions)
-        ledger.finish_reason = generation.finish_reason
+        ledger.ending = Ending.of_response(generation.finish_reason)
         branch.messages.append(turn.message())
         branch.ends.append((len(branch.messages), len(ledger.ids)))
         self.latest = branch
@@ -334,19 +334,23 @@ class Session:
             branch.ledger = branch.ledger.begin(branch.ends[-1][1])
 
     def episode(
-        self, outcome: Outcome | None = None, status: Status = "done", extra: dict[str, float] | None = None
+        self,
+        outcome: Outcome | None = None,
+        ending: Ending = Ending.FINISHED,
+        extra: dict[str, float] | None = None,
     ) -> Episode:
         """Return the episode as it is now: the ledgers with a turn, or the first one.
 
-        An episode ends as truncated where a limit cut off the model, or where what an environment answered left no room
-        for another turn (`agent/context_full`), which is not a fault of what the model wrote.
+        `ending` is why the agent asks for no further turn. A failure in `outcome` comes before it, and so does a last
+        turn that was cut off.
         """
-        ledger, is_full = self.latest.ledger, status == "truncated"
-        if is_full and ledger.finish_reason != "length":
-            ledger.finish_reason = FULL
-        extra = (extra or {}) | {"agent/context_full": float(ledger.finish_reason == FULL)}
+        ledger = self.latest.ledger
+        if isinstance(outcome, RewardFailure):
+            ledger.ending = Ending.TIMED_OUT if outcome.kind == "timeout" else Ending.FAILED
+        elif ledger.ending is not Ending.CUT:
+            ledger.ending = ending
         others = [branch.ledger for branch in self.branches if branch.ends and branch is not self.latest]
-        return Episode([*others, ledger], outcome, status, extra)
+        return Episode([*others, ledger], outcome, extra or {})
 
 
 def normal(message: Message) -> tuple[object, ...]:

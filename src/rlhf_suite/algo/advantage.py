@@ -30,7 +30,7 @@ and reinforce refuse such episodes: in which order the tokens of two rows were w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,16 @@ from rlhf_suite.registry import estimator
 from rlhf_suite.shapes import is_like, same_shape
 
 WITH_TIME = estimator.that_read("gamma")
+
+
+class Numbers(dict[str, Tensor]):
+    """Numbers that rewards and agents gave to samples, each by its name, [B]; NaN in the rows that have none."""
+
+    def __missing__(self, name: str) -> Tensor:
+        fix = f'declare it with @estimator(needs=("number:{name}",)) (docs/own_code.md)'
+        raise UserError(
+            f"the estimator reads the number {name!r} of samples, which it does not say that it needs: {fix}"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,12 +70,13 @@ class CreditInput:
     entropies: Tensor | None = None  # [T] nats, of the policy where token t was chosen; where they are needed
     totals: Tensor | None = None  # [B] the whole reward of each row's episode; None: R and its turns, added up
     kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is no penalty
+    numbers: Numbers = field(default_factory=Numbers)  # those that the estimator needs (`number:<name>`)
 
     def __post_init__(self) -> None:
         per_token = (self.values, self.turn_rewards, self.entropies)
         same_shape(self.kl_penalty, *(each for each in per_token if each is not None))
         per_row = (each for each in (self.greedy, self.episodes, self.totals) if each is not None)
-        same_shape(self.rewards, self.lengths, self.groups, *per_row)
+        same_shape(self.rewards, self.lengths, self.groups, *per_row, *self.numbers.values())
         assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"
 
 

@@ -39,6 +39,11 @@ class AdvantageConfig:
         the entropies of tokens."""
         return registry.estimator.needs(self.estimator, need)
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of samples that the estimator needs, by the names that rewards and agents give them."""
+        return registry.estimator.numbers(self.estimator)
+
 
 @dataclass
 class KLConfig:

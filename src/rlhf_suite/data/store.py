@@ -237,7 +237,7 @@ class PromptCodec:
         return len(item.ids)
 
     def columns(self, items: Sequence[Prompt]) -> dict[str, pa.Array]:
-        # Notes are not stored. A field that PROMPT_TYPES lacks raises KeyError.
+        # Notes, index and source are not stored. A field that PROMPT_TYPES lacks raises KeyError.
         names = [field.name for field in fields(Prompt) if field.compare]
         values = {name: [getattr(item, name) for item in items] for name in names}
         values["images"] = [None if each is None else [vars(image) for image in each] for each in values["images"]]

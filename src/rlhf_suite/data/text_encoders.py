@@ -71,7 +71,10 @@ class Prompt:
     columns: str = "{}"  # further columns for the reward, as a JSON object
     chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
     images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
-    notes: tuple[str, ...] = field(default=(), compare=False)  # for the log, not stored
+    # The following are not stored with it.
+    notes: tuple[str, ...] = field(default=(), compare=False)  # for the log
+    index: int = field(default=0, compare=False)  # its place among the prompts that a run samples from
+    source: str = field(default="", compare=False)  # what metrics call its source; empty where there is only one
 
 
 @dataclass(frozen=True)

@@ -8,36 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import PerRow, PerToken, TokenBatch
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.images import Image
+
+if TYPE_CHECKING:
+    from rlhf_suite.data.text_encoders import Prompt
 
 PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 
 
 @dataclass
 class Trajectory:
-    """One sample of the policy, with T tokens so far.
+    """One sample of the policy: its prompt, and the T tokens so far, in order.
 
     An episode has one ledger, or several when its history was rewritten on the way. These have the same `group` and
     `sample` and stand next to each other, with `fork` from 0 on; the one with the last turn is the last. Each token
     that the model wrote is the model's in exactly one of them, and in others part of the prompt.
     """
 
-    prompt: int  # index of the prompt in its dataset
+    prompt: Prompt  # what it answers: one object for all samples of a prompt
     group: int  # which of this step's prompts it answers; samples of one prompt share it
     sample: int  # which of the group's samples it is
-    ids: NDArray[np.int64]  # [T]
-    owner: NDArray[np.int8]  # [T]
-    engine_log_probs: NDArray[np.float32]  # [T], 0 where the model did not write
-    version: NDArray[np.int32]  # [T], weights that wrote the token; -1 where the model did not write
-    turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
-    finish_reason: str = ""
+    ids: NDArray[np.int64]  # [T] the tokens
+    owner: NDArray[np.int8]  # [T] who wrote each token: PROMPT, MODEL or ENVIRONMENT
+    engine_log_probs: NDArray[np.float32]  # [T] what the engine says; 0 where the model did not write
+    version: NDArray[np.int32]  # [T] the weights that wrote the token; -1 where the model did not write
+    turn_rewards: NDArray[np.float32]  # [T] what an environment gave for a turn, at the turn's last token; else 0
+    ending: Ending = Ending.FINISHED  # in the last ledger that of the episode, in others that of their last turn
     fork: int = 0  # which of the episode's ledgers it is
     images: tuple[Image, ...] = ()  # those whose tokens are among `ids`, in order
     # The following are of the whole episode, and stand in its last ledger.
@@ -45,18 +49,25 @@ class Trajectory:
     reward: float | None = None
     score: float | None = None  # 0 to 1, beside `reward`
     failure: str = ""  # why an environment could not score it
-    timed_out: bool = False  # whether the failure was a wait that took too long
     greedy: bool = False  # the likeliest token at every place: scored as a baseline, never trained on
-    extra: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)  # further numbers that its agent gave
 
     @classmethod
     def start(
-        cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int], images: tuple[Image, ...] = ()
+        cls,
+        prompt: Prompt,
+        group: int,
+        sample: int,
+        ids: Sequence[int] | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Trajectory:
-        """Return a ledger that holds the prompt."""
-        ids = np.asarray(prompt_ids, dtype=np.int64)
+        """Return a ledger that begins with its prompt, or with the `ids` that an agent writes in place of it, and their
+        `images`."""
+        if ids is None:
+            ids, images = prompt.ids, prompt.images or ()
         owner, version = np.full(len(ids), PROMPT, np.int8), np.full(len(ids), -1, np.int32)
-        return cls(prompt, group, sample, ids, owner, zeros(ids), version, zeros(ids), images=images)
+        own = np.asarray(ids, dtype=np.int64)
+        return cls(prompt, group, sample, own, owner, zeros(ids), version, zeros(ids), images=images)
 
     def append_model(
         self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], versions: int | NDArray[np.int32]
@@ -74,7 +85,7 @@ class Trajectory:
         names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
         cut = {name: getattr(self, name)[:length] for name in names}
         images = tuple(image for image in self.images if image.start < length)
-        return replace(self, **cut, images=images, finish_reason="stop")
+        return replace(self, **cut, images=images, ending=Ending.FINISHED)
 
     def reward_turn(self, reward: float) -> None:
         """Add a reward to the last token that the model wrote."""
@@ -115,7 +126,7 @@ class Trajectory:
     @property
     def truncated(self) -> bool:
         """Whether the length limit ended it."""
-        return self.finish_reason == "length"
+        return self.ending is Ending.CUT
 
     @property
     def response_ids(self) -> NDArray[np.int64]:

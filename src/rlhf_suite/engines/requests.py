@@ -8,9 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,14 +17,12 @@ from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationReques
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Link
 from rlhf_suite.launch.wait import ActorDied
-from rlhf_suite.waits import LOOK_S, Patience, waiting
 
 # Called with the number of an engine, its handle, and how it died; returns the handle of the engine in its place.
 Replacement = Callable[[int, Any, ActorDied], Any]
 
 NOTHING = nullcontext()
 HOMES = 1 << 16  # affinities that are remembered
-AHEAD = 2  # requests of a long queue that an engine has, in multiples of the number that it runs at once
 
 
 class EngineClient:
@@ -103,44 +99,3 @@ class EngineLink(Link[GenerationRequest, Generation]):
                 await self.recover(handle, death)
             if self.pending:
                 await asyncio.wait([*self.pending.values()], return_when=asyncio.FIRST_COMPLETED)
-
-
-class Dispatcher:
-    """Sends a long stream of requests in order, as many at a time as keep the engines busy. Responses come when they
-    are ready."""
-
-    def __init__(self, engines: Any, limit: int) -> None:
-        """Use `engines.submit` for at most `limit` requests at a time."""
-        self.engines, self.limit = engines, limit
-        self.waiting: deque[GenerationRequest] = deque()
-        self.in_flight: set[Future[Generation]] = set()
-
-    @property
-    def has_capacity(self) -> bool:
-        """Return whether the engines could take more requests than they have."""
-        return not self.waiting
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether requests are in flight."""
-        return bool(self.in_flight)
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Append requests to the queue."""
-        self.waiting.extend(requests)
-        self._feed()
-
-    def wait_for_responses(self) -> list[Generation]:
-        """Wait until some responses are ready, and return them."""
-        patience = Patience("responses of the engines")
-        with waiting("responses of the engines"):
-            while not (done := wait(self.in_flight, LOOK_S, FIRST_COMPLETED).done):
-                patience.look()
-        self.in_flight -= done
-        self._feed()
-        return [future.result(0) for future in done]
-
-    def _feed(self) -> None:
-        """Send requests while there is capacity."""
-        while self.waiting and len(self.in_flight) < self.limit:
-            self.in_flight.add(self.engines.submit(self.waiting.popleft()))

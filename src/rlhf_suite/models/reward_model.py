@@ -1,81 +1,16 @@
-"""A reward model on one device that scores texts."""
+"""What the folder of a reward model says: whether its head is trained, and the constants of its scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import LoadedConfig, ServedModelConfig, is_flash
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.reward import NormalizationConfig
-from rlhf_suite.data.batch import Example, TokenBatch, collate
-from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.forward import ScalarModel, sequence_scores
-from rlhf_suite.models.load import checkpoint_precision, load_model, load_tokenizer, model_folder
+from rlhf_suite.models.forward import ScalarModel
+from rlhf_suite.models.load import model_folder
 
 FLAG = "reward.model_name_or_path"
-
-
-class RewardModel:
-    """A model whose score of a text is its head at the last token.
-
-    `constants` are the mean and standard deviation that scores are standardised by, or None.
-    """
-
-    def __init__(self, path: str, ds: ServedModelConfig, device: str, constants: tuple[float, float] | None) -> None:
-        self.tokenizer = load_tokenizer(path, DataConfig(), FLAG)
-        self.begin = begin_ids(self.tokenizer)
-        model = load_model(path, head="value", ds=forward_config(path, ds), flag=FLAG)
-        check_head_is_trained(model, path, FLAG)
-        self.model = model.to(device).requires_grad_(False)
-        self.device = device
-        self.mean, self.std = constants or (0.0, 1.0)
-
-    @property
-    def positions(self) -> int | None:
-        """Return how many tokens the model was made for; None if its configuration does not say."""
-        config: PretrainedConfig = self.model.model.config
-        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-        return limit if isinstance(limit, int) and limit > 0 else None
-
-    @property
-    def longest_token(self) -> int:
-        """Return the number of characters of the longest token. A text with more than n times as many has more than n
-        tokens."""
-        return max(map(len, self.tokenizer.get_vocab()))
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text; special tokens in the text are read as such."""
-        return tokens(self.tokenizer, text, self.begin)
-
-    @torch.inference_mode()
-    def scores(self, sequences: Sequence[list[int]]) -> list[float]:
-        """Return one score per sequence of token ids."""
-        batch = collate([Example(ids, [0] * len(ids)) for ids in sequences], TokenBatch).to(self.device)
-        found: torch.Tensor = (sequence_scores(self.model, batch) - self.mean) / self.std
-        return found.tolist()
-
-
-def forward_config(path: str, ds: ServedModelConfig) -> LoadedConfig:
-    """Return the settings of the model's forward pass. The default precision is that of its checkpoint."""
-    precision = ds.param_dtype or checkpoint_precision(path, FLAG)
-    if precision == "fp32" and is_flash(ds.attn_implementation):
-        raise UserError(
-            f"ds.attn_implementation={ds.attn_implementation}: it has no fp32 kernels, and {FLAG}={path} is not in "
-            "bf16. Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
-        )
-    return LoadedConfig(
-        precision,
-        ds.attn_implementation,
-        experts_implementation=ds.experts_implementation,
-        packing_samples=ds.packing_samples,
-        value_head_prefix=ds.value_head_prefix,
-        load_in_4bit=ds.load_in_4bit,
-    )
 
 
 def check_head_is_trained(model: ScalarModel, path: str, flag: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
-from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregated
@@ -16,6 +17,7 @@ from rlhf_suite.losses.distillation import distances
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.reduce import num_units
+from rlhf_suite.registry import estimator
 from rlhf_suite.train.schedules import learning_rate_factor
 
 TOKENS, ROWS = torch.linspace(0.1, 0.5, 5), torch.tensor([1.0, 0.0])
@@ -36,7 +38,9 @@ def correct(mode: str = "mask", gating: str = "ratio") -> torch.Tensor:
 
 
 CALLS: Mapping[str, Callable[[str], object]] = {
-    "estimator": lambda name: assign_credit(CREDIT, AdvantageConfig(estimator=name)),
+    "estimator": lambda name: assign_credit(
+        replace(CREDIT, numbers=Numbers(dict.fromkeys(estimator.numbers(name), ROWS))), AdvantageConfig(estimator=name)
+    ),
     "correction": lambda name: correct(mode=name),
     "gating": lambda name: correct(gating=name),
     "policy_loss": lambda name: policy_term(POLICY, PolicyConfig(policy_loss_type=name), MASK, MASK.sum()),

@@ -23,7 +23,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
-TEXTS = ("prompt", "response", "label", "datasource", "finish_reason")
+TEXTS = ("prompt", "response", "label", "datasource", "ending")
 NAME = re.compile(r"step_\d{1,12}\.parquet")
 REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
 TOKENS = ("owner", "weight_version", "mask", "ids")

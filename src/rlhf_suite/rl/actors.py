@@ -16,8 +16,9 @@ from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
+from rlhf_suite.rl.judge import Judge
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ProcessRewardGroup, ReferenceGroup, RewardGroup
-from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, Role, WorkerSettings
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
 
 G = TypeVar("G", bound=ModelGroup)
 
@@ -65,6 +66,10 @@ def start_actors(
     def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
         return start(handle, cls, name, *more) if name in plan.models else None
 
+    def judge(handle: type[G], name: str) -> G:
+        worker = (plan.models[name], run.ds, settings.micro_batches, run.train)
+        return handle(WorkerGroup(Judge, name, slots[name], options, worker))
+
     engines = None if run.replays else start_engines(run, plan, slots[ENGINE], log_dir, image_token)
     if engines is not None and plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
@@ -76,7 +81,7 @@ def start_actors(
         start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts)),
         critic=group(CriticGroup, CriticRole, CRITIC, run.critic, plan.critic_steps(rollouts)),
         frozen={name: start(ReferenceGroup, ReferenceRole, name) for name in plan.models if name not in others},
-        rewards={name: start(RewardGroup, RewardRole, name) for name in judges},
-        process=group(ProcessRewardGroup, ProcessRole, PROCESS),
+        rewards={name: judge(RewardGroup, name) for name in judges},
+        process=judge(ProcessRewardGroup, PROCESS) if PROCESS in plan.models else None,
         episodes=None if engines is None else start_episode_workers(run, plan, engines, log_dir),
     )

@@ -31,6 +31,7 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import Prompts
 from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout import RolloutBuilder
+from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.schedules import Ahead, Schedule, Synchronous
 from rlhf_suite.rl.scoring import Scorer
@@ -79,12 +80,12 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     rewards: Rewards | None,
 ) -> Pipeline:
     """Build the pipeline of a run whose actors are up, and connect the trainer with the engines."""
-    credit = CreditAssigner(config.algo)
+    credit, files = CreditAssigner(config.algo), SampleFiles()
     if actors.engines is None:
         limit, sampling = math.inf, replayed(config, data)
     else:
         limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
-        sampling = sampled(config, plan, folder, journal, data, actors, actors.engines, rewards, limit)
+        sampling = sampled(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
@@ -108,6 +109,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
         rewards=rewards,
+        files=files,
         saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
         journal=journal,
     )
@@ -122,6 +124,7 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     actors: Actors,
     engines: EnginePool,
     rewards: Rewards | None,
+    files: SampleFiles,
     mismatch_limit: float,
 ) -> Sampling:
     """Return the parts of a run that samples from its engines."""
@@ -129,18 +132,15 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
     episodes = watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
     sampler = make_sampler(config, data, engines, stop_ids, episodes)
-    scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent)
-        for part in (prompts.train, prompts.held_out)
-    )
+    scorer = Scorer(config.reward, tokenizer, rewards, journal, config.agent)
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
-    parts = (order, sampler, scorer, shaper, journal, prompts.train_sources)
+    parts = (order, sampler, scorer, shaper, journal, prompts.train)
     filters = Filters(config.algo, prompts.train, config.train.seed)
     builder = RolloutBuilder(filters, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
     return Sampling(
         make_schedule(config, plan, builder, steps, folder.rollouts),
         connected_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
-        Evaluator(config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources)
+        Evaluator(config.eval, prompts.held_out, sampler, scorer, folder.evaluations, files)
         if prompts.held_out
         else None,
         steps,
@@ -151,7 +151,7 @@ def replayed(config: PPORun, data: RunData) -> Sampling:
     """Return the parts of a run that trains on the rollouts of another one. Its schedules of learning rates are those
     of a whole run, also where fewer rollouts were recorded."""
     assert config.rollout.replay is not None
-    rollouts = Replay(RunFolder(Path(config.rollout.replay)).rollouts, data.prompts.train_sources)
+    rollouts = Replay(RunFolder(Path(config.rollout.replay)).rollouts)
     return Sampling(rollouts, NoEngines(), None, min(rollouts.steps, total_steps(data.order, config.train)))
 
 
@@ -197,7 +197,6 @@ def make_sampler(
     """Return what samples responses to the prompts that the run trains on."""
     return Sampler(
         config.rollout,
-        data.prompts.train,
         engines,
         stop_ids,
         seed=config.train.seed,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from rlhf_suite.algo.advantage import CreditInput, assign_credit, clip_advantages
+from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit, clip_advantages
 from rlhf_suite.algo.correction import masked
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch, needed
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import masked_sum
 
 
@@ -21,7 +23,7 @@ class CreditAssigner:
     """Assigns credit to the model tokens of a rollout, over the whole of it at once."""
 
     def __init__(self, config: AlgoConfig) -> None:
-        self.config = config
+        self.config, self.given = config, set[str]()  # numbers that samples of this run had
         self.controller = make_kl_controller(config.kl)
 
     @property
@@ -34,8 +36,11 @@ class CreditAssigner:
         if "train/kl" in metrics:
             self.controller.update(metrics["train/kl"], num_samples)
 
-    def assign(self, batch: Experience) -> tuple[Experience, dict[str, float]]:
-        """Return the batch with `advantages` and, with values, `returns`; and metrics. Estimators see model tokens.
+    def assign(
+        self, batch: Experience, numbers: Sequence[Mapping[str, float]] = ()
+    ) -> tuple[Experience, dict[str, float]]:
+        """Return the batch with `advantages` and, with values, `returns`; and metrics. Estimators see model tokens, and
+        of `numbers`, those that rewards and agents gave to each row, what they need.
 
         With a teacher every token also gets algo.distill.coef x (log p_teacher - log p_policy), a reward that no other
         token shares (discount 0): in the mean over samples the policy falls along its reverse KL to the teacher
@@ -49,24 +54,8 @@ class CreditAssigner:
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
             metrics |= means({"train/kl": kl, "train/logprobs_diff": old - reference}, mask)
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
-        is_charged = batch.ref_log_probs is not None and not self.config.kl.use_loss
-        values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
-        credit = assign_credit(
-            CreditInput(
-                rewards=rewards if turns is None else besides_turns(rewards, turns, batch),
-                kl_penalty=masked(penalty, mask),
-                lengths=sum_per_row(mask, batch).long(),
-                groups=needed(batch.group, "group"),
-                values=None if values is None else masked(values, mask),
-                greedy=batch.greedy,
-                turn_rewards=None if turns is None else masked(turns, mask),
-                episodes=batch.episode,
-                totals=rewards,
-                entropies=None if batch.entropies is None else masked(batch.entropies, mask),
-                kl_coef=self.kl_coef if is_charged else 0.0,
-            ),
-            self.config.advantage,
-        )
+        values, rewards = batch.values, needed(batch.reward, "reward")
+        credit = assign_credit(self.inputs(batch, penalty, numbers), self.config.advantage)
         advantages = put_back(credit.advantages, mask)
         if batch.teacher_log_probs is not None:
             old = needed(batch.old_log_probs, "old_log_probs")
@@ -84,6 +73,45 @@ class CreditAssigner:
         own = rewards / ledgers - sum_per_row(penalty * mask, batch)
         metrics["train/return"] = float(own.sum() / batch.num_episodes)
         return replace(batch, advantages=advantages, returns=returns), metrics
+
+    def inputs(self, batch: Experience, penalty: torch.Tensor, numbers: Sequence[Mapping[str, float]]) -> CreditInput:
+        """Return what the estimator reads of a batch with the KL penalties [T]: model tokens alone."""
+        mask, values, turns = batch.mask, batch.values, batch.turn_rewards
+        rewards, is_charged = needed(batch.reward, "reward"), batch.ref_log_probs is not None
+        return CreditInput(
+            rewards=rewards if turns is None else besides_turns(rewards, turns, batch),
+            kl_penalty=masked(penalty, mask),
+            lengths=sum_per_row(mask, batch).long(),
+            groups=needed(batch.group, "group"),
+            values=None if values is None else masked(values, mask),
+            greedy=batch.greedy,
+            turn_rewards=None if turns is None else masked(turns, mask),
+            episodes=batch.episode,
+            totals=rewards,
+            entropies=None if batch.entropies is None else masked(batch.entropies, mask),
+            kl_coef=self.kl_coef if is_charged and not self.config.kl.use_loss else 0.0,
+            numbers=self.needed_numbers(numbers),
+        )
+
+    def needed_numbers(self, rows: Sequence[Mapping[str, float]]) -> Numbers:
+        """Return the numbers that the estimator needs, [B] each.
+
+        Raises:
+            UserError: no sample has one of them, and none had it before.
+        """
+        for name in self.config.advantage.numbers:
+            if name in self.given:
+                continue
+            if not any(name in row for row in rows):
+                known = sorted({each for row in rows for each in row})
+                raise UserError(
+                    f"algo.advantage.estimator={self.config.advantage.estimator} needs the number {name!r} of samples, "
+                    f"and no sample has it. They have {', '.join(known) or 'no numbers'}: let the reward or the agent "
+                    "give it, or correct the name (docs/own_code.md)"
+                )
+            self.given.add(name)
+        values = {name: [row.get(name, math.nan) for row in rows] for name in self.given}
+        return Numbers({name: torch.tensor(each, dtype=torch.float32) for name, each in values.items()})
 
 
 def means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:

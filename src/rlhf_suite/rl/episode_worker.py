@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from rlhf_suite.serving.chat_server import ChatServer
 
 T = TypeVar("T")
 Ledgers = list[Trajectory]
+NO_PROMPT = Prompt([], "", "", "", "")  # in ledgers on their way back: the driver has the prompt
 MARK = "RLHF_SUITE_EPISODES"  # environment variable of all that a worker starts; its value is the name of the worker
 
 
@@ -35,7 +36,6 @@ MARK = "RLHF_SUITE_EPISODES"  # environment variable of all that a worker starts
 class EpisodeOrder:
     """An episode to run: the arguments of `Episodes.run`, and of `Episodes.limited` where it is not None."""
 
-    prompt: Prompt
     ledger: Trajectory
     sampling: SamplingSettings
     seed: tuple[int, ...]
@@ -118,7 +118,8 @@ class EpisodeWorker:
         if order.max_turns is not None:
             episodes = episodes.limited(order.max_turns)
         try:
-            found: Any = await episodes.run(order.prompt, order.ledger, order.sampling, order.seed)
+            ledgers = await episodes.run(order.ledger, order.sampling, order.seed)
+            found: Any = [replace(ledger, prompt=NO_PROMPT) for ledger in ledgers]
         except Exception as error:
             found = error
         self._outbox.put_nowait((number, found))

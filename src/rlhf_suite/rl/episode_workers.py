@@ -76,14 +76,12 @@ class EpisodeWorkers:
         result.max_turns = max_turns
         return result
 
-    async def run(
-        self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
-    ) -> list[Trajectory]:
+    async def run(self, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]) -> list[Trajectory]:
         """Do as `Episodes.run` does, in the worker that has the fewest episodes."""
-        order = EpisodeOrder(prompt, ledger, sampling, seed, self.max_turns)
+        order = EpisodeOrder(ledger, sampling, seed, self.max_turns)
         async with self.slots:
             link = min(self.links, key=lambda link: len(link.pending))
-            what = f"an episode of the prompt at {prompt.where}"
+            what = f"an episode of the prompt at {ledger.prompt.where}"
             with self.environments, waiting(what, [link.member.name], alike="episode"):
                 return await link.send(order)
 
@@ -139,7 +137,8 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
             self.asking.add(task)
             task.add_done_callback(self.asking.discard)
         else:
-            super().take(number, [owned(ledger) for ledger in result])
+            order = self.orders.get(number)  # None: nobody waits for it any more
+            super().take(number, [owned(ledger, order.ledger.prompt) for ledger in result] if order else [])
 
     async def ask(self, number: int, request: GenerationRequest) -> None:
         """Have the policy respond to a request of the worker. If the policy fails, so do all episodes."""
@@ -175,11 +174,11 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
         self.answers.items = []
 
 
-def owned(ledger: Trajectory) -> Trajectory:
-    """Return a ledger with arrays of this process: those that Ray has brought cannot be changed, and stay in its store
-    as long as they are used."""
+def owned(ledger: Trajectory, prompt: Prompt) -> Trajectory:
+    """Return a ledger of a worker with its prompt, and with arrays of this process: those that Ray has brought cannot
+    be changed, and stay in its store as long as they are used."""
     arrays: dict[str, Any] = {name: each.copy() for name, each in vars(ledger).items() if isinstance(each, np.ndarray)}
-    return replace(ledger, **arrays)
+    return replace(ledger, prompt=prompt, **arrays)
 
 
 def start_episode_workers(run: PPORun, plan: Plan, policy: Policy, log_dir: Path) -> EpisodeWorkers | None:

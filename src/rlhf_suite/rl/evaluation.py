@@ -11,7 +11,7 @@ import numpy as np
 from rlhf_suite.algo.scores import over_prompts, pass_at_k
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.rl.rollout_file import write_evaluation
+from rlhf_suite.rl.rollout_file import SampleFiles, write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
@@ -31,18 +31,17 @@ class Evaluator:
         sampler: Sampler,
         scorer: Scorer,
         folder: Path,
-        sources: Sequence[str] = (),
+        files: SampleFiles,
     ) -> None:
         self.config, self.prompts, self.sampler, self.scorer = config, prompts, sampler, scorer
-        self.sources = sources  # the source of each prompt; empty if there is only one
-        self.folder = folder
+        self.folder, self.files = folder, files
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Return `eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources:
         sets of eval.dataset, or values of the column `datasource`."""
         scored, lengths = self.measured(self.sampler, self.folder, step)
         result = self.summary(scored, lengths, np.ones(len(lengths), bool), "eval")
-        for source, chosen in by_source(scored, self.sources).items():
+        for source, chosen in by_source(scored).items():
             result |= self.summary(scored, lengths, chosen, f"eval/{source}")
         return result | self.by_allowed_calls(step)
 
@@ -62,9 +61,9 @@ class Evaluator:
         samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
         # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
         shown = partial(self.scorer.journal.counted, what="evaluated prompts")
-        trajectories = sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0), shown)
+        trajectories = sampler.sample(self.prompts, samples, settings, (EVALUATION, 0), shown)
         scored, _ = self.scorer.score(trajectories)
-        write_evaluation(folder, step, scored)
+        self.files.write(partial(write_evaluation, folder, step, scored))
         return scored.episodes(), response_lengths(scored.trajectories)
 
     def summary(

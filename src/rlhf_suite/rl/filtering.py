@@ -93,7 +93,7 @@ class Filters:
     def observe(self, group: ScoredTrajectories, history: History) -> None:
         """Take note of the scores of a group, if the filter of prompts reads them."""
         if self.of_prompts is not None:
-            history.add(group.trajectories[0].prompt, scores_of(sampled(group)))
+            history.add(group.trajectories[0].prompt.index, scores_of(sampled(group)))
 
     def objection(self, group: ScoredTrajectories) -> Objection | None:
         """Return why a group is not trained on, by the samples of it that would be; None for one that is.

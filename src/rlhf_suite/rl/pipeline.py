@@ -26,7 +26,7 @@ from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
+from rlhf_suite.rl.rollout_file import SampleFiles, forget_after, write_rollouts
 from rlhf_suite.rl.schedules import CLOSING_S, Schedule
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.loop import TrainingLoop
@@ -48,6 +48,7 @@ class Pipeline(TrainingLoop):
     saves_value_network: bool  # whether the critic is written at the end too
     overlaps_evaluation: bool  # whether the next step trains meanwhile
     rewards: Rewards | None  # None: nobody scores
+    files: SampleFiles  # of rollouts and evaluations, written while the run goes on
     under_evaluation: tuple[int, Future[dict[str, float]]] | None = None  # a step, and the metrics to come
 
     def run(self) -> dict[str, float]:
@@ -63,6 +64,7 @@ class Pipeline(TrainingLoop):
             self.rewards.close()
         self.engines.close()
         self.rollouts.close()
+        self.files.close()
         if self.under_evaluation is not None:
             wait([self.under_evaluation[1]], CLOSING_S)
         with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
@@ -80,7 +82,7 @@ class Pipeline(TrainingLoop):
         scored, metrics = self.rollouts.take(step)
         with journal.phase("make_experience", "trainer"):
             experience, experience_metrics = self.experience.make(scored, version=step)
-            experience, credit_metrics = self.credit.assign(experience)
+            experience, credit_metrics = self.credit.assign(experience, scored.extra)
         with journal.phase("ppo_train", "trainer"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
             self.credit.adapt(credit_metrics, experience.num_episodes)
@@ -96,13 +98,14 @@ class Pipeline(TrainingLoop):
         metrics["train/tokens"] = float(experience.num_tokens)
         metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
-        write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
+        self.files.write(partial(write_rollouts, journal.folder.rollouts, step + 1, scored, experience))
 
     def settled(self) -> dict[str, float]:
-        """Wait until the engines have the weights of the newest step and have evaluated them, and return its
-        metrics."""
+        """Wait until the engines have the weights of the newest step and have evaluated them, and its files are
+        written; return its metrics."""
         self.finish_sync()
         self.finish_evaluation()
+        self.files.finish()
         return self.row
 
     def finish_sync(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.sources import metric_names
+from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.load import Loader, Shown, unshown
 from rlhf_suite.data.row import BadRows
@@ -22,15 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Encoded prompts, the name in metrics of the source that each came from, and what to tell the user about rows that
-    could not be used."""
+    """Encoded prompts, and what to tell the user about rows that could not be used."""
 
     train: Sequence[Prompt]
-    train_sources: Sequence[str]
     held_out: Sequence[Prompt]
-    held_out_sources: Sequence[str]
     notes: str
     contents_digest: str  # of the files that the training prompts come from
+
+
+class Numbered(LazySequence[Prompt]):
+    """Prompts that know their place and the name of their source. `sources`: that of each, in metrics."""
+
+    def __init__(self, prompts: Sequence[Prompt], sources: Sequence[str]) -> None:
+        self.prompts = prompts
+        self.sources = sources if len(set(sources)) > 1 else None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def at(self, place: int) -> Prompt:
+        return replace(self.prompts[place], index=place, source="" if self.sources is None else self.sources[place])
 
 
 def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
@@ -57,6 +69,5 @@ def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
         encoder = PromptEncoder(tokenizer, replace(data, **columns), keeps_chat, reader)
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]
-    return Prompts(
-        train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary(), contents_digest
-    )
+    held_out = list(Numbered([*chain.from_iterable(sets)], held_out_sources))
+    return Prompts(Numbered(train, train_sources), held_out, bad.summary(), contents_digest)

@@ -1,4 +1,4 @@
-"""The models of a run as worker classes: policy, critic, reference, teacher, reward model. One instance per rank."""
+"""The models of a run as worker classes: policy, critic, reference, teacher. One instance per rank."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.ds import RLDeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, RLDeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import seed_process
-from rlhf_suite.models.forward import LanguageModel, sequence_scores, token_log_probs, token_values
+from rlhf_suite.models.forward import LanguageModel, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
-from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
@@ -44,6 +43,14 @@ STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy a
 
 
 @dataclass(frozen=True)
+class MicroBatches:
+    """What a micro-batch of a forward pass has."""
+
+    count: int = 1  # sequences
+    tokens: int | None = None  # or as many as make so many tokens, for each rank that has a part of them
+
+
+@dataclass(frozen=True)
 class WorkerSettings:
     """The sections of flags that the workers of every model read."""
 
@@ -53,25 +60,32 @@ class WorkerSettings:
     data: PromptDataConfig
     tokenizer: str  # the folder or hub name of the tokenizer that is saved with each model
 
+    @property
+    def micro_batches(self) -> MicroBatches:
+        """What forward passes over a rollout take at once."""
+        rollout, train = self.rollout, self.train
+        budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
+        return MicroBatches(rollout.micro_batch_size, budget)
+
 
 class Role(Worker):
     """What the ranks of all models share: the ranks they work with, and forward passes in micro-batches."""
 
-    def __init__(self, rank: Rank, settings: WorkerSettings) -> None:
+    def __init__(self, rank: Rank, ds: DeepSpeedConfig, micro_batches: MicroBatches, train: TrainConfig | None) -> None:
         super().__init__(rank)
-        self.settings = settings
-        self.world = join_world(rank, settings.ds.zero_stage)
-        seed_process(settings.train, self.world)
+        self.micro_batches = micro_batches
+        self.world = join_world(rank, ds.zero_stage)
+        if train is not None:
+            seed_process(train, self.world)
 
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[Division, list[torch.Tensor]]:
         """Return how this rank's shard is divided into micro-batches, and `compute` of each of them."""
-        rollout, train = self.settings.rollout, self.settings.train
-        budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
-        budget = None if budget is None else budget * self.world.mesh.sequence
-        groups = forward_groups(batch, rollout.micro_batch_size, budget)
+        limits = self.micro_batches
+        budget = None if limits.tokens is None else limits.tokens * self.world.mesh.sequence
+        groups = forward_groups(batch, limits.count, budget)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
         return Division(batch.lengths, groups), results
@@ -91,50 +105,24 @@ class Role(Worker):
         return division.per_token(results)
 
 
-class ForwardRole(Role):
-    """A model that only runs forward."""
-
-    def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings) -> None:
-        super().__init__(rank, settings)
-        self.model = load_frozen(model, settings.ds, self.world)
-
-
 def never_sample_images(model: object) -> None:
     """Give the tokens of images no probability, as the engines do."""
     assert isinstance(model, LanguageModel)
     model.never_sample_images()
 
 
-class ReferenceRole(ForwardRole):
+class ReferenceRole(Role):
     """The reference policy, or the teacher of on-policy distillation."""
 
     def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings) -> None:
-        super().__init__(rank, model, settings)
+        super().__init__(rank, settings.ds, settings.micro_batches, settings.train)
+        self.model = load_frozen(model, settings.ds, self.world)
         if settings.data.image_key is not None:
             never_sample_images(getattr(self.model, "module", self.model))
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T], computed as `PolicyRole.log_probs` does."""
         return self.masked_log_probs(self.model, batch, temperature)
-
-
-class RewardRole(ForwardRole):
-    """The reward model: one score per sequence, at its last token."""
-
-    def scores(self, batch: TokenBatch) -> torch.Tensor:
-        """Return the scores of the sequences as the model gives them, [B]."""
-        division, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
-        return division.per_row(results)
-
-
-class ProcessRole(ForwardRole):
-    """The process reward model: P(good) of every step."""
-
-    def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
-        """Return P(good) at the masked tokens, [T] in the order of the shard; the batch holds the model's own tokens,
-        and `columns` are those of the reward tokens."""
-        division, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
-        return division.per_token(results)
 
 
 class TrainedRole(Role, TrainedWorker):
@@ -146,7 +134,8 @@ class TrainedRole(Role, TrainedWorker):
     def __init__(
         self, rank: Rank, model: ModelPlan, settings: WorkerSettings, section: TrainedModelConfig, total_steps: int
     ) -> None:
-        super().__init__(rank, settings)
+        super().__init__(rank, settings.ds, settings.micro_batches, settings.train)
+        self.settings = settings
         self.tokenizer = load_tokenizer(settings.tokenizer, settings.data)
         self.prompts = PromptFormat.of(settings.data)
         seed = settings.train.seed

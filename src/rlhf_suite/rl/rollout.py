@@ -18,11 +18,13 @@ from rlhf_suite.background import Ended, Line
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters, History, Objection
 from rlhf_suite.rl.sample_metrics import sample_metrics
-from rlhf_suite.rl.samples import ScoredTrajectories, has_samples, joined, read_samples, write_samples
+from rlhf_suite.rl.sample_table import has_samples, read_samples, write_samples
+from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer, place_of
 from rlhf_suite.rl.shaping import Shaper
@@ -77,11 +79,11 @@ class RolloutBuilder:
         scorer: Scorer,
         shaper: Shaper,
         journal: Journal,
-        sources: Sequence[str] = (),
+        prompts: Sequence[Prompt],
         *,
         in_background: bool = False,
     ) -> None:
-        self.sources = sources  # the source of each prompt; empty if there is only one
+        self.prompts = prompts  # that the run trains on
         self.filters, self.algo, self.config, self.order = filters, filters.algo, config, order
         self.equal_rewards = EqualRewards(self.algo, journal.warn)
         self.phase = journal.background if in_background else journal.phase
@@ -105,7 +107,7 @@ class RolloutBuilder:
     ) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Shape the rewards of the samples of a step, and measure them."""
         shaped = self.shaper.shape(scored)
-        metrics |= sample_metrics(shaped, self.sources)
+        metrics |= sample_metrics(shaped)
         if self.algo.advantage.needs("rewards"):
             self.equal_rewards.observe(shaped.episodes())
         if self.scorer.rewards is None and not any(t.reward is not None for t in scored.trajectories):
@@ -123,7 +125,7 @@ class RolloutBuilder:
         with Line[Scored | None]("rewards") as thread:
             parts, samples = [], 0
             with self.phase("generation", None):
-                groups = self.sampler.sample_rollout(indices, stream, ended)
+                groups = self.sampler.sample_rollout([self.prompts[i] for i in indices], stream, ended)
                 for group in groups if self.in_background else self.counted(groups, len(indices), "prompts"):
                     waiting.append(group)
                     samples += sum(t.fork == 0 for t in group)

@@ -1,77 +1,72 @@
-"""Rollouts and evaluations as `rollouts/step_<n>.parquet` and `evaluations/step_<n>.parquet`, one row per ledger."""
+"""Rollouts and evaluations as `rollouts/step_<n>.parquet` and `evaluations/step_<n>.parquet`: tables of samples."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
-
+from rlhf_suite.background import Line
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
-from rlhf_suite.rl.sample_metrics import metric_name
+from rlhf_suite.rl.sample_table import columns, token_columns, write_table
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.run_folder import samples_file
+from rlhf_suite.waits import result
 
-GREEDY = "greedy_reward"  # the column of the baseline of remax
+THREAD = "files"
+MOST = 2  # files that wait or are written: the samples of more would fill the memory
+CLOSING_S = 10.0  # how long the end of a run that has failed waits for the last of them
+
+
+class SampleFiles:
+    """Writes files of samples one after the other, in a thread of its own, while the run goes on. What fails there is
+    raised in who asks for the next file, or waits for all."""
+
+    def __init__(self) -> None:
+        self.line = Line[None](THREAD)
+        self.unfinished: deque[Future[None]] = deque()
+        self.lock = threading.Lock()
+
+    def write(self, work: Callable[[], None]) -> None:
+        """Have a file written, as soon as there are fewer than `MOST` of them. May be called on any thread."""
+        with self.lock:
+            self.unfinished.append(self.line.start(work))
+        self.wait_for_all_but(MOST - 1)
+
+    def finish(self) -> None:
+        """Wait until all files are written."""
+        self.wait_for_all_but(0)
+
+    def wait_for_all_but(self, count: int) -> None:
+        """Wait until at most so many files are left."""
+        while True:
+            with self.lock:
+                if len(self.unfinished) <= count:
+                    return
+                first = self.unfinished.popleft()
+            result(first, "a file of samples", THREAD)
+
+    def close(self) -> None:
+        """End the thread. What it was asked for is written first, where the run has failed within `CLOSING_S`."""
+        wait([*self.unfinished], CLOSING_S)
+        self.line.close()
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
     """Write every ledger that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
-    offsets = pa.array(np.append(0, experience.lengths.cumsum(0).numpy()).astype(np.int32))
     per_token = {"ids": experience.ids.int(), **experience.columns("token")}
-    greedy = {} if scored.greedy is None else {GREEDY: pa.array(scored.greedy)}
-    lists = {name: list_column(offsets, values.numpy()) for name, values in per_token.items()}
-    write_table(folder, step, text_columns(scored) | greedy | lists)
-
-
-def list_column(offsets: pa.Array, values: NDArray[Any]) -> pa.ListArray:
-    """Return a column with the numbers per token [T] of each ledger. None of them is missing: a file that allows for
-    it takes half as long again to write."""
-    number = pa.field("element", pa.from_numpy_dtype(values.dtype), nullable=False)
-    return pa.ListArray.from_arrays(offsets, pa.array(values), type=pa.list_(number))
+    tokens = {name: values.numpy() for name, values in per_token.items()}
+    with file_aside(samples_file(folder, step), durable=False) as aside:
+        write_table(aside, columns(scored), token_columns(tokens, experience.lengths.tolist()))
 
 
 def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:
     """Write every ledger of an evaluation: prompt, response, label and reward."""
-    write_table(folder, step, text_columns(scored))
-
-
-def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
-    """Return what a person reads of each ledger. `reward_query` is the whole text as rewards saw it; the metric
-    `reward/<name>` is the mean of the column of that name."""
-    trajectories = scored.trajectories
-    retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
-    names = sorted({name for extra in scored.extra for name in extra})
-    extra = {metric_name(name): pa.array([each.get(name) for each in scored.extra], pa.float64()) for name in names}
-    return {
-        "prompt": pa.array(scored.prompts),
-        "response": pa.array(scored.responses),
-        "label": pa.array(scored.labels),
-        "datasource": pa.array(scored.datasources),
-        "reward_query": pa.array(scored.queries),
-        "prompt_index": pa.array([t.prompt for t in trajectories]),
-        "group": pa.array([t.group for t in trajectories]),
-        "sample": pa.array([t.sample for t in trajectories]),
-        "ledger": pa.array([t.fork for t in trajectories]),
-        "finish_reason": pa.array([t.finish_reason for t in trajectories]),
-        "reward": pa.array(scored.rewards),
-        "score": pa.array(scored.scores),
-        **retries,
-        **extra,
-    }
-
-
-def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
-    """Write `<folder>/step_<n>.parquet`, whole or not at all."""
     with file_aside(samples_file(folder, step), durable=False) as aside:
-        # Nothing reads statistics. A dictionary pays for texts only: of ids it saves a byte each, and takes long.
-        fields = [pa.field(name, each.type, not pa.types.is_list(each.type)) for name, each in columns.items()]
-        table, texts = pa.table(columns, pa.schema(fields)), [each.name for each in fields if each.nullable]
-        pq.write_table(table, aside, write_statistics=False, use_dictionary=texts)
+        write_table(aside, columns(scored), {})
 
 
 def forget_after(folder: Path, step: int) -> None:

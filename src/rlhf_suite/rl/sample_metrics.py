@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
+from rlhf_suite.rl.sample_table import number_column
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 PASS = 0.5  # a sample passes when its score is above this
 
 
-def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> dict[str, float]:
+def sample_metrics(scored: ScoredTrajectories) -> dict[str, float]:
     """Return means over samples, the spread inside groups, every extra value over the samples that have it, and
-    `train/<source>/` where there are several sources. `sources`: that of each prompt of the run; empty: one."""
+    `train/<source>/` where there are several sources."""
     lengths = response_lengths(scored.trajectories)
     total_lengths = episode_sums(scored.trajectories, [len(t.ids) for t in scored.trajectories])
     scored = scored.episodes()
@@ -28,10 +29,10 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
         result["rollout/reward_std"] = float(scored.rewards.std())
     if spreads := [rewards.std(ddof=1) for rewards in by_group(scored.rewards, groups) if len(rewards) > 1]:
         result["train/group_reward_std"] = float(np.mean(spreads))
-    for source, chosen in by_source(scored, sources).items():
+    for source, chosen in by_source(scored).items():
         result |= means(scored, lengths, chosen, f"train/{source}")
     for name in sorted({name for extra in scored.extra for name in extra}):
-        result[metric_name(name)] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
+        result[number_column(name)] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
     return result
 
 
@@ -45,11 +46,6 @@ def episode_sums(trajectories: Sequence[Trajectory], values: Sequence[int]) -> n
     return np.add.reduceat(values, EpisodeRows.of(trajectories).starts)
 
 
-def metric_name(name: str) -> str:
-    """Return the name in metrics and files of a further value of samples: agents have values of their own."""
-    return name if name.startswith("agent/") else f"reward/{name}"
-
-
 def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
     """Return the values [B] of each group, in the order of the groups' numbers and inside a group in their own."""
     order = np.argsort(groups, kind="stable")
@@ -57,12 +53,13 @@ def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
     return np.split(values[order], starts[1:])
 
 
-def by_source(scored: ScoredTrajectories, sources: Sequence[str]) -> dict[str, np.ndarray]:
+def by_source(scored: ScoredTrajectories) -> dict[str, np.ndarray]:
     """Return which samples [B] bool belong to each source of prompts, where the run has several, and to each value of
-    the column `datasource`, where these samples have several. `sources`: that of each prompt of the run; empty: one."""
-    columns = [scored.datasources] if len(set(scored.datasources)) > 1 else []
-    if len(set(sources)) > 1:
-        columns.append([sources[t.prompt] for t in scored.trajectories])
+    the column `datasource`, where these samples have several."""
+    datasources, sources = scored.datasources, [t.prompt.source for t in scored.trajectories]
+    columns = [datasources] if len(set(datasources)) > 1 else []
+    if any(sources):
+        columns.append(sources)
     return {name: np.array(names) == name for names in columns for name in sorted(set(names))}
 
 

@@ -15,10 +15,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.background import Ended
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.rollout import SamplingConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import Trajectory, zeros
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.models.load import model_folder
 
@@ -26,44 +27,43 @@ TRAINING, EVALUATION = 0, 1  # streams of random numbers that never meet
 
 
 class Sampler:
-    """Samples responses of the current policy."""
+    """Samples responses of a model: of the current policy in a rollout, or to the prompts of a file."""
 
     def __init__(  # noqa: PLR0913 - values instead of the whole run
         self,
-        config: RolloutConfig,
-        prompts: Sequence[Prompt],
+        config: SamplingConfig,
         engines: EnginePool,
         stop_ids: Sequence[int],
         *,
         seed: int,
         max_len: int,
-        adds_greedy: bool,
-        sleeps: bool,
+        adds_greedy: bool = False,
+        sleeps: bool = False,
         episodes: EpisodeRunner | None = None,
         never: Sequence[int] = (),
     ) -> None:
-        self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
+        self.config, self.engines, self.stop_ids = config, engines, tuple(stop_ids)
         self.seed, self.max_len = seed, max_len
         self.episodes = episodes  # of an agent; None: a response is one turn
         self.never = never  # tokens that are not sampled
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
-    def sample_rollout(self, indices: Sequence[int], stream: int, ended: Ended[Any]) -> Iterator[list[Trajectory]]:
-        """Yield the samples of each of the prompts `indices`, in the order in which they are complete:
+    def sample_rollout(self, prompts: Sequence[Prompt], stream: int, ended: Ended[Any]) -> Iterator[list[Trajectory]]:
+        """Yield the samples of each of the prompts, in the order in which they are complete:
         rollout.n_samples_per_prompt of a prompt, and a greedy one if it is needed. `ended` may watch other work."""
-        for group in [self.start(group, index, stream) for group, index in enumerate(indices)]:
-            ended.add(group)
-        yield from ended.results(len(indices))
+        for samples in [self.start(group, prompt, stream) for group, prompt in enumerate(prompts)]:
+            ended.add(samples)
+        yield from ended.results(len(prompts))
         self.sleep()
 
-    def start(self, group: int, index: int, stream: int) -> Future[list[Trajectory]]:
+    def start(self, group: int, prompt: Prompt, stream: int) -> Future[list[Trajectory]]:
         """Start the samples of a prompt that the run trains on, and a greedy one if the estimator needs it."""
-        started = self.begin(self.prompts, group, index, self.config.n_samples_per_prompt)
-        plan = [(t, self.settings(self.config.temperature)) for t in started]
+        settings = self.settings(self.config.temperature)
+        plan = [(t, settings) for t in new_ledgers(prompt, group, self.config.n_samples_per_prompt)]
         if self.adds_greedy:
-            plan += [(replace(t, greedy=True), self.settings(0.0)) for t in self.begin(self.prompts, group, index, 1)]
-        return self.engines.start(self.write(self.prompts, plan, (TRAINING, stream)))
+            plan += [(replace(t, greedy=True), self.settings(0.0)) for t in new_ledgers(prompt, group, 1)]
+        return self.engines.start(self.write(plan, (TRAINING, stream)))
 
     def sleep(self) -> None:
         """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
@@ -93,21 +93,25 @@ class Sampler:
     def sample(
         self,
         prompts: Sequence[Prompt],
-        indices: Sequence[int],
         samples: int,
         sampling: SamplingSettings,
         stream: tuple[int, int],
         shown: Callable[[Iterator[list[Trajectory]], int], Iterator[list[Trajectory]]] = lambda groups, total: groups,
     ) -> list[Trajectory]:
-        """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other. `shown`
-        passes the groups on and may show how many there are, of their number."""
-        started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
-        groups = [self.engines.start(self.write(prompts, [(t, sampling) for t in group], stream)) for group in started]
+        """Return `samples` trajectories of each prompt, those of one prompt next to each other. `shown` passes the
+        groups on and may show how many there are, of their number."""
+        groups = [self.begin(group, prompt, samples, sampling, stream) for group, prompt in enumerate(prompts)]
         ended: Ended[list[Trajectory]] = Ended("the samples of an evaluation")
         for group in groups:
             ended.add(group)
         deque(shown(ended.results(len(groups)), len(groups)), maxlen=0)  # what fails first is raised first
         return list(chain.from_iterable(group.result(0) for group in groups))
+
+    def begin(
+        self, group: int, prompt: Prompt, samples: int, sampling: SamplingSettings, stream: tuple[int, ...]
+    ) -> Future[list[Trajectory]]:
+        """Start `samples` responses to a prompt."""
+        return self.engines.start(self.write([(t, sampling) for t in new_ledgers(prompt, group, samples)], stream))
 
     def limited(self, max_turns: int) -> Sampler:
         """Return a sampler of the same episodes with at most so many turns of the model."""
@@ -116,28 +120,16 @@ class Sampler:
         result.episodes = self.episodes.limited(max_turns)
         return result
 
-    def begin(self, prompts: Sequence[Prompt], group: int, index: int, samples: int) -> list[Trajectory]:
-        """Return ledgers that hold the prompt `index`."""
-        prompt = prompts[index]
-        images = prompt.images or ()
-        return [Trajectory.start(index, group, sample, prompt.ids, images) for sample in range(samples)]
-
     async def write(
-        self,
-        prompts: Sequence[Prompt],
-        plan: Sequence[tuple[Trajectory, SamplingSettings]],
-        stream: tuple[int, int],
+        self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, ...]
     ) -> list[Trajectory]:
-        """Let the engines continue the ledgers of `prompts`, each under its settings. A seed depends on the sample
-        alone, not on the order of requests, the batch or the engine."""
-        seeds = [(self.seed, *stream, t.prompt, t.sample) for t, _ in plan]
+        """Let the engines continue ledgers that hold their prompts, each under its settings. A seed depends on the
+        sample alone, not on the order of requests, the batch or the engine."""
+        seeds = [(self.seed, *stream, t.prompt.index, t.sample) for t, _ in plan]
         if self.episodes is None:
             work = [self.respond(*each, sample_seed(*seed)) for each, seed in zip(plan, seeds, strict=True)]
             return list(await asyncio.gather(*work))
-        episodes = [
-            self.episodes.run(prompts[t.prompt], t, sampling, seed)
-            for (t, sampling), seed in zip(plan, seeds, strict=True)
-        ]
+        episodes = [self.episodes.run(t, sampling, seed) for (t, sampling), seed in zip(plan, seeds, strict=True)]
         return list(chain.from_iterable(await asyncio.gather(*episodes)))
 
     async def respond(self, t: Trajectory, sampling: SamplingSettings, seed: int) -> Trajectory:
@@ -151,14 +143,20 @@ class Sampler:
             images=t.images,
         )
         generation = await self.engines.generate(request)
-        t.append_model(generation.ids, generation.log_probs, generation.versions)
-        t.finish_reason = generation.finish_reason
+        log_probs = generation.log_probs if sampling.log_probs else zeros(generation.ids)
+        t.append_model(generation.ids, log_probs, generation.versions)
+        t.ending = Ending.of_response(generation.finish_reason)
         return t
 
     def max_new_tokens(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt of so many."""
         left = self.max_len - prompt_tokens
         return min(left, self.config.max_new_tokens or left)
+
+
+def new_ledgers(prompt: Prompt, group: int, samples: int) -> list[Trajectory]:
+    """Return a ledger with the prompt for each of so many samples of it."""
+    return [Trajectory.start(prompt, group, sample) for sample in range(samples)]
 
 
 def stop_token_ids(model: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
-from rlhf_suite.rl.samples import ScoredTrajectories, read_samples, write_samples
+from rlhf_suite.rl.sample_table import read_samples, write_samples
+from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.waits import Shared
 
 Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics

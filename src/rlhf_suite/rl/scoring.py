@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
@@ -24,6 +24,7 @@ from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
 from rlhf_suite.tracking.journal import Journal
 
 REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
+ENDED = "agent/ended/"  # begins the names of metrics that count episodes by their ending
 
 
 class Scorer:
@@ -32,16 +33,15 @@ class Scorer:
     def __init__(
         self,
         config: RewardConfig,
-        prompts: Sequence[Prompt],
         tokenizer: PreTrainedTokenizerBase,
         rewards: Rewards | None,
         journal: Journal,
         agent: AgentConfig | None = None,
     ) -> None:
-        self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
-        self.rewards, self.journal = rewards, journal
+        self.config, self.tokenizer, self.rewards, self.journal = config, tokenizer, rewards, journal
         self.on_failed_episode = agent.on_error if agent is not None else None  # None: as config.on_error
         self.adds = agent is not None and agent.add_reward
+        self.has_turns = agent is not None and agent.has_turns
         self.has_told = False  # that the sources do not score all episodes
 
     @property
@@ -73,7 +73,8 @@ class Scorer:
         self.check(episodes, [sample.text() for sample in scored], found, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         of_ledgers = [outcomes[number] for number in rows.numbers]
-        return self.select(trajectories, samples, of_ledgers, kept), metrics | failure_counts(found, len(failed))
+        counts = failure_counts(found, len(failed)) | (ending_counts(episodes) if self.has_turns else {})
+        return self.select(trajectories, samples, of_ledgers, kept), metrics | counts
 
     def kept(self, outcome: Outcome, ledgers: Sequence[Trajectory]) -> Outcome:
         """Return the outcome of an episode; with agent.on_error=zero a reward of 0 for one whose environment failed."""
@@ -154,12 +155,11 @@ class Scorer:
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
-        queries = query_texts(self.tokenizer, [t.ids for t in trajectories])
+        prompts, queries = [t.prompt for t in trajectories], query_texts(self.tokenizer, [t.ids for t in trajectories])
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
-        prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
-            Sample(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids)
-            for t, query, response, prompt in zip(trajectories, queries, responses, prompts, strict=True)
+            Sample(query, p.text, response, p.label, p.datasource, json.loads(p.columns), t.ids)
+            for t, p, query, response in zip(trajectories, prompts, queries, responses, strict=True)
         ]
 
     def turns(self, ledgers: Sequence[Trajectory]) -> Sequence[str]:
@@ -179,10 +179,7 @@ class Scorer:
             [trajectories[i] for i in kept],
             np.array([s.reward for s in chosen], np.float32),
             np.array([s.score for s in chosen], np.float32),
-            [samples[i].prompt for i in kept],
             [samples[i].response for i in kept],
-            [samples[i].label for i in kept],
-            [samples[i].datasource for i in kept],
             [samples[i].query for i in kept],
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
@@ -204,7 +201,7 @@ def environment_outcome(ledgers: Sequence[Trajectory]) -> Outcome | None:
     """Return what the environment of an episode says of it; None if it says nothing. The rewards of its turns count."""
     t = ledgers[-1]
     if t.failure:
-        return RewardFailure(t.failure, "timeout" if t.timed_out else "error")
+        return RewardFailure(t.failure, "timeout" if t.ending is Ending.TIMED_OUT else "error")
     if t.reward is None:
         return None
     turns = math.fsum(reward for each in ledgers for reward in each.turn_rewards.tolist())
@@ -238,6 +235,12 @@ def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float
         "reward/timeouts": float(sum(kind_of(outcome) == "timeout" for outcome in outcomes)),
         "reward/retries": float(sum(outcome.retries for outcome in outcomes)),
     }
+
+
+def ending_counts(episodes: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    """Return how many episodes ended for each of the reasons that there are."""
+    counts = Counter(ledgers[-1].ending for ledgers in episodes)
+    return {f"{ENDED}{ending.value}": float(counts[ending]) for ending in Ending}
 
 
 def check_failures(

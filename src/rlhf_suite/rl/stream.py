@@ -38,7 +38,8 @@ from rlhf_suite.disk import write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.filtering import History
 from rlhf_suite.rl.rollout import RolloutBuilder
-from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
+from rlhf_suite.rl.sample_table import read_samples, write_samples
+from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.schedules import CLOSING_S, Rollout
 from rlhf_suite.waits import Shared
 
@@ -213,7 +214,7 @@ class Stream(Shared):
         self.begun[index] = self.version
         self.measure()
         prompt, stream = self.order.prompt(index)
-        self.builder.sampler.start(index, prompt, stream).add_done_callback(self.generated)
+        self.builder.sampler.start(index, self.builder.prompts[prompt], stream).add_done_callback(self.generated)
 
     def generated(self, group: Future[list[Trajectory]]) -> None:
         """Hand the samples of a group to the thread that scores."""

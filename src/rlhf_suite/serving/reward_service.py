@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_suite.config.tools import LONGEST, ServeConfig
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.batcher import Batcher
 from rlhf_suite.serving.http_server import BadRequest
 
@@ -28,10 +27,32 @@ if TYPE_CHECKING:
 PATH = "/get_reward"
 
 
+class TextModel(Protocol):
+    """A reward model, as its service sees it."""
+
+    @property
+    def positions(self) -> int | None:
+        """Return how many tokens the model was made for; None if it is not known."""
+        ...
+
+    @property
+    def longest_token(self) -> int:
+        """Return the number of characters of the longest token."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+    def scores(self, sequences: Sequence[list[int]]) -> list[float]:
+        """Return one score per sequence of token ids."""
+        ...
+
+
 class RewardService:
     """Answers requests with the scores of a reward model, within the limits of `serve`."""
 
-    def __init__(self, model: RewardModel, limits: ServeConfig) -> None:
+    def __init__(self, model: TextModel, limits: ServeConfig) -> None:
         self.model, self.limits = model, limits
         self.batcher = Batcher(model.scores, limits.batch_size, limits.max_tokens)
         self.max_len = limits.max_len or min(LONGEST, model.positions or LONGEST)

@@ -14,7 +14,6 @@ from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder
-from rlhf_suite.engines.requests import AHEAD, Dispatcher
 from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
@@ -23,10 +22,12 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
 from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.rewards.sources import Rewards, check_labels
-from rlhf_suite.rl.sampling import stop_token_ids
+from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.notices import chat_template_notices, embedding_notices
+
+AHEAD = 2  # samples that are under way, in multiples of those that the engines run at once
 
 
 def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
@@ -65,10 +66,12 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
         scorer = None
         if has_source(config.reward):
             rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
-            scorer = Scorer(config.reward, [], tokenizer, rewards, journal)
+            scorer = Scorer(config.reward, tokenizer, rewards, journal)
         engines.ready()
-        dispatcher = Dispatcher(engines, AHEAD * config.vllm.max_num_seqs * len(engines))
-        yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
+        stop_ids = stop_token_ids(path, tokenizer)
+        sampler = Sampler(config.rollout, engines, stop_ids, seed=config.rollout.seed, max_len=config.data.max_len)
+        samples = AHEAD * config.vllm.max_num_seqs * len(engines)
+        yield Answerer(config, tokenizer, sampler, scorer, max(1, samples // config.rollout.n_samples_per_prompt))
 
 
 def labels(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[tuple[str, str, str]]:

@@ -109,7 +109,7 @@ def check_metric(config: PPORun, prompts: Prompts) -> None:
     """Refuse a ckpt.best_metric_key of a set that the evaluation does not have."""
     key = config.ckpt.best_metric_key or NO_METRIC
     prefix = key.rpartition("/")[0]
-    kinds = ({each.datasource for each in prompts.held_out}, {*prompts.held_out_sources})
+    kinds = ({each.datasource for each in prompts.held_out}, {each.source for each in prompts.held_out})
     known = [f"eval/{name}" for kind in kinds if len(kind) > 1 for name in sorted(kind)]
     known += [f"eval/{CALLS}{number}" for number in config.eval.max_calls or ()]
     if prefix not in ("", "eval", *known):

@@ -16,11 +16,12 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.offline.batch_job import BatchJob
-from rlhf_suite.offline.score_worker import ScoreWorker
 from rlhf_suite.offline.scores import Reader, RowScorer, SolutionReader, TextReader, TokenReader, row_source
 from rlhf_suite.rewards.sources import Rewards, named_sources
+from rlhf_suite.rl.judge import Judge, alone
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
+from rlhf_suite.rl.roles import MicroBatches
 from rlhf_suite.rl.scoring import REWARD_LOG
 
 
@@ -55,7 +56,8 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
             raise UserError(
                 f"score.max_tokens_per_gpu={budget} is too small for a whole solution; write {least} or more"
             )
-        with running(ScoreWorker, plan.placement, config.launch, folder, (model, config.ds, budget)) as group:
+        settings = (model, alone(model, config.ds), MicroBatches(tokens=budget))
+        with running(Judge, plan.placement, config.launch, folder, settings) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
     elif not judges:
@@ -67,7 +69,7 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
         model = plan.models[name]
         constants = score_constants(model.path, reward)
         tokenizer = load_tokenizer(model.path, config.data, model.flag)
-        settings = (model, config.ds, config.score.max_tokens_per_gpu)
-        with running(ScoreWorker, plan.placement, config.launch, folder, settings) as group:
+        settings = (model, alone(model, config.ds), MicroBatches(tokens=config.score.max_tokens_per_gpu))
+        with running(Judge, plan.placement, config.launch, folder, settings) as group:
             reward_model = RewardModelSource(RewardGroup(group), constants)
             yield TokenReader(config.data, tokenizer), Rewards(reward, log, {name: reward_model})

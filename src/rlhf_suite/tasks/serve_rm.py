@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.reward import TOKEN
 from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.models.reward_model import RewardModel, score_constants
+from rlhf_suite.models.reward_model import score_constants
+from rlhf_suite.rl.judge import TextJudge
 from rlhf_suite.serving.http_server import LOOPBACK, Guard, listening, make_app, serve
 from rlhf_suite.serving.reward_service import PATH, RewardService
 from rlhf_suite.tracking.console import show_line
@@ -33,7 +35,8 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
             "are requested, or remove serve.host"
         )
     constants = score_constants(reward.model_name_or_path, reward)
-    model = RewardModel(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
+    plan = ModelPlan("reward", reward.model_name_or_path, "value", load_in_4bit=config.ds.load_in_4bit)
+    model = TextJudge(plan, config.ds, device_kind(config.launch), constants, limits.batch_size)
     try:
         listener = listening(limits.host, limits.port)
     except OSError as error:

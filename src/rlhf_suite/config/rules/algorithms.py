@@ -77,6 +77,26 @@ def groups_are_large_enough(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def numbers_are_given(run: PPORun) -> Iterator[Problem]:
+    """Find numbers that nobody can give. What own code, servers, rules and environments give is not known here, and is
+    seen in the first rollout."""
+    given, agents = run.reward, run.agent.has_turns
+    is_known = not (run.replays or agents or given.sources or given.rule or given.remote_url)
+    known = {
+        "overlong_penalty": given.overlong_buffer_len is not None,
+        "stop_properly_penalty": given.stop_properly_penalty_coef is not None,
+        **dict.fromkeys(("num_steps", "step_min", "step_mean"), given.process.enable),
+    }
+    for name in run.algo.advantage.numbers:
+        of_agents = name.startswith("agent/") and not agents and not run.replays
+        if of_agents or (is_known and not known.get(name, False)):
+            who = "an agent gives it, and the run has none" if of_agents else "nothing in the run gives it"
+            what = f"{run.algo.advantage.estimator} needs the number {name!r} of samples: {who}"
+            fix = "take another estimator, or a reward or an agent that gives it (docs/own_code.md)"
+            yield Problem("algo.advantage.estimator", what, fix)
+
+
+@rule
 def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
     pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")

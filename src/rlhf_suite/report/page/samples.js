@@ -85,7 +85,7 @@ function filters(read, pairs, state, fill) {
   const bound = (title, name) => element("label.half", {}, title, element("input", { type: "number", step: "any", oninput: set(name) }));
   const kinds = KINDS.filter(([kind]) => !kind || (kind === "pairs" ? pairs.size : Array.from({ length: read.count }).some((_, at) => read.kind(at) === kind)));
   const orders = ORDERS.filter(([value]) => !value || value === "oldest first" || read.number[value.split(" ")[0]]);
-  const optional = [["finish_reason", "finish", "Ended by"], ["datasource", "source", "Data source"]].filter(([column]) => read.names(column).length > 1);
+  const optional = [["ending", "finish", "Ended by"], ["datasource", "source", "Data source"]].filter(([column]) => read.names(column).length > 1);
   return element("div.bar", {},
     search("Text", "in prompt, response or label", set("words")),
     choice("Kind", kinds, set("kind"), "label.half"), choice("Step", all(steps), set("step"), "label.half"),
@@ -103,7 +103,7 @@ function selected(read, pairs, state) {
     const reward = read.value("reward", at);
     return (!state.kind || state.kind === "pairs" || read.kind(at) === state.kind) && (state.step === "" || read.step(at) === Number(state.step))
       && (whole || (reward !== null && reward >= low && reward <= high))
-      && (!state.finish || read.text("finish_reason", at) === state.finish) && (!state.source || read.text("datasource", at) === state.source)
+      && (!state.finish || read.text("ending", at) === state.finish) && (!state.source || read.text("datasource", at) === state.source)
       && words.every((word) => ["prompt", "response", "label"].some((name) => read.has(name, at, word)));
   };
   const found = pool.filter(fits);
@@ -131,7 +131,7 @@ function sampleView(read, at, before, choose) {
   const peers = Array.from({ length: read.count }, (_, other) => other).filter((other) => read.kind(other) === read.kind(at) && read.step(other) === read.step(at) && read.value("group", other) === read.value("group", at));
   return [
     element("h2", {}, `${read.kind(at) === "rollout" ? "Rollout" : "Evaluation"}, step ${read.step(at)}, sample ${show(read.value("sample", at))} of prompt ${show(read.value("prompt_index", at))}`),
-    element("div.facts.small", {}, fact(show(read.value("reward", at)), "reward"), read.text("finish_reason", at) ? fact(read.text("finish_reason", at), "ended by") : null,
+    element("div.facts.small", {}, fact(show(read.value("reward", at)), "reward"), read.text("ending", at) ? fact(read.text("ending", at), "ended by") : null,
       named.map((name) => fact(show(read.value(name, at)), { length: "tokens by the model", mismatch: "largest engine − trainer", advantage: "mean advantage" }[name] ?? plain(name)))),
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
