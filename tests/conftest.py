@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from attack_page import Section
 from clock import Clock
 from full_disk import small_disk
 from ranks import Ranks
@@ -35,6 +36,10 @@ FOLDER_TIERS = {
 }
 
 OTHER_TIER = re.compile(r"^pytestmark = pytest\.mark\.(?!quick)(\w+)", re.MULTILINE)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pages", action="store_true", help="write what attacks came to into docs/reward_attacks.md")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -107,6 +112,14 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     yield get
     for group in groups.values():
         group.close()
+
+
+@pytest.fixture(scope="module")
+def section(request: pytest.FixtureRequest) -> Iterator[Section]:
+    """The section of docs/reward_attacks.md that the tests of a file fill; it is written if `--pages` asks for it."""
+    yield request.module.SECTION
+    if request.config.getoption("--pages"):
+        request.module.SECTION.write()
 
 
 @pytest.fixture

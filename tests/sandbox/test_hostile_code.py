@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import re
 
+import jail_attacks
 import pytest
+from jail_attacks import ATTACKS, BY_USER, LINE_S, LINES, MEMORY_MB, NOT_STOPPED, WAYS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-import jail_attacks  # noqa: E402
+from attack_page import Section
 
+PROTECTED = [way for way in WAYS if way != "no jail" and (os.geteuid() == 0 or way in BY_USER)]
+SECTION = Section(
+    "## What code can try inside the jail",
+    f"The attacks of `tests/sandbox/hostile.py`, each in a session of {MEMORY_MB} MiB, with the seconds from its "
+    "start to its end. The weaker jail is the one that `reward.rules.code_allow_weaker=true` accepts where a "
+    "machine refuses namespaces. The column before the last shows which attacks reach their aims in a plain "
+    "process; those that would disturb the machine were not tried. The last attacks are on the line between a "
+    f"session and the suite: each must end within its limit of {LINE_S:g} s, with a reason, and without effect on "
+    "another session.",
+    ("attack", *PROTECTED, "no jail", "what was seen in the jail"),
+)
 # These reach their aims where nothing stops them, for every user and on every kernel; others depend on both.
 ALWAYS_POSSIBLE = {
     *("unix_socket_of_the_user", "unix_socket_of_everybody", "abstract_unix_socket", "datagram_from_a_socket_pair"),
@@ -82,7 +90,7 @@ def inside():
     "",
     cases="watches_of_files",
 )
-@pytest.mark.parametrize("attack", jail_attacks.ATTACKS)
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_does_not_reach_its_aim(inside, attack):
     assert inside[attack].stopped, inside[attack]
 
@@ -90,7 +98,7 @@ def test_an_attack_does_not_reach_its_aim(inside, attack):
 @pytest.mark.notices(
     "a reply to another call counts", "sandbox/session.py", ' or found["id"] != self.calls', "", cases="another"
 )
-@pytest.mark.parametrize("attack", jail_attacks.LINES)
+@pytest.mark.parametrize("attack", LINES)
 def test_an_attack_on_the_line_ends_with_a_reason_and_disturbs_no_other_session(attack):
     (one,) = jail_attacks.attempts_on_line(False, [attack])
     assert one.stopped, one
@@ -101,16 +109,33 @@ def test_the_same_code_reaches_its_aims_where_there_is_no_jail():
     assert found == ALWAYS_POSSIBLE
 
 
+@pytest.fixture(scope="module")
+def found(section):
+    """What came of each attack, as root and as an ordinary user, in both jails and in none."""
+    found = {way: jail_attacks.results_of(WAYS[way]) for way in [*PROTECTED, "no jail"]}
+    for name in [*ATTACKS, *LINES]:
+        seen = found["ordinary user"][name].outcome.removeprefix("stopped").lstrip(": ")
+        seen = re.sub(r"\[Errno \d+\] |: '/.*|; the session has ended", "", seen)
+        cells = [cell(results.get(name)) for results in found.values()]
+        section.add(name.replace("_", " "), *cells, seen or "nothing was reached")
+    return found
+
+
+def cell(one):
+    """Return what the table says of an attack."""
+    if one is None:
+        return "-"
+    return f"{'stopped' if one.stopped else '**got through**'}, {one.seconds:.2f} s"
+
+
 @pytest.mark.proof
-@pytest.mark.parametrize("options", [[], ["--bare"]], ids=["full", "bare"])
-def test_an_ordinary_user_has_the_same_protection(options):
+@pytest.mark.parametrize("way", PROTECTED)
+def test_every_user_has_the_same_protection(found, way):
     """Root becomes a user; without namespaces only questions whether files exist are answered."""
-    as_user = ["--as_user"] if os.geteuid() == 0 else []
-    command = [sys.executable, str(BENCHMARKS / "jail_attacks.py"), *options, *as_user]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["user"] for one in found} == {"user"}
-    through = {one["attack"] for one in found if not one["stopped"]}
-    assert through == jail_attacks.NOT_STOPPED["bare" if options else "spaces"]
-    assert len(found) == len(jail_attacks.ATTACKS) + len(jail_attacks.LINES)
+    assert {one.user for one in found[way].values()} == {"root" if way.startswith("root") else "user"}
+    assert {name for name, one in found[way].items() if not one.stopped} == NOT_STOPPED[kind(way)]
+    assert [*found[way]] == [*ATTACKS, *LINES]
+
+
+def kind(way):
+    return "bare" if "weaker" in way else "spaces"

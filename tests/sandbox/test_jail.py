@@ -14,7 +14,6 @@ import pytest
 from rlhf_suite.sandbox import jail
 from rlhf_suite.sandbox.jail import chosen_jail, jail_options, offer, trial_problem
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # In a process whose kernel refuses namespaces, as it does in most containers.
 WITHOUT_NAMESPACES = """
 import json
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
-sys.path.append({benchmarks!r})
+sys.path.append({here!r})
 from jail_attacks import show_python_to_others
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.preflight.inspections import inspect
@@ -65,7 +64,7 @@ print(json.dumps([found.options and found.options.bare, found.missing, refusal, 
 @pytest.fixture(scope="module")
 def without_namespaces():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NAMESPACES.format(benchmarks=str(BENCHMARKS))],
+        [sys.executable, "-c", WITHOUT_NAMESPACES.format(here=str(Path(__file__).parent))],
         capture_output=True,
         text=True,
         check=False,

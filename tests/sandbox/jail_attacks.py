@@ -1,10 +1,9 @@
 """Attacks on the jail from inside it (`hostile.py`): one JSON line per attack.
 
-    python benchmarks/jail_attacks.py                    # the jail that this machine offers
-    python benchmarks/jail_attacks.py --bare             # the weaker one, without namespaces
-    python benchmarks/jail_attacks.py --as_user          # root only: as an ordinary user, here number 54321
-    python benchmarks/jail_attacks.py --no_jail          # those that do no harm, in a plain process: what they can do
-    python benchmarks/jail_attacks.py --write            # all of these, into docs/reward_attacks.md
+    python tests/sandbox/jail_attacks.py                 # the jail that this machine offers
+    python tests/sandbox/jail_attacks.py --bare          # the weaker one, without namespaces
+    python tests/sandbox/jail_attacks.py --as_user       # root only: as an ordinary user, here number 54321
+    python tests/sandbox/jail_attacks.py --no_jail       # those that do no harm, in a plain process: what they can do
 
 As root, the whole script runs in a mount namespace of its own, in which others may reach Python: where it is installed
 below a folder of mode 0700 (such as /root), this folder is replaced by one that holds only Python. `--as_user` then
@@ -19,7 +18,6 @@ import ast
 import ctypes
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -33,7 +31,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common import write_section
 from rlhf_suite.sandbox import kernel
 from rlhf_suite.sandbox.jail import jail_options, offer, trial_problem
 from rlhf_suite.sandbox.process import Resources, Template
@@ -44,8 +41,6 @@ TEXT = "\n".join(Path(__file__).with_name(name).read_text() for name in ("hostil
 ATTACKS = [each.name for each in ast.parse(TEXT).body if isinstance(each, ast.FunctionDef) and not each.args.args]
 MEMORY_MB, DISK_MB, CALL_S = 512, 64, 15.0
 ORDINARY_USER = 54321
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reward_attacks.md"
-HEADING = "\n## What code can try inside the jail\n"
 WAYS: dict[str, tuple[str, ...]] = {
     "root": (),
     "ordinary user": ("--as_user",),
@@ -285,47 +280,13 @@ def results_of(options: tuple[str, ...]) -> dict[str, Attempt]:
     return {one.attack: one for one in (Attempt(**json.loads(line)) for line in done.stdout.splitlines())}
 
 
-def section(found: dict[str, dict[str, Attempt]]) -> str:
-    """Return the section of the page."""
-    lines = [
-        HEADING,
-        "Written by `python benchmarks/jail_attacks.py --write`: the attacks of `benchmarks/hostile.py`, each in a",
-        f"session of {MEMORY_MB} MiB, with the seconds from its start to its end. The weaker jail is the one that",
-        "`reward.rules.code_allow_weaker=true` accepts where a machine refuses namespaces. The column before the last",
-        "shows which attacks reach their aims in a plain process; those that would disturb the machine were not tried.",
-        "The last attacks are on the line between a session and the suite: each must end within its limit of",
-        f"{LINE_S:g} s, with a reason, and without effect on another session.",
-        "",
-        f"| attack | {' | '.join(found)} | what was seen in the jail |",
-        f"|---|{'---|' * len(found)}---|",
-    ]
-    for name in [*ATTACKS, *LINES]:
-        cells = [cell(results.get(name)) for results in found.values()]
-        seen = found["ordinary user"][name].outcome.removeprefix("stopped").lstrip(": ")
-        seen = re.sub(r"\[Errno \d+\] |: '/.*|; the session has ended", "", seen)
-        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} | {seen or 'nothing was reached'} |")
-    return "\n".join(lines) + "\n"
-
-
-def cell(one: Attempt | None) -> str:
-    """Return what the table says of an attack."""
-    if one is None:
-        return "-"
-    return f"{'stopped' if one.stopped else '**got through**'}, {one.seconds:.2f} s"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bare", action="store_true", help="the weaker jail, without namespaces")
     parser.add_argument("--as_user", action="store_true", help="root only: become an ordinary user first")
     parser.add_argument("--no_jail", action="store_true", help="in plain processes")
-    parser.add_argument("--write", action="store_true", help="write a section of docs/reward_attacks.md")
     parser.add_argument("attacks", nargs="*", help="names of attacks; all without one")
     given = parser.parse_args()
-    if given.write:
-        found = {way: results_of(options) for way, options in WAYS.items() if os.geteuid() == 0 or way in BY_USER}
-        write_section(PAGE, HEADING, section(found))
-        return
     if os.geteuid() == 0:
         show_python_to_others()
         if given.as_user:

@@ -1,7 +1,4 @@
-"""What reward code may try, and what comes of it: one JSON line per attack.
-
-    python benchmarks/reward_attacks.py            # prints
-    python benchmarks/reward_attacks.py --write    # and writes docs/reward_attacks.md
+"""What reward code may try, and what comes of it.
 
 By a program that the model wrote (`reward.rule=code`) and by a user's reward file. Every attack stands between two
 right answers: `run_goes_on` says that both were scored 1. `left_behind` counts processes that outlived the attack.
@@ -9,11 +6,9 @@ right answers: `run_goes_on` says that both were scored 1. `left_behind` counts 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,11 +18,8 @@ from pathlib import Path
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
 from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
-from rlhf_suite.sandbox import kernel
-from rlhf_suite.sandbox.jail import offer
 from rlhf_suite.sandbox.programs import Limits, run_checks
 
-ROOT = Path(__file__).resolve().parent.parent
 MEMORY_MB = 512
 ADOPT_ORPHANS = 36  # prctl: processes whose parents died become our children
 SETTLED_S = 3.0  # for killed processes to be gone
@@ -252,72 +244,3 @@ def said(attack: object) -> str:
         late = " (it ran longer than it may)" if attack.extra.get("tests_timed_out") else ""
         return f"scored {attack.reward:g}{late}"
     return f"{attack.kind}: {attack.reason}"  # type: ignore[attr-defined]
-
-
-def features() -> str:
-    """Return what of the kernel the sandbox uses in this run."""
-    options = offer().options
-    spaces = "WITHOUT a jail" if options is None else "WITHOUT namespaces" if options.bare else "with namespaces"
-    return (
-        f"Linux {platform.release()}, as {'root' if os.geteuid() == 0 else 'an ordinary user'}, {spaces}, "
-        f"Landlock {kernel.landlock_version()} and seccomp"
-    )
-
-
-def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
-    """docs/reward_attacks.md."""
-    lines = [
-        "<!-- Written by: python benchmarks/reward_attacks.py --write -->",
-        "",
-        "# What reward code can do to a run",
-        "",
-        f"{features()}. Programs: `reward.rule=code`, {timeout_s:g} s and {MEMORY_MB} MiB; files: "
-        f"`reward.timeout_s={file_timeout_s:g}`, or {OTHERS_S:g} s for those that end by themselves. Each attack is "
-        "between two right answers of one batch; the seconds are those of all three. The last column counts processes "
-        "that outlive the attack (for a file, its reward process).",
-        "",
-        "| by | attack | what limits it | outcome | seconds | run goes on | left behind |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in found:
-        outcome = each.outcome.replace("|", "\\|")
-        goes_on = "yes" if each.run_goes_on and each.outside_untouched else "NO"
-        values = (each.by, each.attack, each.limited, outcome, f"{each.seconds:g}", goes_on, str(each.left_behind))
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines) + "\n" + NOT_STOPPED
-
-
-NOT_STOPPED = """
-Not stopped:
-
-- A program can pass a wrong test if the test calls a method of an object of the program: `assert f("x").is_valid()`, or
-  `assert f("x").startswith("ab")` with an object that has such a method. Compare values: `assert f("x")[:2] == "ab"`.
-- A reward file is code of the user. It has the user's files, network, keys and processes. A process that it starts in a
-  new session outlives it, and their number is not limited. The suite promises that a file that hangs, crashes, prints
-  without end or returns nonsense only loses its rows and does not end the run.
-- In the weaker jail without namespaces (`reward.rules.code_allow_weaker=true`) a program can find out which paths
-  exist, and may write more than 64 MiB to its folder for a tenth of a second.
-"""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write docs/reward_attacks.md")
-    parser.add_argument(
-        "--timeout_s", type=float, default=3.0, help="reward.rules.code_timeout_s of programs that hang"
-    )
-    parser.add_argument("--file_timeout_s", type=float, default=2.0, help="reward.timeout_s of the reward files")
-    given = parser.parse_args()
-    limits = (given.timeout_s, given.file_timeout_s)
-    found = []
-    for result in results(*limits):
-        print(json.dumps(asdict(result)), flush=True)
-        found.append(result)
-    if given.write:
-        page = ROOT / "docs" / "reward_attacks.md"
-        _, heading, others = page.read_text().partition("\n## ")  # other scripts write those parts
-        page.write_text(table(found, *limits) + heading + others)
-
-
-if __name__ == "__main__":
-    main()

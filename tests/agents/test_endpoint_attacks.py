@@ -1,7 +1,4 @@
-"""What clients can do to the endpoint of agents, and what comes of it: one JSON line per attack.
-
-    python benchmarks/endpoint_attacks.py            # prints
-    python benchmarks/endpoint_attacks.py --write    # and writes its section of docs/reward_attacks.md
+"""What clients can do to the endpoint of agents: other sessions are served, and the run trains in the end.
 
 A run of `task=ppo agent.kind=endpoint` is started as a user starts it. Its 72 episodes do nothing but wait, and this
 process is the client of all of them. After each attack, and in the middle of those that last, another session asks for
@@ -10,9 +7,9 @@ a turn of one token: its status and its seconds are what the attack cost the oth
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,29 +19,51 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import pytest
 
-from common import ROOT, write_section
+from attack_page import Section
 from rlhf_suite.tasks.warm_start import warm_started
 
-PAGE = ROOT / "docs" / "reward_attacks.md"
-HEADING = "\n## What clients can do to the endpoint of agents\n"
+pytestmark = pytest.mark.proof
+
+ROOT = Path(__file__).parents[2]
 SESSIONS, SAMPLES = 64, 8
 START_S, ASK_S = 300.0, 120.0
 IDLE_S = 33.0  # more than the 30 s that a client has for a whole request
 WORDS = (
     "task=ppo algo.advantage.estimator=rloo algo.kl.init_coef=0 reward.rule=null agent.kind=endpoint "
-    f"train.agent_func_path={ROOT}/benchmarks/open_sessions.py data.input_key=messages data.label_key=label "
+    f"train.agent_func_path={ROOT}/tests/agents/open_sessions.py data.input_key=messages data.label_key=label "
     f"data.apply_chat_template=true data.tokenizer_chat_template={ROOT}/experiments/agents/tools.jinja "
     "agent.max_turns=64 data.max_len=1024 rollout.max_new_tokens=900 rollout.batch_size=9 "
     f"rollout.n_samples_per_prompt={SAMPLES} "
     "rollout.micro_batch_size=72 train.batch_size=72 train.max_steps=1 eval.dataset=null eval.steps=-1 "
     "train.dynamic_batch_enable=true ds.packing_samples=true ds.param_dtype=fp32"
 )
+SECTION = Section(
+    "## What clients can do to the endpoint of agents",
+    f"A run of `agent.kind=endpoint` has {SESSIONS} open sessions, and one process is the client of all of them. "
+    "The last column is a turn of one token that another session asks for behind the attack (load average "
+    f"{os.getloadavg()[0]:.0f}, two cores). ",
+    ("attack", "what limits it", "answer", "a turn of another session"),
+)
+# What an answer matches; the others are refused with 400.
+ANSWERS = {
+    "no key": "401 ",
+    "the key of another session": "401 ",
+    "a session that does not exist": "404 ",
+    "a session whose episode is over": "404 ",
+    "a body of 64 MiB": "413 ",
+    "the same without saying its length": "413 ",
+    "600 half-sent requests": r"\d+ connections open",
+    f"the same, {IDLE_S:g} s later": "0 connections open",
+    f"{SESSIONS} sessions at a time": rf"{SESSIONS} conversations of 3 turns .* {SESSIONS} of them differ",
+    "1,000 requests at a time in one session": r"\d+ x 200, \d+ x 400$",
+    "100 clients ask and hang up": "nobody is there",
+}
 Result = tuple[str, str, str]  # attack, what limits it, answer
 
 
@@ -233,9 +252,28 @@ def all_sessions(target: Target) -> Iterator[Result]:
 ATTACKS = (keys, bodies, long_conversations, sampling, slow_clients, all_sessions, many_requests)
 
 
+@dataclass
+class Attacked:
+    """A run whose sessions are open."""
+
+    target: Target
+    folder: Path
+    process: subprocess.Popen[bytes]
+    rss: int  # of the driver, before the attacks
+
+    def grown_mib(self) -> float:
+        """Return by how much the memory of the driver has grown."""
+        return (psutil.Process(self.process.pid).memory_info().rss - self.rss) / 2**20
+
+    def train(self) -> int:
+        """Let the episodes end and the run train; return its exit code."""
+        (self.folder / "finished").touch()
+        return self.process.wait(START_S)
+
+
 @contextmanager
-def attacked(folder: Path) -> Iterator[tuple[Target, subprocess.Popen[bytes]]]:
-    """Start the run and wait until its sessions are open. On leaving, let it train, and wait for its end."""
+def attacked(folder: Path) -> Iterator[Attacked]:
+    """Start the run and wait until its sessions are open; on leaving, end it."""
     rows = [{"messages": [user("reverse 321 =")], "label": "over" if number == 0 else "open"} for number in range(9)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = warm_started("builtin:tiny", prompts="builtin:reverse")
@@ -249,67 +287,41 @@ def attacked(folder: Path) -> Iterator[tuple[Target, subprocess.Popen[bytes]]]:
     try:
         while not place.exists() or len(place.read_text().splitlines()) < SESSIONS + SAMPLES:
             if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"the run did not open its sessions:\n{(folder / 'log').read_text()[-4000:]}")
+                pytest.fail(f"the run did not open its sessions:\n{(folder / 'log').read_text()[-4000:]}")
             time.sleep(0.2)
         sessions = [Session(**json.loads(line)) for line in place.read_text().splitlines()]
         by_label = {label: [each for each in sessions if each.label == label] for label in ("open", "over")}
-        yield Target(by_label["open"], by_label["over"][0]), process
-        (folder / "finished").touch()
-        process.wait(START_S)
+        target = Target(by_label["open"], by_label["over"][0])
+        yield Attacked(target, folder, process, psutil.Process(process.pid).memory_info().rss)
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
         process.wait(60)
 
 
-def end_of_run(folder: Path, code: int | None) -> str:
-    """Return how the run ended."""
-    metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with attacked(tmp_path_factory.mktemp("attacked")) as run:
+        yield run
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_a_client_does_costs_other_sessions_nothing(run, section, attack):
+    for name, limit, answer in attack(run.target):
+        cost = run.target.cost()
+        section.add(name, limit, answer, cost)
+        assert re.match(ANSWERS.get(name, "400 "), answer), (name, answer)
+        assert cost.startswith("200 "), name
+
+
+def test_the_run_trains_on_what_is_left(run, section):
+    grown = run.grown_mib()
+    code = run.train()
+    metrics = [json.loads(line) for line in (run.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = sum("train/policy_loss" in row for row in metrics)
-    traces = (folder / "log").read_text().count("Traceback")
-    return (
-        f"The run then trained {steps} step on these episodes and ended with exit code {code} and {traces} tracebacks"
+    traces = (run.folder / "log").read_text().count("Traceback")
+    section.text += (
+        f"The run then trained {steps} step on these episodes and ended with exit code {code} and {traces} tracebacks; "
+        f"its driver had grown by {grown:.0f} MiB."
     )
-
-
-def section(found: list[tuple[str, str, str, str]], end: str) -> str:
-    """The part of docs/reward_attacks.md about the endpoint."""
-    lines = [
-        HEADING,
-        f"Written by `python benchmarks/endpoint_attacks.py --write`. A run of `agent.kind=endpoint` has {SESSIONS}",
-        "open sessions, and one process is the client of all of them. The last column is a turn of one token that",
-        f"another session asks for behind the attack (load average {os.getloadavg()[0]:.0f}, two cores).",
-        f"{end}.",
-        "",
-        "| attack | what limits it | answer | a turn of another session |",
-        "|---|---|---|---|",
-    ]
-    lines += ["| " + " | ".join(each.replace("|", "\\|") for each in row) + " |" for row in found]
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Try every attack on one run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    found: list[tuple[str, str, str, str]] = []
-    with TemporaryDirectory(prefix="rlhf-suite-attacks-") as name:
-        folder = Path(name)
-        with attacked(folder) as (target, process):
-            driver = psutil.Process(process.pid)
-            before = driver.memory_info().rss
-            for attack in ATTACKS:
-                for result in attack(target):
-                    found.append((*result, target.cost()))
-                    names = ("attack", "limit", "answer", "another_session")
-                    print(json.dumps(dict(zip(names, found[-1], strict=True))), flush=True)
-            grown = (driver.memory_info().rss - before) / 2**20
-        end = f"{end_of_run(folder, process.returncode)}; its driver had grown by {grown:.0f} MiB"
-    print(json.dumps({"end": end}))
-    if arguments.write:
-        write_section(PAGE, HEADING, section(found, end))
-
-
-if __name__ == "__main__":
-    main()
+    assert (steps, code, traces) == (1, 0, 0)

@@ -1,7 +1,4 @@
-"""What clients can do to `task=serve_rm`, and what comes of it: one JSON line per attack.
-
-    python benchmarks/serve_attacks.py            # prints
-    python benchmarks/serve_attacks.py --write    # and writes its section of docs/reward_attacks.md
+"""What clients can do to `task=serve_rm`: the others are served, and nothing is left.
 
 A server with a tiny reward model is started as a user starts it. Each attack ends with a small request of another
 client: its status and its seconds are what the attack cost the others.
@@ -9,7 +6,6 @@ client: its status and its seconds are what the attack cost the others.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,16 +18,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import pytest
 
-from common import ROOT, write_section
+from attack_page import Section
 
-PAGE = ROOT / "docs" / "reward_attacks.md"
-HEADING = "\n## What clients can do to a reward server\n"
+pytestmark = pytest.mark.proof
+
+ROOT = Path(__file__).parents[2]
+SECTION = Section(
+    "## What clients can do to a reward server",
+    "The status and the seconds of a small request after each attack, or of the attack itself if it is one "
+    "request. Before: the first edition.",
+    ("attack", "before", "after"),
+)
 HEADERS = b"POST /get_reward HTTP/1.1\r\nHost: localhost\r\n"
 START_S, ASK_S = 300.0, 300.0
 IDLE_S = 33.0  # more than the 30 s that a client has for a whole request
@@ -49,14 +52,22 @@ BEFORE = {
     "Host: evil.example": "200",
     "96 requests of up to 16 texts": "memory 0.45 -> 1.10 GiB",
 }
+# How an outcome begins, where it is not "200 ".
+REFUSED = {
+    "invalid UTF-8": "422 ",
+    "100,000 lists in one another": "422 ",
+    "an integer of 5,000 digits": "422 ",
+    "Host: evil.example": "421 ",
+    "96 requests of up to 16 texts": "memory ",
+}
 Result = tuple[str, str]  # attack, outcome
 
 
 class Server:
     """A running serve_rm."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process, self.url, self.port = psutil.Process(process.pid), url, urlsplit(url).port
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.process, self.url, self.port, self.log = psutil.Process(process.pid), url, urlsplit(url).port, log
 
     def ask(self, query: list[str] | bytes, **headers: str) -> str:
         """Return status, seconds, and for a refusal its reason."""
@@ -161,9 +172,9 @@ def serving(folder: Path) -> Iterator[Server]:
     try:
         while not place.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"the server did not start:\n{(folder / 'log').read_text()}")
+                pytest.fail(f"the server did not start:\n{(folder / 'log').read_text()}")
             time.sleep(0.2)
-        server = Server(process, json.loads(place.read_text())["url"])
+        server = Server(process, json.loads(place.read_text())["url"], folder / "log")
         server.ask(["a"])
         yield server
     finally:
@@ -172,38 +183,19 @@ def serving(folder: Path) -> Iterator[Server]:
         process.wait(60)
 
 
-def section(found: list[Result]) -> str:
-    """The part of docs/reward_attacks.md about clients."""
-    lines = [
-        HEADING,
-        "Written by `python benchmarks/serve_attacks.py --write`: the status and the seconds of a small request after",
-        "each attack, or of the attack itself if it is one request. Before: the first edition.",
-        "",
-        "| attack | before | after |",
-        "|---|---|---|",
-    ]
-    for attack, outcome in found:
-        shown = outcome.replace("|", "\\|")
-        lines.append(f"| {attack} | {BEFORE[attack]} | {shown} |")
-    return "\n".join(lines) + "\n"
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
-def main() -> None:
-    """Try every attack on one server."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    found: list[Result] = []
-    with TemporaryDirectory(prefix="rlhf-suite-attacks-") as folder, serving(Path(folder)) as server:
-        for attack in ATTACKS:
-            for result in attack(server):
-                print(json.dumps(dict(zip(("attack", "outcome"), result, strict=True))), flush=True)
-                found.append(result)
-        tracebacks = (Path(folder) / "log").read_text().count("Traceback")
-    print(json.dumps({"tracebacks": tracebacks}))
-    if arguments.write:
-        write_section(PAGE, HEADING, section(found))
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_a_client_does_costs_the_others_nothing(server, section, attack):
+    for name, outcome in attack(server):
+        section.add(name, BEFORE[name], outcome)
+        assert outcome.startswith(REFUSED.get(name, "200 ")), name
+        assert "connections open" not in outcome or ", 0 connections open" in outcome
 
 
-if __name__ == "__main__":
-    main()
+def test_no_request_ends_in_a_traceback(server):
+    assert server.ask(["a"]).startswith("200 ") and "Traceback" not in server.log.read_text()

@@ -1,7 +1,4 @@
-"""What a hostile reward server may answer, and what comes of it: one JSON line per attack.
-
-    python benchmarks/server_attacks.py            # prints
-    python benchmarks/server_attacks.py --write    # and writes its section of docs/reward_attacks.md
+"""What a hostile reward server may answer, and what comes of it.
 
 Every attack is the answer to a request for two rows, asked for by a process of its own, whose peak memory is measured.
 `outcome` is what the rows get; an exception there would have ended the run, whatever reward.on_error says.
@@ -9,7 +6,6 @@ Every attack is the answer to a request for two rows, asked for by a process of 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import json
@@ -20,12 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from common import write_section
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reward_attacks.md"
-HEADING = "\n## What a reward server can do to a run\n"
 LARGE = 512 << 20  # bytes of the large answers
 DEADLINE_S = 5.0  # reward.http.timeout_s
 SHOWN = 130  # characters of an outcome
@@ -102,10 +93,11 @@ def tried(name: str) -> dict[str, object]:
     send = ATTACKS[name][1]()
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve, args=(listener, send), daemon=True).start()
-    command = [sys.executable, __file__, "--ask", f"http://127.0.0.1:{listener.getsockname()[1]}/"]
+    command = [sys.executable, __file__, f"http://127.0.0.1:{listener.getsockname()[1]}/"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     listener.close()
-    return {"attack": name, "limited": ATTACKS[name][0], **json.loads(done.stdout.splitlines()[-1])}
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def serve(listener: socket.socket, send: Send) -> None:
@@ -151,56 +143,5 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def section(found: list[dict[str, object]]) -> str:
-    """The part of docs/reward_attacks.md about servers."""
-    lines = [
-        HEADING,
-        "Written by `python benchmarks/server_attacks.py --write`. Each attack is the answer to a request for two",
-        f"rows, with `reward.http.timeout_s={DEADLINE_S:g}`. MiB is the growth of the memory of the process. A failed",
-        "row is a normal outcome: `reward.on_error` says what happens to its group. Before: the first edition.",
-        "",
-        "| attack | what limits it | before | after | seconds | MiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for each in found:
-        name = str(each["attack"])
-        cells = [
-            name,
-            each["limited"],
-            BEFORE.get(name, "the same"),
-            each["outcome"],
-            each["seconds"],
-            each["more_mib"],
-        ]
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n" + REFUSED
-
-
-REFUSED = """
-Refused before a run, with exit code 2:
-
-- A token in `RLHF_SUITE_REWARD_TOKEN` with a line end or characters other than visible ASCII. The message says at which
-  position, never the value. Before, every request failed with "Illegal header value" and the token, on the console
-  and in `status.json`, or the run ended in a traceback.
-- `reward.remote_url` with a port such as `abc`, `99999` or `0`. Before, it was found at the first request.
-"""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the section of docs/reward_attacks.md")
-    parser.add_argument("--ask", metavar="URL", help="ask this server once")
-    given = parser.parse_args()
-    if given.ask:
-        ask(given.ask)
-        return
-    found = []
-    for name in ATTACKS:
-        found.append(tried(name))
-        print(json.dumps(found[-1]), flush=True)
-    if given.write:
-        write_section(PAGE, HEADING, section(found))
-
-
 if __name__ == "__main__":
-    main()
+    ask(sys.argv[1])
