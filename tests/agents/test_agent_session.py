@@ -184,8 +184,8 @@ def test_feedback_is_cut_to_its_limit(tokenizer):
 def test_an_environment_may_give_the_prompt(tokenizer):
     task = chat_task(tokenizer)
     session = open_session(tokenizer, Scripted(tokenizer, ["1"]), task)
-    assert session.begin(None, None) and session.ledgers[0].ids.tolist() == list(task.ids)
-    assert session.begin([*task.messages, {"role": "user", "content": "two"}], None)
+    assert session.set_prompt(None, None) and session.ledgers[0].ids.tolist() == list(task.ids)
+    assert session.set_prompt([*task.messages, {"role": "user", "content": "two"}], None)
     ledger = session.ledgers[0]
     assert (ledger.owner == PROMPT).all() and (ledger.prompt.index, ledger.group, ledger.sample) == (3, 1, 2)
     assert tokenizer.decode(ledger.ids) == (
@@ -194,7 +194,7 @@ def test_an_environment_may_give_the_prompt(tokenizer):
     run(session.reply)
     assert session.ledgers[0].prompt.index == 3
     plain = open_session(tokenizer, Scripted(tokenizer, []), Task([5], "x"), max_len=4)
-    assert not plain.begin(None, "a text that is too long") and plain.is_full
+    assert not plain.set_prompt(None, "a text that is too long") and plain.is_full
 
 
 def user(text: str) -> dict:
@@ -335,7 +335,7 @@ def test_a_fork_of_a_greedy_episode_is_greedy_so_that_it_is_not_trained_on(token
     session.open.ledger.greedy = True
 
     async def play() -> None:
-        assert session.begin(None, None)
+        assert session.set_prompt(None, None)
         await session.reply()
         assert session.continue_from([{"role": "user", "content": "another question"}])
         await session.reply()

@@ -56,7 +56,7 @@ def played(config, tokenizer, datasource, replies, allowed=None):
     async def play_one():
         episodes = make_episodes(config, Scripted(tokenizer, replies), tokenizer, [stop], None)
         if allowed is not None:
-            episodes = episodes.limited(allowed)
+            episodes = episodes.limit_turns(allowed)
         return await episodes.run(ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
 
     (done,) = run(play_one)
@@ -92,7 +92,7 @@ def test_each_row_has_the_agent_of_its_datasource(config, tokenizer):
 @pytest.mark.notices(
     "allowed calls do not hold for the agents of some datasets",
     "agents/episodes.py",
-    "datasource: agent.limited(max_turns) for",
+    "datasource: agent.limit_turns(max_turns) for",
     "datasource: agent for",
 )
 def test_a_limit_of_turns_holds_for_each_agent(config, tokenizer):

@@ -39,7 +39,7 @@ async def ask(tools: McpServer):
         await session.call("fail", {})
     await session.close()
     if tools.shared is not None and tools.shared.connection is not None:
-        await tools.shared.ended(tools.shared.connection)
+        await tools.shared.end_connection(tools.shared.connection)
     return schemas, answers
 
 
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_start_is_a_failure():
 @pytest.mark.notices(
     "an MCP server that did not start is never tried again",
     "agents/mcp_tools.py",
-    "if self.listing is None or (self.listing.done() and failed(self.listing)):",
+    "if self.listing is None or (self.listing.done() and has_failed(self.listing)):",
     "if self.listing is None:",
 )
 def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
@@ -188,7 +188,7 @@ def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
 @pytest.mark.notices(
     "an MCP server that died is never started again",
     "agents/mcp_tools.py",
-    "                await self.ended(connection)\n",
+    "                await self.end_connection(connection)\n",
     "",
 )
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -201,7 +201,7 @@ def test_a_server_that_died_of_a_call_is_started_again_with_the_next(is_shared):
             await session.call("die", {})
         await session.begin()
         answer = await session.call("count", {"by": 1})
-        await session.ended(session.connection)
+        await session.end_connection(session.connection)
         return answer
 
     assert run(both) == "1"

@@ -105,7 +105,7 @@ def test_a_server_that_takes_no_more_sessions_is_quoted():
         environment = OpenEnvEnvironment(full.url, "message", None)
         environment.socket = await connect(full.url, proxy=None)
         await environment.socket.wait_closed()
-        await environment.asked("reset", {})
+        await environment.ask("reset", {})
 
     with pytest.raises(EnvironmentFailure) as failure:
         run(play_later)

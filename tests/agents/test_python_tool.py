@@ -8,7 +8,7 @@ import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.environment import EnvironmentAgent
-from rlhf_suite.agents.python_tool import FenceAgent, PythonEnvironment, jailed
+from rlhf_suite.agents.python_tool import FenceAgent, PythonEnvironment, make_jailed
 from rlhf_suite.data.trajectory import ENVIRONMENT
 
 pytestmark = pytest.mark.stack
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.stack
 
 @pytest.fixture(scope="module")
 def sessions():
-    return jailed(512, True)
+    return make_jailed(512, True)
 
 
 class Fenced(Scripted):

@@ -178,7 +178,7 @@ def test_a_server_that_nobody_reaches_has_a_reason(serve):
     async def ask():
         python = RemotePython(server.url, 64)
         async with python.client(7.0) as client:
-            await python.tried(client, {})
+            await python.try_once(client, {})
 
     with pytest.raises(ServerError, match="connect") as raised:
         run(ask)

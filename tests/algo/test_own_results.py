@@ -11,7 +11,7 @@ import torch
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.algo.advantage import CreditInput, assign_credit
 from rlhf_suite.algo.kl import estimate_kl
-from rlhf_suite.algo.scores import aggregated
+from rlhf_suite.algo.scores import aggregate
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
 from rlhf_suite.data.generation import Generation
@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
         lambda own: distances(own, torch.zeros(3, 1), torch.zeros(3, 1)),
     ),
     "log_ratio": ("a tensor with the shape of log_ratio, [3]", lambda own: estimate_kl(ONES, ONES, own)),
-    "scores": ("a number", lambda own: aggregated([0.5], own)),
+    "scores": ("a number", lambda own: aggregate([0.5], own)),
     "moment, config": ("a number", lambda own: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=own))),
     "written, tools": ("Parsed(content, calls, reasoning)", read_turn),
 }

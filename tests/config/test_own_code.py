@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.config.flags import walk
 from rlhf_suite.config.record import fingerprint, load, recorded_values, save
 from rlhf_suite.config.resume import changes
+from rlhf_suite.config.runs import PPORun
 from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
 
 pytestmark = pytest.mark.stack
@@ -191,6 +193,12 @@ ADDED = {  # to which file, what, a flag that it reads, and one that it does not
         "'algo.advantage.is_correction_threshold=[0.2,3]'",
         "algo.advantage.is_correction_gating=tv",
     ),
+    "agent.kind": (
+        "agents/kinds.py",
+        '@agent(needs=("turns",), reads=("mcp_sessions",))',
+        "agent.mcp_sessions=process agent.max_turns=3",
+        "agent.python_memory_mb=64",
+    ),
 }
 
 
@@ -202,7 +210,8 @@ def test_one_function_in_one_file_adds_an_algorithm(tmp_path, flag):
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     shutil.copytree(ROOT / "src" / "rlhf_suite", package, ignore=shutil.ignore_patterns("__pycache__"))
     with (package / module).open("a") as file:
-        file.write(f'\n\n{declaration}\ndef fresh(inputs, config):\n    """A fresh idea."""\n')
+        arguments = ", ".join(next(info.meta.algorithms.parameters for info in walk(PPORun) if info.key == flag))
+        file.write(f'\n\n{declaration}\ndef fresh({arguments}):\n    """A fresh idea."""\n')
     code = f"""
 import shlex
 from rlhf_suite.composition.arguments import parse

@@ -68,8 +68,8 @@ def words(task: str, models: Path) -> list[str]:
 @pytest.mark.notices(
     "a model on ranks that split matrices is exported with one rank's parts",
     "train/strategy.py",
-    "with gathered(self.ds, parameters), tensor_parallel.whole(parameters):",
-    "with gathered(self.ds, parameters):",
+    "with gather_parameters(self.ds, parameters), tensor_parallel.whole(parameters):",
+    "with gather_parameters(self.ds, parameters):",
     cases="sft and not data",
 )
 @pytest.mark.notices(

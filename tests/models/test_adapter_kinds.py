@@ -18,7 +18,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.merge import merge_lora, read_adapter
-from rlhf_suite.models.weights import changed_ties, named_weights
+from rlhf_suite.models.weights import find_changed_ties, named_weights
 
 IDS = torch.tensor([[72, 101, 1, 7, 111, 3, 200, 4, 5]])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -96,7 +96,7 @@ def check_sent(folder, saved, unties: bool):
     assert sent.keys() == saved.keys()
     for name, tensor in sent.items():
         torch.testing.assert_close(tensor, saved[name], **CLOSE)
-    assert bool(changed_ties(model.model)) == unties
+    assert bool(find_changed_ties(model.model)) == unties
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
     shutil.rmtree(folder)
 

@@ -73,4 +73,4 @@ def test_the_window_counts_the_token_itself():
     query, key, value = states(6)
     call = _Call(scaling=None, window=1, dropout=0.0)
     repeated = value.repeat_interleave(2, dim=1)
-    torch.testing.assert_close(call.padded(query, key, value), repeated)
+    torch.testing.assert_close(call.attend_padded(query, key, value), repeated)

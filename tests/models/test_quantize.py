@@ -16,7 +16,7 @@ from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.models.prepare import make_trainable
-from rlhf_suite.models.quantize import dequantized
+from rlhf_suite.models.quantize import dequantize
 from rlhf_suite.models.save import save_adapter, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.rl.judge import TextJudge
@@ -62,7 +62,7 @@ def test_matrices_are_in_4_bits_and_other_tensors_as_they_are(base, load):
     small = {name for name, p in model.named_parameters() if p.dtype == torch.uint8}
     assert len(small) == 14 and all("_proj.weight" in name for name in small)
     for name, parameter in model.named_parameters():
-        error = (dequantized(parameter) - exact.get_parameter(name)).abs().max()
+        error = (dequantize(parameter) - exact.get_parameter(name)).abs().max()
         assert 0 < error < 0.2 * exact.get_parameter(name).abs().max() if name in small else error == 0
 
 

@@ -141,8 +141,8 @@ def test_a_new_adapter_changes_nothing_and_only_it_is_trained(load, batch):
 @pytest.mark.notices(
     "adapters are not merged into the weights that leave the trainer",
     "models/weights.py",
-    "        merged = merged_tensors(self.adapter, exact)\n",
-    "        merged = dict(stored_tensors(base_of(self.adapter)))\n",
+    "        merged = merge_tensors(self.adapter, exact)\n",
+    "        merged = dict(list_stored(base_of(self.adapter)))\n",
 )
 def test_merged_weights_compute_what_the_adapter_computes(load, batch, tokenizer, tmp_path):
     model = trained_adapter(load())

@@ -63,8 +63,8 @@ def test_scores_are_those_of_the_plain_model(judge, micro_batch_size):
         assert each.scores == pytest.approx(plain.scores(prompt, response) if response else [], abs=1e-6)
         assert each.truncated == (len(response.replace(" ", "")) > len(each.scores))
     assert scores[3].truncated
-    assert scores[2].aggregated("min") == 0
-    assert scores[0].aggregated("min") == min(scores[0].scores)
+    assert scores[2].aggregate("min") == 0
+    assert scores[0].aggregate("min") == min(scores[0].scores)
 
 
 def test_a_model_without_a_step_format_is_refused(folder):

@@ -14,7 +14,7 @@ from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.answers import is_too_much, last_boxed, number
 from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.gym import answer_of
-from rlhf_suite.rewards.mathematics import boxed_text
+from rlhf_suite.rewards.mathematics import box_text
 from rlhf_suite.rewards.rules import make_scorer
 
 GRADED = Path(__file__).with_name("graded_answers.jsonl")
@@ -275,7 +275,7 @@ def test_last_boxed_is_linear_in_the_number_of_open_boxes():
 
 
 def test_a_bare_percent_sign_does_not_comment_the_box_out():
-    assert boxed_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"
+    assert box_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"
 
 
 @pytest.mark.notices(

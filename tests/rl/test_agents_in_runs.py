@@ -143,8 +143,8 @@ def test_the_timeline_tells_environments_from_engines(whole):
 @pytest.mark.notices(
     "an evaluation without calls allows one",
     "rl/evaluation.py",
-    "self.sampler.limited(calls + 1)",
-    "self.sampler.limited(calls + 2)",
+    "self.sampler.limit_turns(calls + 1)",
+    "self.sampler.limit_turns(calls + 2)",
 )
 @pytest.mark.notices(
     "evaluations by allowed calls draw other random numbers",

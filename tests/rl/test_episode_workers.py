@@ -188,8 +188,8 @@ def test_episodes_of_two_workers_are_those_of_the_driver(cluster, model, tmp_pat
     printed = [(job.logs / f"episode-worker-{number}.log").read_text() for number in range(2)]
     assert [text.count(" begins") for text in printed] == [6, 6]
     assert workers.environments.count == 0
-    short = ledgers(job.start(workers.limited(2), 4))
-    assert content(short) == content(ledgers(job.start(job.here().limited(2), 4)))
+    short = ledgers(job.start(workers.limit_turns(2), 4))
+    assert content(short) == content(ledgers(job.start(job.here().limit_turns(2), 4)))
     assert {each.extra["agent/turns"] for each in short} == {2.0}
     workers.close()
 

@@ -25,11 +25,11 @@ class ThinkTwice:
     def __init__(self, max_turns: int) -> None:
         self.max_turns = max_turns
 
-    def limited(self, max_turns: int) -> "ThinkTwice":
+    def limit_turns(self, max_turns: int) -> "ThinkTwice":
         return ThinkTwice(max_turns)
 
     async def run(self, task: Task, session: Session) -> Episode:
-        if session.begin(None, None):
+        if session.set_prompt(None, None):
             await session.reply(max_new_tokens=4)
         while session.num_turns < self.max_turns and not session.is_full and session.observe_text(" again: "):
             await session.reply(max_new_tokens=4)

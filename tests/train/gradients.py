@@ -170,7 +170,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
         other = f"{stem}.lora_{'A' if part[0] == 'B' else 'B'}.default.weight"
         own, others = (getattr(p, "ds_shape", p.shape) for p in (parameter, weights[other]))
         shape = (own[0], others[1]) if part[0] == "B" else (others[0], own[1])
-        with strategy.gathered(ds, [parameter], modifier_rank=0), torch.no_grad():
+        with strategy.gather_parameters(ds, [parameter], modifier_rank=0), torch.no_grad():
             parameter.copy_(adapter(f"{stem}.weight", torch.Size(shape))["BA".index(part[0])])
     return strategy.TrainedModel(module.to(world.device), config, ds, 1, world)
 
@@ -244,5 +244,5 @@ def ds_config(split: Split) -> DeepSpeedConfig:
 def written(model: strategy.TrainedModel) -> Gradients | None:
     """What `WriteGradient` left in the parameters, by the names of a plain transformers model; rank 0's."""
     trained = [(name, p) for name, p in model.module.model.named_parameters() if p.requires_grad]
-    with model.gathered([p for _, p in trained]):
+    with model.gather([p for _, p in trained]):
         return {name: p.detach().clone() for name, p in trained} if model.world.is_main else None

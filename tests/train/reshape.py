@@ -53,9 +53,9 @@ def whole_state(model: TrainedModel, average: WeightAverage) -> dict[str, torch.
             state[name] = safe_get_full_fp32_param(parameter)
             state |= {f"{name} {k}": safe_get_full_optimizer_state(parameter, k) for k in ("exp_avg", "exp_avg_sq")}
     state["updates"] = torch.tensor(float(next(iter(base_state(optimizer).values()))["step"]))
-    state |= {f"{name} in the model": weight for name, weight in weights_on_cpu(model.module, model.gathered).items()}
+    state |= {f"{name} in the model": weight for name, weight in weights_on_cpu(model.module, model.gather).items()}
     with average.in_place():
-        averages = weights_on_cpu(model.module, model.gathered)
+        averages = weights_on_cpu(model.module, model.gather)
     state |= {f"{name} averaged": value.clone() for name, value in averages.items()}
     return state
 
@@ -96,7 +96,7 @@ def load_and_go_on(
 def go_on(model: TrainedModel, batches: Sequence[Experience], setup: Setup, run: Whole) -> Whole:
     for step in range(BEFORE, BEFORE + AFTER):
         run.metrics.append(one_step(model, batches[step], step, setup))
-    run.weights = weights_on_cpu(model.module, model.gathered)
+    run.weights = weights_on_cpu(model.module, model.gather)
     return run
 
 

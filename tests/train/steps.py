@@ -129,7 +129,7 @@ def train(world: World, folder: Path, setup: Setup, batches: Sequence[TokenBatch
                     outcome.metrics.append(one_step(model, batch, step, setup))
     except RunError as error:
         outcome.error = str(error)
-    outcome.weights = weights_on_cpu(model.module, model.gathered)
+    outcome.weights = weights_on_cpu(model.module, model.gather)
     return outcome
 
 

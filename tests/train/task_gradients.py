@@ -20,7 +20,7 @@ from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import Row
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.train.frozen import load_frozen_roles, prepared
+from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.task import Task
@@ -50,7 +50,7 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
     with gradient_writer():
         model = trained_model(world, folder, models(config)["actor"].head, split)
     task.frozen = load_frozen_roles(task, models(config), config.ds, model)
-    batches = prepared(task, model, rank_micro_batches(items, range(len(items)), config.train, model.world))
+    batches = prepare_batches(task, model, rank_micro_batches(items, range(len(items)), config.train, model.world))
     optimizer_step(model, task, batches, 0, "stop")
     return written(model)
 

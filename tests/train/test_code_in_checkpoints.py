@@ -45,7 +45,7 @@ def attacked(world, folder, setup, batch, checkpoint):
     model.save_state(checkpoint)
     average.save_state(checkpoint)
     world.barrier()
-    saved = weights_on_cpu(model.module, model.gathered)
+    saved = weights_on_cpu(model.module, model.gather)
     steps.one_step(model, batch, 1, setup)
     world.barrier()
     said = {}
@@ -64,7 +64,7 @@ def attacked(world, folder, setup, batch, checkpoint):
         file.write_bytes(before) if world.is_main else None
         world.barrier()
     model.load_state(checkpoint)
-    return said, (checkpoint / "made").exists(), same(saved, weights_on_cpu(model.module, model.gathered))
+    return said, (checkpoint / "made").exists(), same(saved, weights_on_cpu(model.module, model.gather))
 
 
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)

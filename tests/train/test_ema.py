@@ -25,7 +25,7 @@ def averaged(world, folder, setup, batch, checkpoint):
     is saved after the second step, and goes on in a second object that has been loaded from there."""
     torch.manual_seed(0)
     model = build(world, folder, setup)
-    weights = [weights_on_cpu(model.module, model.gathered)]
+    weights = [weights_on_cpu(model.module, model.gather)]
     average = WeightAverage(model, BETA)
     for step in range(3):
         if step == 2:
@@ -35,12 +35,12 @@ def averaged(world, folder, setup, batch, checkpoint):
             average.load_state(checkpoint)
         one_step(model, batch, step, setup)
         average.update()
-        weights.append(weights_on_cpu(model.module, model.gathered))
+        weights.append(weights_on_cpu(model.module, model.gather))
     with average.in_place():
-        weights.append(weights_on_cpu(model.module, model.gathered))
-    weights.append(weights_on_cpu(model.module, model.gathered))
+        weights.append(weights_on_cpu(model.module, model.gather))
+    weights.append(weights_on_cpu(model.module, model.gather))
     one_step(model, batch, 3, setup)
-    weights.append(weights_on_cpu(model.module, model.gathered))
+    weights.append(weights_on_cpu(model.module, model.gather))
     return weights
 
 
@@ -50,7 +50,7 @@ def plain(world, folder, setup, batch):
     model, outcome = build(world, folder, setup), Outcome()
     for step in range(4):
         one_step(model, batch, step, setup)
-    outcome.weights = weights_on_cpu(model.module, model.gathered)
+    outcome.weights = weights_on_cpu(model.module, model.gather)
     return outcome
 
 

@@ -19,7 +19,7 @@ from rlhf_suite.config.sources import metric_names
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.train.evaluate import evaluate
-from rlhf_suite.train.frozen import load_frozen_roles, prepared
+from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
 
 SETS = {"short": (0, 2, 5, 8, 10), "long": (4, 9), "one": (7,), "nothing": (gradients.UNMASKED,)}
 
@@ -91,7 +91,7 @@ def of_task(world, folder, name, split):
     config, task, items = task_gradients.setup(folder, name, split)
     model = gradients.trained_model(world, folder, models(config)["actor"].head, split)
     task.frozen = load_frozen_roles(task, models(config), config.ds, model)
-    return evaluate(model, task, {"set": items}, config.train, lambda batches: prepared(task, model, batches))
+    return evaluate(model, task, {"set": items}, config.train, lambda batches: prepare_batches(task, model, batches))
 
 
 def ranked(folder, name):

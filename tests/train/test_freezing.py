@@ -36,18 +36,18 @@ def stopped_and_resumed(world, folder, setup, batch, path):
     """Weights before, after two steps, and after one step, a resume and another."""
     torch.manual_seed(0)
     model = steps.build(world, folder, setup)
-    before = weights_on_cpu(model.module, model.gathered)
+    before = weights_on_cpu(model.module, model.gather)
     steps.one_step(model, batch, 0, setup)
     if world.is_main:
         path.mkdir()
     world.barrier()
     model.save_state(path)
     steps.one_step(model, batch, 1, setup)
-    after = weights_on_cpu(model.module, model.gathered)
+    after = weights_on_cpu(model.module, model.gather)
     again = steps.build(world, folder, setup)
     again.load_state(path)
     steps.one_step(again, batch, 1, setup)
-    return before, after, weights_on_cpu(again.module, again.gathered)
+    return before, after, weights_on_cpu(again.module, again.gather)
 
 
 @pytest.mark.parametrize(("size", "zero", "optim"), [(1, 2, "adam"), (2, 3, "adam"), (1, 2, "muon")])

@@ -148,14 +148,14 @@ def divided_by_the_local_count(world, *args):
 
 
 def divided_by_the_micro_batch_count(world, *args):
-    right = step.weighted_share
-    step.weighted_share = lambda loss, _: torch.stack(
+    right = step.weigh_share
+    step.weigh_share = lambda loss, _: torch.stack(
         [total / max(1.0, float(next(iter(loss.metrics.values())).count)) for total in loss.sums.values()]
     ).sum()
     try:
         return gradient(world, *args)
     finally:
-        step.weighted_share = right
+        step.weigh_share = right
 
 
 def unscaled_by_the_number_of_ranks(world, *args):

@@ -49,7 +49,7 @@ def gradient_sum(world: World, folder: Path, dtype: str, zero: int, size: int) -
     config = TrainedModelConfig(max_norm=0.0, lr_scheduler="constant")
     with strategy.loading_context(ds):
         module = load_model(str(folder / "lm"), head="lm", ds=ds)
-    with torch.no_grad(), strategy.gathered(ds, list(module.parameters()), modifier_rank=0):
+    with torch.no_grad(), strategy.gather_parameters(ds, list(module.parameters()), modifier_rank=0):
         for parameter in module.parameters():
             parameter.copy_(parameter.bfloat16())
     make_trainable(module, config, ds.lora)

@@ -84,7 +84,7 @@ def whole_modules(world, folder, batch, names):
     model = build(world, folder, setup)
     norm = one_step(model, batch, 0, setup)["grad_norm"]
     leaves = sorted({type(each).__name__ for each in get_z3_leaf_modules(model.module)})
-    return leaves, norm, weights_on_cpu(model.module, model.gathered)
+    return leaves, norm, weights_on_cpu(model.module, model.gather)
 
 
 def test_zero3_gathers_the_modules_of_a_class_as_a_whole_and_trains_the_same(ranks, folder):

@@ -42,7 +42,7 @@ def train_and_export(world, folder, setup, batch, path):
     export(model, tokenizer, path)
     if setup.lora:
         aside = path.with_name("adapter")
-        save_adapter(model.module, tokenizer, aside, gather=model.gathered, is_main=world.is_main)
+        save_adapter(model.module, tokenizer, aside, gather=model.gather, is_main=world.is_main)
     return log_probs
 
 

@@ -88,10 +88,10 @@ def only_weights(world, folder, batches, checkpoint):
         place = checkpoint / str(with_optimizer)
         place.mkdir(parents=True)
         model.save_state(place, with_optimizer=with_optimizer)
-        saved = weights_on_cpu(model.module, model.gathered)
+        saved = weights_on_cpu(model.module, model.gather)
         fresh = build(world, folder, Setup(2))
         fresh.load_state(place, with_optimizer=False)
-        assert same(saved, weights_on_cpu(fresh.module, fresh.gathered))
+        assert same(saved, weights_on_cpu(fresh.module, fresh.gather))
         found.append([*fresh.optimizer.optimizer.state.values()])
     sizes = [(checkpoint / str(each) / "state_0.pt").stat().st_size for each in (True, False)]
     return found, sizes

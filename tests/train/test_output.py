@@ -184,7 +184,7 @@ def holding(tmp_path, *others):
 @pytest.mark.notices(
     "checkpoints inside the folder of a model send it elsewhere",
     "train/output.py",
-    "if keep is not None and is_within(keep, path) and filled(made, path, run, keep):",
+    "if keep is not None and is_within(keep, path) and fill_folder(made, path, run, keep):",
     "if False:",
 )
 def test_checkpoints_inside_the_folder_of_a_model_stay_there(run, tmp_path):

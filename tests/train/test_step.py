@@ -10,7 +10,7 @@ import torch
 from steps import Setup, same, train
 
 from rlhf_suite.data.batch import take
-from rlhf_suite.train.step import weighted_share
+from rlhf_suite.train.step import weigh_share
 from rlhf_suite.train.task import StepLoss
 
 pytestmark = pytest.mark.stack
@@ -130,4 +130,4 @@ def test_a_batch_without_any_masked_token_changes_nothing(ranks, folder, batch):
 def test_a_unit_of_less_than_one_is_divided_by_what_it_is():
     """An aggregation of one's own may count in other units than tokens and sequences."""
     loss = StepLoss({"own": torch.tensor(1.0), "none": torch.tensor(0.0)}, {})
-    assert float(weighted_share(loss, {"own": 0.5, "none": 0.0})) == 2.0
+    assert float(weigh_share(loss, {"own": 0.5, "none": 0.0})) == 2.0

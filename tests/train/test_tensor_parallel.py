@@ -37,13 +37,13 @@ def run(world, folder, setup, batch):
     many numbers this rank holds of split matrices."""
     torch.manual_seed(0)
     model = build(world, folder, replace(setup, max_norm=CLIPPED))
-    seen, metrics = [weights_on_cpu(model.module, model.gathered)], []
+    seen, metrics = [weights_on_cpu(model.module, model.gather)], []
     if setup.sleeps:
         model.optimizer_to_host()
     for step in range(STEPS):
         with model.optimizer_on_device() if setup.sleeps else nullcontext():
             metrics.append(one_step(model, batch, step, setup))
-        seen.append(weights_on_cpu(model.module, model.gathered))
+        seen.append(weights_on_cpu(model.module, model.gather))
     return seen, metrics, sum(p.numel() for p in model.module.parameters() if tensor_parallel.is_shard(p))
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path, family, size,
     create(tmp_path / "model", Shape(family=family))
     config = AutoConfig.from_pretrained(tmp_path / "model")
     if said is None:
-        assert {*tensor_parallel.checked_plan(config, size).values()} >= {"colwise", "rowwise"}
+        assert {*tensor_parallel.check_plan(config, size).values()} >= {"colwise", "rowwise"}
     else:
         with pytest.raises(UserError, match=said):
-            tensor_parallel.checked_plan(config, size)
+            tensor_parallel.check_plan(config, size)

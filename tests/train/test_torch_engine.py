@@ -158,7 +158,7 @@ def continued(world, folder, batch, setup, other, checkpoint):
     found = []
     for step in range(2, 5):
         found += [
-            {name: value.clone() for name, value in weights_on_cpu(each.module, each.gathered).items()}
+            {name: value.clone() for name, value in weights_on_cpu(each.module, each.gather).items()}
             for each in (model, second)
         ]
         one_step(model, batch, step, setup)

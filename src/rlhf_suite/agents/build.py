@@ -40,8 +40,8 @@ def make_agent(
     """
     setup = AgentSetup(chosen, must_score, choice or Choice(), serve, max_characters)
     made: Agent = registry.agent.load(chosen.config.kind)(setup)
-    if not all(callable(getattr(made, name, None)) for name in ("run", "limited")):
-        wanted = "an object with async run(task, session) and limited(max_turns)"
+    if not all(callable(getattr(made, name, None)) for name in ("run", "limit_turns")):
+        wanted = "an object with async run(task, session) and limit_turns(max_turns)"
         raise registry.agent.wrong_result(chosen.config.kind, made, wanted)
     return made
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
-from rlhf_suite.agents.environment import EnvironmentFailure, called, constructed
+from rlhf_suite.agents.environment import EnvironmentFailure, call, construct
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.data.messages import Message
 
@@ -28,13 +28,13 @@ class TRLEnvironment:
 
     async def reset(self, task: Task) -> Start:
         """Reset with the columns of the row; a text that it returns is added to the last message of the user."""
-        self.instance = await constructed(self.cls)
+        self.instance = await construct(self.cls)
         self.tools = ToolEnvironment([FunctionTools(tools_of(self.instance))], self.timeout_s)
         row = {"prompt": list(task.messages), "label": task.label, "datasource": task.datasource, **task.columns}
         parameters = inspect.signature(self.instance.reset).parameters.values()
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             row = {name: value for name, value in row.items() if name in {each.name for each in parameters}}
-        text = await called(self.instance.reset, **row)
+        text = await call(self.instance.reset, **row)
         start = await self.tools.reset(task)
         return start if not text else Start(tuple(with_text(task.messages, str(text))), tools=start.tools)
 
@@ -46,7 +46,7 @@ class TRLEnvironment:
         """Ask for the reward, once for every episode."""
         if not hasattr(self.instance, "get_reward"):
             return Step()
-        return Step(reward=reward_of(await called(self.instance.get_reward)))
+        return Step(reward=reward_of(await call(self.instance.get_reward)))
 
     async def close(self) -> None:
         """The interface has no end."""
@@ -68,13 +68,13 @@ class SkyRLEnvironment:
     async def reset(self, task: Task) -> Start:
         """Make the environment with the columns of the row; it may rewrite the prompt."""
         extras = {"reward_spec": {"ground_truth": task.label}, **task.columns}
-        self.instance = await constructed(self.cls, **({"extras": extras} if takes(self.cls, "extras") else {}))
-        messages, _ = await called(self.instance.init, list(task.messages))
+        self.instance = await construct(self.cls, **({"extras": extras} if takes(self.cls, "extras") else {}))
+        messages, _ = await call(self.instance.init, list(task.messages))
         return Start(tuple(messages))
 
     async def step(self, turn: Turn) -> Step:
         """Ask for the observations that follow the text of a turn."""
-        given: Mapping[str, Any] = await called(begun(self.instance, self.cls).step, turn.text)
+        given: Mapping[str, Any] = await call(get_instance(self.instance, self.cls).step, turn.text)
         if given.get("postprocessed_action") not in (None, turn.text):
             raise EnvironmentFailure("the environment returned a postprocessed_action; what the model wrote is kept")
         messages = tuple(given.get("observations") or ())
@@ -83,7 +83,7 @@ class SkyRLEnvironment:
     async def close(self) -> None:
         """Close the environment."""
         if self.instance is not None and hasattr(self.instance, "close"):
-            await called(self.instance.close)
+            await call(self.instance.close)
 
 
 class GymnasiumEnvironment:
@@ -95,14 +95,14 @@ class GymnasiumEnvironment:
 
     async def reset(self, task: Task) -> Start:
         """Reset it; the observation is added to the last message of the user."""
-        self.instance = await constructed(self.cls)
-        given = await called(self.instance.reset, options={"label": task.label, **task.columns})
+        self.instance = await construct(self.cls)
+        given = await call(self.instance.reset, options={"label": task.label, **task.columns})
         return Start(tuple(with_text(task.messages, text_observation(given[0]))))
 
     async def step(self, turn: Turn) -> Step:
         """Take the content of a turn as the action."""
-        step = begun(self.instance, self.cls).step
-        observation, reward, terminated, truncated, _ = await called(step, turn.content)
+        step = get_instance(self.instance, self.cls).step
+        observation, reward, terminated, truncated, _ = await call(step, turn.content)
         message: Message = {"role": "user", "content": text_observation(observation)}
         extra = {"agent/environment_truncated": float(truncated)}
         return Step((message,), reward=number(reward), done=bool(terminated or truncated), extra=extra)
@@ -110,10 +110,10 @@ class GymnasiumEnvironment:
     async def close(self) -> None:
         """Close the environment."""
         if self.instance is not None:
-            await called(self.instance.close)
+            await call(self.instance.close)
 
 
-def begun(instance: Any, cls: Any) -> Any:
+def get_instance(instance: Any, cls: Any) -> Any:
     """Return the instance of an episode.
 
     Raises:

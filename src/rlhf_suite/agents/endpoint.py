@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Task, Turn
 from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_send
-from rlhf_suite.agents.environment import called
+from rlhf_suite.agents.environment import call
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
@@ -75,12 +75,12 @@ class ChatSession:
             self.retries += 1
             asked = before[-1]
         else:
-            asked = self.begin(request)
+            asked = self.start_turn(request)
             self.asked.setdefault(key, []).append(asked)
         assert asked.work is not None
         return await asyncio.shield(asked.work)
 
-    def begin(self, request: ChatRequest) -> Asked:
+    def start_turn(self, request: ChatRequest) -> Asked:
         """Let the model write a turn behind a conversation."""
         session = self.session
         if self.is_over:
@@ -88,7 +88,7 @@ class ChatSession:
         if session.num_turns >= self.max_turns:
             self.limit = Ending.TURNS
             raise Refused(f"the episode has had agent.max_turns={self.max_turns} turns", 400, "max_turns")
-        branch, end, _ = session.known(request.messages, request.tools)
+        branch, end, _ = session.find_known(request.messages, request.tools)
         try:
             fits = session.continue_from(request.messages, request.tools)
         except RowError as error:
@@ -101,7 +101,7 @@ class ChatSession:
         self.limit, self.refused = None, ""  # the program has found a way to go on
         asked = Asked(session.open)
         prompt_ids = session.open.ledger.ids.tolist()
-        writing = session.start(request.stop, request.max_tokens)
+        writing = session.start_turn(request.stop, request.max_tokens)
         asked.work = asyncio.create_task(self.write(asked, request, prompt_ids, writing))
         return asked
 
@@ -156,7 +156,7 @@ class ChatSession:
         """End the conversations, and return the number of orphans: turns of requests that were sent several times,
         of which the program used another one. They are not trained on."""
         self.is_over = True
-        orphans = [each for several in self.asked.values() for each in self.unused(several)]
+        orphans = [each for several in self.asked.values() for each in self.find_unused(several)]
         for each in (each for several in self.asked.values() for each in several):
             if each.work is not None:
                 each.work.cancel()
@@ -167,7 +167,7 @@ class ChatSession:
             self.failed.exception()
         return len(orphans)
 
-    def unused(self, siblings: Sequence[Asked]) -> list[Asked]:
+    def find_unused(self, siblings: Sequence[Asked]) -> list[Asked]:
         """Return which turns of equal requests the program did not go on with. Where it did with none, the last one
         counts as used."""
         written = [each for each in siblings if each.end is not None]
@@ -242,7 +242,7 @@ class EndpointAgent:
     must_score: bool = field(default=False, kw_only=True)  # nobody else does
     choice: Choice = field(default_factory=Choice, kw_only=True)  # of the parts of a reward
 
-    def limited(self, max_turns: int) -> EndpointAgent:
+    def limit_turns(self, max_turns: int) -> EndpointAgent:
         """Return the same agent with at most so many turns in an episode."""
         return replace(self, max_turns=max_turns)
 
@@ -255,7 +255,7 @@ class EndpointAgent:
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 with waiting("run_agent of an episode", limit_s=self.timeout_s, flag="agent.timeout_s"):
-                    outcome = self.checked(await self.returned(task, url, chat), chat)
+                    outcome = self.check_outcome(await self.run_program(task, url, chat), chat)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -279,7 +279,7 @@ class EndpointAgent:
         metrics = {f"agent/{name}": float(value) for name, value in counts.items()}
         return session.episode(outcome, ending, (outcome.extra if isinstance(outcome, Scored) else {}) | metrics)
 
-    async def returned(self, task: Task, url: str, chat: ChatSession) -> Any:
+    async def run_program(self, task: Task, url: str, chat: ChatSession) -> Any:
         """Return what the program returns. It runs in a thread of its own, or if it is a coroutine function on the
         loop of all of them.
 
@@ -291,7 +291,7 @@ class EndpointAgent:
             found = self.program(task, url, chat.key)
             return program_loop().run(found) if inspect.iscoroutine(found) else found
 
-        running = asyncio.ensure_future(called(work))
+        running = asyncio.ensure_future(call(work))
         try:
             await asyncio.wait((running, chat.failed), return_when=asyncio.FIRST_COMPLETED)
             if chat.failed.done():
@@ -305,7 +305,7 @@ class EndpointAgent:
         finally:
             running.cancel()
 
-    def checked(self, returned: Any, chat: ChatSession) -> Outcome | None:
+    def check_outcome(self, returned: Any, chat: ChatSession) -> Outcome | None:
         """Return the outcome of an episode: what the program returned, else what it reported, else None."""
         try:
             outcome = chat.report if returned is None else outcome_of(returned, self.choice)
@@ -342,7 +342,7 @@ def outcome_of(result: Any, choice: Choice) -> Scored | RewardFailure | None:
         return None
     parts = numbers(reward, "reward") if isinstance(reward, dict) else number(reward, "reward")
     try:
-        return choice.scored(parts, None if score is None else number(score, "score"), extra)
+        return choice.make_scored(parts, None if score is None else number(score, "score"), extra)
     except NoSuchPart as error:
         raise ValueError(str(error)) from error
 

@@ -49,13 +49,13 @@ class Progress:
     calls: int = 0
     problems: int = 0  # calls that could not be read
 
-    def add(self, turn: Turn, step: Step) -> float:
+    def add_turn(self, turn: Turn, step: Step) -> float:
         """Take the numbers of a turn and the step that answers it. Return the reward of the step, 0 without one."""
         self.calls += len(turn.calls)
         self.problems += sum(call.problem is not None for call in turn.calls)
-        return self.take(step)
+        return self.add_step(step)
 
-    def take(self, step: Step) -> float:
+    def add_step(self, step: Step) -> float:
         """Take the numbers of a step. Return its reward, 0 without one."""
         reward = self.reward(step)
         if reward is not None:
@@ -112,7 +112,7 @@ class EnvironmentAgent:
         self.must_score = must_score  # nobody else does
         self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
 
-    def limited(self, max_turns: int) -> EnvironmentAgent:
+    def limit_turns(self, max_turns: int) -> EnvironmentAgent:
         """Return the same agent with at most so many turns in an episode."""
         result = copy(self)
         result.max_turns = max_turns
@@ -139,7 +139,7 @@ class EnvironmentAgent:
             outcome = RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
         finally:
             if environment is not None:
-                await closed(environment)
+                await close_environment(environment)
         return session.episode(outcome, ending, progress.metrics(session.num_turns))
 
     async def play(
@@ -148,15 +148,15 @@ class EnvironmentAgent:
         """Play to the end, and return why it ended and the reward of the last step."""
         if (take_session := getattr(environment, "take_session", None)) is not None:
             take_session(session)
-        start = checked(await self.ask(environment.reset, task), Start, "reset", "")
-        if not session.begin(start.messages, start.text, start.tools):
+        start = check_answer(await self.ask(environment.reset, task), Start, "reset", "")
+        if not session.set_prompt(start.messages, start.text, start.tools):
             raise EnvironmentFailure("the prompt of the environment leaves no room for a turn in data.max_len")
         while True:
             turn = await session.reply()
             where = f"turn {session.num_turns}: "
-            step = checked(await self.ask(environment.step, turn, where=where), Step, "step", where)
-            reward = progress.add(turn, step)
-            if (ending := self.ended(turn, step, session)) is not None:
+            step = check_answer(await self.ask(environment.step, turn, where=where), Step, "step", where)
+            reward = progress.add_turn(turn, step)
+            if (ending := self.append_answer(turn, step, session)) is not None:
                 return ending, reward
             if reward:
                 session.latest.ledger.reward_turn(reward)
@@ -168,7 +168,7 @@ class EnvironmentAgent:
         if last_step is None:
             return 0.0
         where = f"after turn {session.num_turns}: "
-        return progress.take(checked(await self.ask(last_step, where=where), Step, "last_step", where))
+        return progress.add_step(check_answer(await self.ask(last_step, where=where), Step, "last_step", where))
 
     def outcome(self, ending: Ending, last: float, progress: Progress) -> Outcome | None:
         """Return the outcome of an episode with the last reward `last`; None if the reward sources of the run score it.
@@ -183,7 +183,7 @@ class EnvironmentAgent:
         what = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
         raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
 
-    def ended(self, turn: Turn, step: Step, session: Session) -> Ending | None:
+    def append_answer(self, turn: Turn, step: Step, session: Session) -> Ending | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
         if turn.is_cut:
             return Ending.CUT
@@ -206,10 +206,12 @@ class EnvironmentAgent:
         Raises:
             EnvironmentFailure: it raised an error, or took longer than `step_timeout_s`.
         """
-        return await asked(function, *arguments, limit_s=self.step_timeout_s, where=where)
+        return await call_within_limit(function, *arguments, limit_s=self.step_timeout_s, where=where)
 
 
-async def asked(function: Callable[..., Any], *arguments: Any, limit_s: float | None, where: str = "") -> Any:
+async def call_within_limit(
+    function: Callable[..., Any], *arguments: Any, limit_s: float | None, where: str = ""
+) -> Any:
     """Return what a function of an environment returns. `where` begins the reason of a failure.
 
     Raises:
@@ -221,7 +223,7 @@ async def asked(function: Callable[..., Any], *arguments: Any, limit_s: float | 
         # Tools and Python have a limit, and so a wait, for each call instead.
         with nullcontext() if limit_s is None else wait:
             async with asyncio.timeout(limit_s) as deadline:
-                return await called(function, *arguments)
+                return await call(function, *arguments)
     except Exception as error:
         if isinstance(error, TimeoutError) and deadline.expired():
             reason = f"{name} of the environment took longer than agent.tool_timeout_s={limit_s or 0:g}"
@@ -231,7 +233,7 @@ async def asked(function: Callable[..., Any], *arguments: Any, limit_s: float | 
         raise EnvironmentFailure(f"{where}{describe(error)}") from error
 
 
-def checked(answer: object, wanted: type[T], name: str, where: str) -> T:
+def check_answer(answer: object, wanted: type[T], name: str, where: str) -> T:
     """Return what a method of an environment returned, which is of the wanted type, as its fields are.
 
     Raises:
@@ -262,27 +264,27 @@ def wrong_fields(answer: Start | Step) -> Iterator[tuple[str, object, str]]:
                 yield name, value, "it is not a number"
 
 
-async def closed(environment: Environment) -> None:
+async def close_environment(environment: Environment) -> None:
     """Close an environment. It can no longer change the episode, so its errors do not matter."""
     with suppress(Exception):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await called(environment.close)
+            await call(environment.close)
 
 
-async def constructed(cls: Any, **named: Any) -> Any:
+async def construct(cls: Any, **named: Any) -> Any:
     """Return an instance of a user's class, whose `__init__` may be a coroutine function, as OpenRLHF prints it."""
     if not inspect.iscoroutinefunction(cls.__init__):
-        return await called(cls, **named)
+        return await call(cls, **named)
     instance = cls.__new__(cls, **named)
     await cls.__init__(instance, **named)
     return instance
 
 
-async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+async def call(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """Return what a function returns, which may be a coroutine function. Any other runs in a thread of its own: one
     that hangs blocks no other."""
     if inspect.iscoroutinefunction(function):
-        return await seen(function(*arguments, **named))
+        return await await_recorded(function(*arguments, **named))
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -305,10 +307,10 @@ async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any)
     thread.start()
     with runs(partial(in_thread, thread.ident)):
         result = await done
-    return await seen(result) if inspect.isawaitable(result) else result
+    return await await_recorded(result) if inspect.isawaitable(result) else result
 
 
-async def seen(work: Awaitable[Any]) -> Any:
+async def await_recorded(work: Awaitable[Any]) -> Any:
     """Return the result of an awaitable. Meanwhile the record of waits says which line of the user it is at."""
     with runs(partial(in_coroutine, work)):
         return await work

@@ -26,7 +26,7 @@ class EpisodeRunner(Protocol):
 
     environments: Activity
 
-    def limited(self, max_turns: int) -> EpisodeRunner:
+    def limit_turns(self, max_turns: int) -> EpisodeRunner:
         """Return the episodes of the same agent with at most so many turns."""
         ...
 
@@ -38,7 +38,7 @@ class EpisodeRunner(Protocol):
 class Agent(Protocol):
     """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
 
-    def limited(self, max_turns: int) -> Agent:
+    def limit_turns(self, max_turns: int) -> Agent:
         """Return the same agent with at most so many turns of the model in an episode."""
         ...
 
@@ -67,10 +67,10 @@ class AgentsByDatasource:
     def __init__(self, named: Mapping[str, Agent], others: Agent) -> None:
         self.named, self.others = named, others
 
-    def limited(self, max_turns: int) -> AgentsByDatasource:
+    def limit_turns(self, max_turns: int) -> AgentsByDatasource:
         """Return the same agents, each with at most so many turns."""
-        named = {datasource: agent.limited(max_turns) for datasource, agent in self.named.items()}
-        return AgentsByDatasource(named, self.others.limited(max_turns))
+        named = {datasource: agent.limit_turns(max_turns) for datasource, agent in self.named.items()}
+        return AgentsByDatasource(named, self.others.limit_turns(max_turns))
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode by the agent of its row."""
@@ -80,13 +80,13 @@ class AgentsByDatasource:
 class SingleTurnAgent:
     """Runs episodes of one turn, which nobody answers: beside other agents, for rows that need none."""
 
-    def limited(self, max_turns: int) -> SingleTurnAgent:
+    def limit_turns(self, max_turns: int) -> SingleTurnAgent:
         """Return this agent."""
         return self
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Let the model write its turn."""
-        if session.begin(None, None):
+        if session.set_prompt(None, None):
             await session.reply()
         return session.episode(extra={"agent/turns": float(session.num_turns)})
 
@@ -100,10 +100,10 @@ class Episodes:
         self.slots = asyncio.Semaphore(limit)
         self.environments = Activity(Timeline(), "environments", "episodes")  # those that wait for no response
 
-    def limited(self, max_turns: int) -> Episodes:
+    def limit_turns(self, max_turns: int) -> Episodes:
         """Return the episodes of the same agent with at most so many turns. They count towards the same limit."""
         result = copy(self)
-        result.agent = self.agent.limited(max_turns)
+        result.agent = self.agent.limit_turns(max_turns)
         return result
 
     async def run(self, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]) -> list[Trajectory]:

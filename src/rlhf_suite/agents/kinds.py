@@ -13,12 +13,12 @@ from typing import Any
 from rlhf_suite import registry
 from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent
-from rlhf_suite.agents.environment import EnvironmentAgent, called, constructed
+from rlhf_suite.agents.environment import EnvironmentAgent, call, construct
 from rlhf_suite.agents.episodes import Agent, AgentSetup, SingleTurnAgent
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
-from rlhf_suite.agents.own_files import imported, tool_environment, tools_of
-from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
+from rlhf_suite.agents.own_files import import_export, tool_environment, tools_of
+from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, make_jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.tools import EnvironmentWithTools
 from rlhf_suite.config.agent import ChosenAgent
@@ -75,7 +75,7 @@ def environment(setup: AgentSetup) -> Agent:
         return environment_agent(setup, make, limit_s)
 
     async def beside() -> EnvironmentWithTools:
-        return EnvironmentWithTools(await called(make), tool_environment(sources, config), limit_s)
+        return EnvironmentWithTools(await call(make), tool_environment(sources, config), limit_s)
 
     return environment_agent(setup, beside)
 
@@ -100,7 +100,7 @@ def python(setup: AgentSetup) -> Agent:
         make = partial(PythonEnvironment, servers, config.tool_timeout_s, PROGRAMS)
     else:
         try:
-            sessions = jailed(config.python_memory_mb, config.python_allow_weaker)
+            sessions = make_jailed(config.python_memory_mb, config.python_allow_weaker)
         except SandboxError as error:
             raise UserError(f"{setup.chosen.key}.kind={config.kind}: {error}") from error
         make = partial(PythonEnvironment, sessions, config.tool_timeout_s)
@@ -138,7 +138,7 @@ def endpoint(setup: AgentSetup) -> Agent:
     config = setup.chosen.config
     assert setup.serve is not None, "a run has a server of sessions"
     return EndpointAgent(
-        imported(setup.chosen),
+        import_export(setup.chosen),
         setup.serve(config.host),
         config.max_turns,
         config.timeout_s,
@@ -164,11 +164,11 @@ def environment_maker(chosen: ChosenAgent) -> tuple[Make, float | None]:
         return lambda: OpenEnvEnvironment(url, config.action_key, config.observation_key), config.tool_timeout_s
     assert chosen.file is not None
     export = export_of(chosen.file)
-    cls: Any = imported(chosen)
+    cls: Any = import_export(chosen)
     if export.form == TRL:
         return lambda: TRLEnvironment(cls, config.tool_timeout_s), None
     adapters: dict[str, Callable[[Any], Any]] = {
-        OURS: constructed,
+        OURS: construct,
         OPENRLHF: OpenRLHFEnvironment,
         OPENRLHF_EXECUTOR: OpenRLHFEnvironment,
         OPENRLHF_STEP: OpenRLHFEnvironment,

@@ -48,16 +48,16 @@ class McpServer:
         Raises:
             EnvironmentFailure: the server does not answer.
         """
-        if self.listing is None or (self.listing.done() and failed(self.listing)):
-            self.listing = asyncio.create_task(self.listed())
+        if self.listing is None or (self.listing.done() and has_failed(self.listing)):
+            self.listing = asyncio.create_task(self.list_tools())
         return await asyncio.shield(self.listing)
 
-    async def listed(self) -> list[Schema]:
+    async def list_tools(self) -> list[Schema]:
         """Ask the server for its tools."""
         session = self.shared or McpSession(self.server, self.schemas)
         try:
             await session.begin()
-            return await session.listed()
+            return await session.list_tools()
         finally:
             await session.close()
 
@@ -157,10 +157,10 @@ class McpSession:
         wrote = f"; it wrote: {printable(self.said.strip(), TAIL, keep_lines=True)}" if self.said.strip() else ""
         return f"the MCP server {self.server} does not answer ({type(error).__name__}: {error}){wrote}"
 
-    async def listed(self) -> list[Schema]:
+    async def list_tools(self) -> list[Schema]:
         """Ask for the descriptions of the tools."""
         assert self.connection is not None
-        listed = await (await self.connection.client).list_tools()
+        list_tools = await (await self.connection.client).list_tools()
         return [
             {
                 "type": "function",
@@ -170,7 +170,7 @@ class McpSession:
                     "parameters": dict(tool.input_schema),
                 },
             }
-            for tool in listed.tools
+            for tool in list_tools.tools
         ]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -182,7 +182,7 @@ class McpSession:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             if is_broken(error):
-                await self.ended(connection)
+                await self.end_connection(connection)
                 problem += "; the server of this tool has ended, and what it kept is lost"
             raise ToolError(problem) from error
         text = "\n".join(str(part.text) for part in result.content if part.type == "text")
@@ -190,7 +190,7 @@ class McpSession:
             raise ToolError(text)
         return text
 
-    async def ended(self, connection: Connection) -> None:
+    async def end_connection(self, connection: Connection) -> None:
         """End a connection, and the server if it is a command."""
         self.connection = None if self.connection is connection else self.connection
         connection.ending.set()
@@ -200,7 +200,7 @@ class McpSession:
     async def close(self) -> None:
         """End the session of an episode."""
         if self.connection is not None and not self.is_shared:
-            await self.ended(self.connection)
+            await self.end_connection(self.connection)
 
 
 def is_broken(error: Exception) -> bool:
@@ -211,5 +211,5 @@ def is_broken(error: Exception) -> bool:
     return not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED
 
 
-def failed(task: asyncio.Task[Any]) -> bool:
+def has_failed(task: asyncio.Task[Any]) -> bool:
     return task.cancelled() or task.exception() is not None

@@ -40,7 +40,7 @@ class OpenEnvEnvironment:
         """Connect, and reset with the label and the columns of the row; the observation is added to the prompt."""
         proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
         self.socket = await connect(self.url, max_size=LARGEST, proxy=proxy)
-        given = await self.asked("reset", {"label": task.label, **task.columns})
+        given = await self.ask("reset", {"label": task.label, **task.columns})
         self.has_messages, text = bool(task.messages), self.text(given.get("observation"))
         if not text:
             return Start()
@@ -51,7 +51,7 @@ class OpenEnvEnvironment:
     async def step(self, turn: Turn) -> Step:
         """Send a turn as an action. One that the server does not take is answered with what is wrong."""
         try:
-            given = await self.asked("step", self.action(turn))
+            given = await self.ask("step", self.action(turn))
         except WrongAction as error:
             return self.said(f"Error: {error}")
         return self.said(self.text(given.get("observation")), number(given.get("reward")), bool(given.get("done")))
@@ -74,7 +74,7 @@ class OpenEnvEnvironment:
             raise WrongAction("the action is not a JSON object")
         return value
 
-    async def asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the answer to a message."""
         answer = await self.answer(json.dumps({"type": kind, "data": data}))
         found = answer.get("data") or {}

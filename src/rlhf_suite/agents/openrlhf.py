@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
-from rlhf_suite.agents.compat import begun, number, place_of, reward_of
-from rlhf_suite.agents.environment import EnvironmentFailure, called, constructed
+from rlhf_suite.agents.compat import get_instance, number, place_of, reward_of
+from rlhf_suite.agents.environment import EnvironmentFailure, call, construct
 
 if TYPE_CHECKING:
     from rlhf_suite.agents.session import Session
@@ -38,15 +38,15 @@ class OpenRLHFEnvironment:
     async def reset(self, task: Task) -> Start:
         """Give the prompt as the observation; another one that comes back is the prompt of the episode."""
         self.task = task
-        self.instance = await constructed(self.cls)
+        self.instance = await construct(self.cls)
         states = {"observation": task.text, "prompt": task.text, "label": task.label}
-        given = await called(self.instance.reset, states) if hasattr(self.instance, "reset") else states
+        given = await call(self.instance.reset, states) if hasattr(self.instance, "reset") else states
         self.observed = str(given["observation"] if isinstance(given, Mapping) else given)
         return Start() if self.observed == task.text else Start(text=self.observed)
 
     async def step(self, turn: Turn) -> Step:
         """Ask for the feedback to a turn."""
-        instance = begun(self.instance, self.cls)
+        instance = get_instance(self.instance, self.cls)
         if self.session is None:
             fix = "define take_session(session) in the environment that holds it, and call its take_session there"
             raise EnvironmentFailure(f"{place_of(self.cls)} has no session to read turns by: {fix}")
@@ -58,7 +58,7 @@ class OpenRLHFEnvironment:
             "label": self.task.label,
             "sampling_params": shown,
         }
-        given = await called(instance.step, states)
+        given = await call(instance.step, states)
         check_sampling(shown, kept)
         check_sampling(given.get("sampling_params"), kept)
         feedback = str(given.get("environment_feedback") or "")
@@ -84,7 +84,7 @@ def class_of_step(function: Callable[..., Any]) -> type:
         async def step(self, states: Mapping[str, Any]) -> dict[str, Any]:
             before = states["observation_text"] + states["action_text"]
             given = states["observation_text"], states["action_text"]
-            reward, after, done, *extra = await called(function, *given, label=states["label"])
+            reward, after, done, *extra = await call(function, *given, label=states["label"])
             if after is not None and not str(after).startswith(before):
                 raise EnvironmentFailure("step returned a state that does not begin with the state and the action")
             feedback = "" if after is None else str(after)[len(before) :]

@@ -15,7 +15,7 @@ from rlhf_suite.python_source import import_failure, import_file
 from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 
 
-def imported(chosen: ChosenAgent, export: Export | None = None) -> Any:
+def import_export(chosen: ChosenAgent, export: Export | None = None) -> Any:
     """Import the user's file of an agent, and return what it has for agents, or `export` of it."""
     assert chosen.file is not None
     export = export or export_of(chosen.file)
@@ -39,5 +39,5 @@ def tools_of(chosen: ChosenAgent) -> list[ToolSource]:
     names, is_shared = (name.removeprefix(MCP).strip() for name in config.tools), config.mcp_sessions == "process"
     sources: list[ToolSource] = [McpServer(name, is_shared) for name in names]
     if chosen.file is not None and has_tools(chosen.file):
-        sources.append(FunctionTools(imported(chosen, Export(TOOLS, TOOLS))))
+        sources.append(FunctionTools(import_export(chosen, Export(TOOLS, TOOLS))))
     return sources

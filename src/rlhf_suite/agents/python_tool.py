@@ -74,7 +74,7 @@ class PythonSession:
         return {f"agent/python_{name}": float(value) for name, value in counts.items()}
 
 
-def jailed(memory_mb: int, allow_weaker: bool) -> Callable[[], CodeSession]:
+def make_jailed(memory_mb: int, allow_weaker: bool) -> Callable[[], CodeSession]:
     """Return what makes a jailed session. Raise SandboxError if this machine offers no jail that is allowed."""
     options = chosen_jail(allow_weaker, REMEDY)
     return lambda: JailSession(templates.get(options), Resources(memory_mb=memory_mb))
@@ -118,7 +118,7 @@ class FenceAgent(EnvironmentAgent):
         self, environment: Environment, task: Task, session: Session, progress: Progress
     ) -> tuple[Ending, float]:
         """Let the model write, run each block of code, and insert its output, until the model ends its response."""
-        if not session.begin(None, None):
+        if not session.set_prompt(None, None):
             return Ending.FULL, 0.0
         assert isinstance(environment, PythonEnvironment)
         python = environment.python

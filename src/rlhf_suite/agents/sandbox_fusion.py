@@ -18,7 +18,14 @@ from typing import Any
 import httpx
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.http_body import ENCODINGS, NO_PROXY_TO_OURSELVES, BodyError, certificates, parsed, read_body
+from rlhf_suite.rewards.http_body import (
+    ENCODINGS,
+    NO_PROXY_TO_OURSELVES,
+    BodyError,
+    certificates,
+    parse_json,
+    read_body,
+)
 from rlhf_suite.rewards.retry import wait_s
 from rlhf_suite.sandbox.session import CallResult
 
@@ -57,7 +64,7 @@ class RemotePython:
         async with self.client(timeout_s + MARGIN_S) as client:
             for attempt in range(1, TRIES + 1):
                 try:
-                    return await self.tried(client, body | {"memory_limit_MB": self.memory_mb})
+                    return await self.try_once(client, body | {"memory_limit_MB": self.memory_mb})
                 except ServerError as error:
                     if not error.is_passing:
                         raise ServerError(f"{self.url}: {error}") from error
@@ -75,7 +82,7 @@ class RemotePython:
             mounts=NO_PROXY_TO_OURSELVES,
         )
 
-    async def tried(self, client: httpx.AsyncClient, body: dict[str, Any]) -> CallResult:
+    async def try_once(self, client: httpx.AsyncClient, body: dict[str, Any]) -> CallResult:
         """Return the result of one request."""
         try:
             # a deadline for the whole: httpx's own limits each piece of an answer
@@ -93,7 +100,7 @@ class RemotePython:
         if len(content) > MAX_BODY_BYTES:
             return CallResult("", problem=TOO_LARGE)
         try:
-            return result_of(parsed(content), body["run_timeout"], retry_after)
+            return result_of(parse_json(content), body["run_timeout"], retry_after)
         except BodyError as error:
             raise ServerError(str(error), is_passing=False) from None
 
@@ -112,18 +119,18 @@ def result_of(answer: Any, timeout_s: float, retry_after: str | None) -> CallRes
         raise BodyError(f"the answer is of type {type(answer).__name__}; the protocol has an object")
     ran = answer.get("run_result")
     if answer.get("status") == "SandboxError" or ran is None:
-        raise ServerError(shown(answer, "message") or shown(answer, "status"), retry_after=retry_after)
+        raise ServerError(read_text(answer, "message") or read_text(answer, "status"), retry_after=retry_after)
     if not isinstance(ran, dict):
         raise BodyError(f"run_result is of type {type(ran).__name__}; the protocol has an object")
-    output = shown(ran, "stdout")
+    output = read_text(ran, "stdout")
     if ran.get("status") == "TimeLimitExceeded":
         return CallResult(output, problem=f"it was killed after {timeout_s:g} s", timed_out=True)
     failed = answer.get("status") != "Success"
-    problem = shown(ran, "stderr") or f"exit code {printable(str(ran.get('return_code')), CODE_LENGTH)}"
+    problem = read_text(ran, "stderr") or f"exit code {printable(str(ran.get('return_code')), CODE_LENGTH)}"
     return CallResult(output, problem=problem if failed else None)
 
 
-def shown(answer: dict[str, Any], name: str) -> str:
+def read_text(answer: dict[str, Any], name: str) -> str:
     """Return a text of an answer without control characters; raise BodyError if it is none."""
     text = answer.get(name) or ""
     if not isinstance(text, str):

@@ -103,7 +103,7 @@ class Session:
         """The ledgers of the episode."""
         return [branch.ledger for branch in self.branches]
 
-    def begin(self, messages: Sequence[Message] | None, text: str | None, tools: Sequence[Schema] = ()) -> bool:
+    def set_prompt(self, messages: Sequence[Message] | None, text: str | None, tools: Sequence[Schema] = ()) -> bool:
         """Replace the prompt of the episode before the first turn, and return whether a turn fits behind it.
 
         `tools` come beside those of the task. Without messages, text and tools the prompt stays as it is.
@@ -118,12 +118,12 @@ class Session:
         elif messages is not None or tools:
             assert messages or branch.messages, "messages and tools need data.apply_chat_template=true"
             if messages is not None:
-                branch.messages, files = self.seen(messages, files)
+                branch.messages, files = self.place_images(messages, files)
             branch.tools = (*branch.tools, *tools)
             ids = self.bridge.prompt(branch.messages, branch.tools)
         if ids is not None:
             old = branch.ledger
-            ids, images = self.expanded(ids, files)
+            ids, images = self.expand_images(ids, files)
             started = Trajectory.start(old.prompt, old.group, old.sample, ids, images)
             branch.ledger = replace(started, greedy=old.greedy, extra=old.extra)
             branch.prompt_tokens = len(ids)
@@ -139,11 +139,11 @@ class Session:
     ) -> Turn:
         """Let the model write the next turn, of at most `max_new_tokens`. `stop`: strings that end it; None: those of
         rollout.stop. `goes_on`: it is the rest of the turn before, which ended at a stop string."""
-        turn = self.start(stop, max_new_tokens)
+        turn = self.start_turn(stop, max_new_tokens)
         self.num_turns -= goes_on
         return await turn
 
-    def start(
+    def start_turn(
         self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None
     ) -> Coroutine[None, None, Turn]:
         """Do as `reply` does, with the open ledger as it is at this call, whatever is opened before the turn ends."""
@@ -159,9 +159,9 @@ class Session:
             images=ledger.images,
         )
         self.num_turns += 1
-        return self.written(self.open, request)
+        return self.write_turn(self.open, request)
 
-    async def written(self, branch: Branch, request: GenerationRequest) -> Turn:
+    async def write_turn(self, branch: Branch, request: GenerationRequest) -> Turn:
         """Return the turn that the model writes in a branch."""
         # An episode that ends while it waits leaves its request alone: others may be in the same bundle.
         generation = await asyncio.shield(self.policy.generate(request))
@@ -186,13 +186,15 @@ class Session:
         If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
         """
         assert self.num_turns, "begin() takes the messages before the first turn"
-        answers, files = self.seen(self.cut_all(answers))
+        answers, files = self.place_images(self.cut_all(answers))
         if self.renders_history:
             return self.render_again([*self.open.messages, *answers])
         stop = int(self.open.ledger.ids[-1])
         return self.append(self.bridge.after(stop, answers, self.open.tools), answers, files)
 
-    def seen(self, messages: Sequence[Message], known: Sequence[bytes] = ()) -> tuple[list[Message], list[bytes]]:
+    def place_images(
+        self, messages: Sequence[Message], known: Sequence[bytes] = ()
+    ) -> tuple[list[Message], list[bytes]]:
         """Return messages with the places of their images, and the files of these. Items without an image stand for
         the `known` ones, in order.
 
@@ -207,7 +209,7 @@ class Session:
         files = [image_file(item["image"]) if "image" in item else next(left, b"") for item in items]
         return with_places(messages, len(files), ASKED), files
 
-    def expanded(
+    def expand_images(
         self, ids: Sequence[int], files: Sequence[bytes], offset: int = 0
     ) -> tuple[list[int], tuple[Image, ...]]:
         """Return ids with the tokens of the images `files`, and where these are."""
@@ -241,7 +243,7 @@ class Session:
         these images fit."""
         images, ledger = tuple[Image, ...](), self.open.ledger
         if ids is not None:
-            ids, images = self.expanded(ids, files, len(ledger.ids))
+            ids, images = self.expand_images(ids, files, len(ledger.ids))
         has_many = len(images) > 0 and len(ledger.images) + len(images) > self.max_images
         self.is_full = ids is None or has_many or len(ids) >= self.room()
         if ids is not None and not self.is_full:
@@ -286,7 +288,7 @@ class Session:
             RowError: the chat template does not render the conversation.
         """
         tools = self.open.tools if tools is None else tuple(tools)
-        branch, end, length = self.known(messages, tools)
+        branch, end, length = self.find_known(messages, tools)
         rest = self.cut_all(messages[end:])
         ids = None if branch is None else self.bridge.on_from(int(branch.ledger.ids[length - 1]), rest, tools)
         if branch is None or ids is None:
@@ -298,7 +300,7 @@ class Session:
             self.open = before
         return not self.is_full
 
-    def known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:
+    def find_known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:
         """Return the branch that knows the longest beginning of a conversation, how many messages that is, and the
         number of its tokens."""
         found: tuple[Branch | None, int, int] = (None, 0, 0)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
-from rlhf_suite.agents.environment import EnvironmentFailure, asked, called, checked
+from rlhf_suite.agents.environment import EnvironmentFailure, call, call_within_limit, check_answer
 from rlhf_suite.data.messages import Message
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.waits import waiting
@@ -82,7 +82,7 @@ class FunctionTools:
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return what the function returns, as text."""
         try:
-            return text_of(await called(self.functions[name], **arguments))
+            return text_of(await call(self.functions[name], **arguments))
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
@@ -162,8 +162,8 @@ class EnvironmentWithTools:
         Raises:
             ToolError: two of them have the same name.
         """
-        given = await asked(self.environment.reset, task, limit_s=self.limit_s)
-        start = checked(given, Start, "reset", "")
+        given = await call_within_limit(self.environment.reset, task, limit_s=self.limit_s)
+        start = check_answer(given, Start, "reset", "")
         self.own = {schema["function"]["name"] for schema in (*start.tools, *task.tools)}
         tools = (await self.tools.reset(task)).tools
         if twice := sorted(self.own & self.tools.owners.keys()):
@@ -188,16 +188,18 @@ class EnvironmentWithTools:
 
     async def of_environment(self, turn: Turn) -> Step:
         """Return what the environment answers."""
-        return checked(await asked(self.environment.step, turn, limit_s=self.limit_s), Step, "step", "")
+        return check_answer(
+            await call_within_limit(self.environment.step, turn, limit_s=self.limit_s), Step, "step", ""
+        )
 
     async def last_step(self) -> Step:
         """Return the last numbers of the environment, which may have none."""
         last_step = getattr(self.environment, "last_step", None)
-        return Step() if last_step is None else await asked(last_step, limit_s=self.limit_s)
+        return Step() if last_step is None else await call_within_limit(last_step, limit_s=self.limit_s)
 
     async def close(self) -> None:
         """Close both."""
-        await asyncio.gather(self.tools.close(), called(self.environment.close), return_exceptions=True)
+        await asyncio.gather(self.tools.close(), call(self.environment.close), return_exceptions=True)
 
 
 def two_tools(name: str) -> str:

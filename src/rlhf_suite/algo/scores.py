@@ -98,7 +98,7 @@ def mean(scores: Sequence[float]) -> float:
     return sum(scores) / len(scores)
 
 
-def aggregated(scores: Sequence[float], name: str) -> float:
+def aggregate(scores: Sequence[float], name: str) -> float:
     """Return a solution's score from P(good) of each of its steps; 0 for one without steps: nothing in it is good."""
     if not scores:
         return 0.0

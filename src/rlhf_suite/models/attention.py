@@ -57,7 +57,7 @@ class SequenceLayout:
         shard = None if group is None else Shard.of(lengths, group)
         return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs, shard)
 
-    def held(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def select_held(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return which of the `tokens` [N] this rank holds, [n] indices into them, and their places among all that it
         holds, [n]."""
         if self.shard is None:
@@ -99,10 +99,10 @@ def varlen_attention(
         )
     call = _Call(settings.get("scaling"), settings.get("sliding_window"), settings.get("dropout") or 0.0)
     if not sequences.packed:
-        return call.padded(query, key, value).transpose(1, 2), None
+        return call.attend_padded(query, key, value).transpose(1, 2), None
 
     def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return packed_attention(query, key, value, sequences, call)
+        return attend_packed(query, key, value, sequences, call)
 
     if sequences.shard is None:
         return whole(query, key, value), None
@@ -128,7 +128,7 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
         )
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
+def attend_packed(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
     """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]."""
     if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1]:
         tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
@@ -138,7 +138,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Seque
     outputs = []
     for run, states in zip(sequences.runs, parts, strict=True):
         blocks = [part.unflatten(1, run).transpose(0, 1) for part in states]  # [count, H|K, length, D], views
-        outputs.append(call.padded(*blocks).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
+        outputs.append(call.attend_padded(*blocks).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
     return torch.cat(outputs)[None]
 
 
@@ -150,7 +150,7 @@ class _Call:
     window: int | None
     dropout: float
 
-    def padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend_padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal SDPA of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it."""
         length = query.shape[2]
         mask = None

@@ -38,7 +38,7 @@ class Attended(NamedTuple):
     output: Tensor  # [H, q, D]
     normaliser: Tensor  # [H, q], the logsumexp of the scores
 
-    def merged(self, other: Attended) -> Attended:
+    def merge(self, other: Attended) -> Attended:
         """Return the attention to the keys of both."""
         both = torch.logaddexp(self.normaliser, other.normaliser)
         mine, others = ((each.normaliser - both).exp()[..., None] for each in (self, other))

@@ -61,7 +61,7 @@ class ChatModel:
     def respond(self, ids: list[int], on_text: Callable[[str], None]) -> ChatResponse:
         """Return the response to a prompt and pass its text to `on_text` in pieces. Ctrl-C ends the response, not the
         program."""
-        cache = self._known(ids)
+        cache = self._cut_cache(ids)
         self.ids, self.cache = [], None  # an interrupted forward pass leaves layers of different lengths in the cache
         stream = ResponseStreamer(self.tokenizer, on_text)
         prompt = torch.tensor([ids], device=self.device)  # [1, T]
@@ -79,7 +79,7 @@ class ChatModel:
         is_capped = not is_interrupted and stream.ids[-1] not in self.model.generation_config.eos_token_id
         return ChatResponse(str(text), len(stream.ids), is_capped, is_interrupted)
 
-    def _known(self, ids: Sequence[int]) -> DynamicCache | None:
+    def _cut_cache(self, ids: Sequence[int]) -> DynamicCache | None:
         """Return the cache cut to the tokens with which `ids` begins.
 
         The last token of `ids` is never in it: the model must read it to predict the next one.

@@ -31,7 +31,7 @@ class ExpertBalance:
 
     def loss(self, router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
         """Return the mean loss over the rows of the batch that count, with weight 1."""
-        logits = counted_logits(router_logits, batch, sequences)
+        logits = select_counted(router_logits, batch, sequences)
         if sequences.shard is None:
             return load_balancing_loss(logits, self.top_k, self.shares)
         shares = self.shares
@@ -42,14 +42,14 @@ class ExpertBalance:
 
     def counts(self, router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
         """Return `expert_counts` of the batch."""
-        return sequences.whole(expert_counts(counted_logits(router_logits, batch, sequences), self.top_k))
+        return sequences.whole(expert_counts(select_counted(router_logits, batch, sequences), self.top_k))
 
 
-def counted_logits(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
+def select_counted(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
     """Return the logits [N, E] of the rows that count: no padding, and no sequences without a trained token."""
     weighs = counted_sequences(batch.mask, batch.segments, len(batch)).bool()[batch.segments]  # [T]
     if sequences.shard is not None:
-        rows = sequences.held(weighs.nonzero().squeeze(1))[1]
+        rows = sequences.select_held(weighs.nonzero().squeeze(1))[1]
     else:
         rows = (torch.arange(len(weighs), device=weighs.device) if sequences.packed else sequences.slots)[weighs]
     return torch.cat([layer[rows] for layer in router_logits]).float()

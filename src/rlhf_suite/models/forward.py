@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
             return read_outputs if isinstance(read_outputs, DeferredLogits) else ScalarOutputs(read_outputs, aux_loss)
         wanted = sequences.positions[: batch.num_tokens] > 0
         tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
-        which, rows = sequences.held(tokens - 1)
+        which, rows = sequences.select_held(tokens - 1)
         tokens = tokens[which]
         head: nn.Module = self.model.get_output_embeddings()
         log_probs, entropies = head(
@@ -124,7 +124,7 @@ class LanguageModel(nn.Module):
         if sequences.shard is None:
             rows = hidden.index_select(0, at)
             return head(rows, later=True) if read is None else head(rows, read=read)
-        which, places = sequences.held(at)
+        which, places = sequences.select_held(at)
         rows = hidden.index_select(0, places)
         if read is None:
             order = torch.arange(len(which), device=which.device)
@@ -187,7 +187,7 @@ def map_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: R
 
 
 @torch.no_grad()
-def deferred_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> DeferredLogits:
+def defer_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> DeferredLogits:
     """Return the logits at the tokens `at` [N] in a form that computes a few rows at a time.
 
     It is meant for a frozen model, if the `read` of another model needs the same rows.
@@ -272,7 +272,7 @@ def hidden_states(
     """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer.
     `images`: further inputs of the model."""
     sign_of_life()
-    inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
+    inputs = _pack_inputs(batch, sequences) if sequences.packed else _pad_inputs(batch, sequences)
     inputs |= images or {}
     implementation = model.config.get_text_config()._attn_implementation
     if implementation == attention.NAME:
@@ -290,7 +290,7 @@ def hidden_states(
     return states, outputs.router_logits if router_logits else ()
 
 
-def _packed_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
+def _pack_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """Return the inputs of one row with all sequences, [1, T], or this rank's tokens of it; positions restart at each
     sequence. A 2-D mask would hide the borders."""
     ids, positions = batch.ids, sequences.positions
@@ -300,7 +300,7 @@ def _packed_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, An
     return {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
 
 
-def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
+def _pad_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """Return the inputs of right-padded rows, [B, L]; the padding is token 0, masked."""
     rows, longest = len(batch), sequences.max_length
     ids = batch.ids.new_zeros(rows * longest).index_copy_(0, sequences.slots, batch.ids).view(rows, longest)

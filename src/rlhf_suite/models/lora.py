@@ -60,7 +60,7 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
     model.lora = settings
 
 
-def adapted_modules(model: nn.Module) -> dict[str, nn.Module]:
+def find_adapted(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of peft that stand for modules of the model, by name; none of them lies in another one."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -90,22 +90,22 @@ def base_of(module: nn.Module) -> nn.Module:
     return module
 
 
-def merged_tensors(adapter: nn.Module, value: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def merge_tensors(adapter: nn.Module, value: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     """Return the tensors of the plain module that peft makes of an adapter and what it wraps, by their names in it.
 
     peft merges a copy, so the model stays as it is: merging in place and back again would lose precision in bf16.
     `value` gives the numbers of a parameter in the precision of the merge.
     """
-    copied = _copied(adapter, value, {})
+    copied = _copy(adapter, value, {})
     if hasattr(copied, "unload_and_optionally_merge_module"):
         plain = copied.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
     else:
         copied.merge()
         plain = copied.get_base_layer()
-    return dict(stored_tensors(plain))
+    return dict(list_stored(plain))
 
 
-def stored_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def list_stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield what a checkpoint has of a module: its parameters and persistent buffers."""
     for path, each in module.named_modules(remove_duplicate=False):
         kept = {name: buffer for name, buffer in each._buffers.items() if name not in each._non_persistent_buffers_set}
@@ -114,7 +114,7 @@ def stored_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}".removeprefix("."), tensor
 
 
-def _copied(module: nn.Module, value: Callable[[Tensor], Tensor], made: dict[int, Any]) -> Any:
+def _copy(module: nn.Module, value: Callable[[Tensor], Tensor], made: dict[int, Any]) -> Any:
     """Return a copy of a module and those in it, with `value` of each parameter and without hooks."""
     if id(module) in made:
         return made[id(module)]
@@ -123,7 +123,7 @@ def _copied(module: nn.Module, value: Callable[[Tensor], Tensor], made: dict[int
     made[id(module)] = twin
     twin._parameters = {n: p if p is None else nn.Parameter(value(p), False) for n, p in module._parameters.items()}
     twin._buffers = dict(module._buffers)
-    twin._modules = {n: m if m is None else _copied(m, value, made) for n, m in module._modules.items()}
+    twin._modules = {n: m if m is None else _copy(m, value, made) for n, m in module._modules.items()}
     if hasattr(module, "merged_adapters"):
         twin.merged_adapters = []
     if type(module).__name__ == "Linear4bit" and is_adapter(module):  # its own merge would round to 4 bits again

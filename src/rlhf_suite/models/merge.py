@@ -22,7 +22,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_folder
-from rlhf_suite.models.weights import changed_ties, merged_weights
+from rlhf_suite.models.weights import find_changed_ties, merged_weights
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"
 WEIGHTS = "adapter_model.safetensors"
@@ -81,7 +81,7 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
     folder = model_folder(base, BASE)
     log(f"Loading {base}")
     model, own = load_base(folder, base, adapter)
-    if trained_elsewhere(adapter, base):
+    if names_other_base(adapter, base):
         log(f"The adapter was trained on {adapter.config.base_model_name_or_path}")
     count = add_adapter(model, adapter, base)
     trained_with = (
@@ -92,15 +92,15 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
     parts = FolderParts(model, tokenizer, dtype=own if dtype is None else DTYPES[dtype], prompts=prompts)
     for said in rehearse(parts):
         log(said)
-    if changed_ties(model):
+    if find_changed_ties(model):
         log("The adapter changes only one of embedding and head: the merged model has a matrix for each")
     log(f"Merging {adapter.path}")
-    weights = {name: merged(name, tensor, parts.dtype, adapter) for name, tensor in merged_weights(model)}
+    weights = {name: merge_tensor(name, tensor, parts.dtype, adapter) for name, tensor in merged_weights(model)}
     log("Writing the merged model")
     return Merged(count, save_folder(parts, weights, output))
 
 
-def merged(name: str, tensor: Tensor, dtype: torch.dtype | None, adapter: Adapter) -> Tensor:
+def merge_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None, adapter: Adapter) -> Tensor:
     """Return a merged tensor in the type in which it is saved.
 
     Raises:
@@ -156,12 +156,12 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
         raise wrong_base(base, adapter, f"the model has no place for {list_tensors(surplus)}")
     adapted = {int(number) for name in expected for number in LAYER.findall(name)}
     layers = model.config.get_text_config().num_hidden_layers
-    if trained_elsewhere(adapter, base) and adapted and max(adapted) + 1 < layers:
+    if names_other_base(adapter, base) and adapted and max(adapted) + 1 < layers:
         raise wrong_base(base, adapter, f"the model has {layers} layers, the adapter is for {max(adapted) + 1}")
     return sum(isinstance(module, LoraLayer) for module in wrapped.modules())
 
 
-def trained_elsewhere(adapter: Adapter, base: str) -> bool:
+def names_other_base(adapter: Adapter, base: str) -> bool:
     """Return whether the adapter names another base model. The same model may be in another folder."""
     return adapter.config.base_model_name_or_path not in (None, base, model_folder(base, BASE))
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlhf_suite.algo.scores import aggregated
+from rlhf_suite.algo.scores import aggregate
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
@@ -29,9 +29,9 @@ class StepScores:
     scores: list[float]
     truncated: bool = False
 
-    def aggregated(self, how: str) -> float:
+    def aggregate(self, how: str) -> float:
         """Return their min, product, last or mean; 0 if there are no steps."""
-        return aggregated(self.scores, how)
+        return aggregate(self.scores, how)
 
 
 def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Sequence[int]) -> Tensor:

@@ -41,7 +41,7 @@ def keep_exact(model: nn.Module) -> None:
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 - torch types attributes as modules
 
 
-def dequantized(weight: Tensor) -> Tensor:
+def dequantize(weight: Tensor) -> Tensor:
     """Return the matrix that a 4-bit weight stands for, or any other tensor as it is."""
     state = getattr(weight, "quant_state", None)
     if state is None:

@@ -31,8 +31,8 @@ from rlhf_suite.models.lora import ADAPTER, base_of
 from rlhf_suite.models.prepare import set_dropout
 from rlhf_suite.models.weights import (
     Gather,
-    changed_ties,
     dtype_of,
+    find_changed_ties,
     weights_on_cpu,
     whole,
     without_values,
@@ -64,7 +64,7 @@ class FolderParts:
     dtype: torch.dtype | None = None  # of the weights; None: that of the model
 
     def __post_init__(self) -> None:
-        self.tokenizer, self.rows = padded(self.tokenizer, num_rows(self.model), scores=self.scores)
+        self.tokenizer, self.rows = pad_tokenizer(self.tokenizer, num_rows(self.model), scores=self.scores)
 
     @classmethod
     def of(
@@ -84,7 +84,7 @@ class FolderParts:
         """Write every part that can be written. Return a sentence for each other one."""
         problems: list[str] = []
         for part in self.parts():
-            with attempted(part.name, part.remedy, folder, problems):
+            with attempt(part.name, part.remedy, folder, problems):
                 part.write(folder)
         return problems
 
@@ -122,7 +122,7 @@ class FolderParts:
         config.pad_token_id = self.tokenizer.pad_token_id
         if self.rows > num_rows(self.model):
             config.get_text_config().vocab_size = self.rows
-        if changed_ties(self.model):
+        if find_changed_ties(self.model):
             set_tied(config, False)
         set_dropout(config, dict(self.dropout_off))
         for name, value in self.extras.items():
@@ -141,7 +141,7 @@ class FolderParts:
         problem = contradiction(config)
         if problem is None:
             return config, None
-        config, change = mended(config)
+        config, change = mend_settings(config)
         lines = [line.removeprefix("- ") for line in problem.splitlines() if line.startswith("- ")]
         what = f"generation_config.json of {self.model.config._name_or_path}: {' '.join(lines) or problem}"
         return config, f"{what} That of the trained model gets {change}"
@@ -170,13 +170,13 @@ def save_folder(parts: FolderParts, weights: dict[str, Tensor], path: Path, extr
     problems: list[str] = []
     with written_aside(path) as folder:
         write_weights(with_rows(parts.model, weights, parts.rows), folder)
-        with attempted("what the task adds to config.json", "see the log of the run", folder, problems):
+        with attempt("what the task adds to config.json", "see the log of the run", folder, problems):
             parts.extras = dict(extras())
         return problems + parts.write(folder)
 
 
 @contextmanager
-def attempted(what: str, remedy: str, folder: Path, problems: list[str]) -> Iterator[None]:
+def attempt(what: str, remedy: str, folder: Path, problems: list[str]) -> Iterator[None]:
     """Add a sentence to `problems` if the block fails; but what the disk refuses, it refuses all parts."""
     try:
         yield
@@ -209,15 +209,15 @@ def save_adapter(
         named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         for name, part in (("adapter_config.json", config), ("the tokenizer", tokenizer)):
-            with attempted(f"{name} of the adapter", "the merged model has all of it", folder, problems):
+            with attempt(f"{name} of the adapter", "the merged model has all of it", folder, problems):
                 part.save_pretrained(folder)
         if prompts is not None:
-            with attempted(f"{PROMPTS} of the adapter", "the merged model has it", folder, problems):
+            with attempt(f"{PROMPTS} of the adapter", "the merged model has it", folder, problems):
                 prompts.write(folder)
     return problems
 
 
-def padded(tokenizer: Tokenizer, rows: int, *, scores: bool) -> tuple[Tokenizer, int]:
+def pad_tokenizer(tokenizer: Tokenizer, rows: int, *, scores: bool) -> tuple[Tokenizer, int]:
     """Return a tokenizer whose padding token the model has, and how many rows its embedding needs.
 
     A language model may be without one. A model that scores must have one that no text ends with, so it gets a row more
@@ -276,7 +276,7 @@ def contradiction(config: GenerationConfig) -> str | None:
     return None
 
 
-def mended(config: GenerationConfig) -> tuple[GenerationConfig, str]:
+def mend_settings(config: GenerationConfig) -> tuple[GenerationConfig, str]:
     """Return settings that transformers saves, and what was changed: sampling for settings of it, else those that are
     named in its complaint go, else all do but the tokens."""
     sampling = copy.deepcopy(config)

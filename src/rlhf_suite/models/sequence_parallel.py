@@ -84,7 +84,7 @@ class SequenceGroup:
             work.wait()
         return received
 
-    def exchanged(self, parts: Tensor) -> Tensor:
+    def exchange(self, parts: Tensor) -> Tensor:
         """Return what every rank has for this one, [n, ...], where each has `parts` [n, ...] for all."""
         received: Tensor = all_to_all_single_autograd(parts.contiguous(), None, None, self.ranks)
         return received
@@ -158,7 +158,7 @@ class Shard:
                 offset += held_end - held_start
         return found
 
-    def collected(self, states: Tensor) -> Iterator[Tensor]:
+    def collect(self, states: Tensor) -> Iterator[Tensor]:
         """Yield keys and values [2, K, held, D] of every round; `states` [2, K, t, D] are this rank's own."""
         if self.group.mode == GATHER:
             everyones = self.group.all_gather(states).movedim(0, 2).flatten(2, 3)  # [2, K, T, D]
@@ -169,7 +169,7 @@ class Shard:
             states = self.group.from_previous(states)
             yield states
 
-    def returned(self, gradient: Tensor) -> Tensor:
+    def return_gradient(self, gradient: Tensor) -> Tensor:
         """Return the gradient of this rank's own keys and values, [2, K, t, D], from that of the last round."""
         if self.group.mode == RING:
             return self.group.from_previous(gradient)
@@ -192,14 +192,12 @@ class Shard:
         heads = (states.query, *(each.repeat_interleave(copies, 1) for each in states[1:]))
         output = whole(*(self._all_tokens(each[0])[None] for each in heads))[0]  # [T, H/n, D]
         parts = output.index_select(0, self.everyones).unflatten(0, (size, -1))  # [n, t, H/n, D]
-        received = self.group.exchanged(parts)  # the same tokens, n parts of the heads
+        received = self.group.exchange(parts)  # the same tokens, n parts of the heads
         return received.movedim(0, 1).flatten(1, 2)[None]
 
     def _all_tokens(self, states: Tensor) -> Tensor:
         """Return all tokens of this rank's part of the heads, [H/n, T, D], from all heads of its tokens, [H, t, D]."""
-        received = self.group.exchanged(
-            states.unflatten(0, (self.group.size, -1))
-        )  # [n, H/n, t, D]: n parts of the row
+        received = self.group.exchange(states.unflatten(0, (self.group.size, -1)))  # [n, H/n, t, D]: n parts of the row
         return received.movedim(0, 1).flatten(1, 2).index_select(1, self.natural)
 
 
@@ -217,11 +215,11 @@ class _BlockAttention(torch.autograd.Function):
         total = Attended(
             query.new_zeros(query.shape, dtype=wide), query.new_full(query.shape[:2], -torch.inf, dtype=wide)
         )
-        for blocks, (keys, values) in zip(shard.rounds, shard.collected(states), strict=True):
+        for blocks, (keys, values) in zip(shard.rounds, shard.collect(states), strict=True):
             for block in blocks:
                 rows, columns = block.queries, block.keys
                 part = block.forward(States(query[:, rows], keys[:, columns], values[:, columns]), scale)
-                merged = Attended(*(each[:, rows] for each in total)).merged(part)
+                merged = Attended(*(each[:, rows] for each in total)).merge(part)
                 for whole, own in zip(total, merged, strict=True):
                     whole[:, rows] = own
         output = total.output.to(query.dtype)
@@ -235,7 +233,7 @@ class _BlockAttention(torch.autograd.Function):
         shard: Shard = ctx.shard
         query_gradient = torch.zeros_like(query, dtype=normaliser.dtype)
         states_gradient: Tensor | None = None  # of the keys and values of a round, with which it travels
-        for blocks, held in zip(shard.rounds, shard.collected(states), strict=True):
+        for blocks, held in zip(shard.rounds, shard.collect(states), strict=True):
             if states_gradient is None:
                 states_gradient = torch.zeros_like(held, dtype=normaliser.dtype)
             else:
@@ -248,4 +246,4 @@ class _BlockAttention(torch.autograd.Function):
                 query_gradient[:, rows] += part.query
                 states_gradient[:, :, columns] += torch.stack([part.key, part.value])
         assert states_gradient is not None
-        return query_gradient.to(query.dtype), shard.returned(states_gradient).to(states.dtype), None, None
+        return query_gradient.to(query.dtype), shard.return_gradient(states_gradient).to(states.dtype), None, None

@@ -106,13 +106,13 @@ class VisionProcessor:
         if data in self.recent:
             self.recent.move_to_end(data)
             return self.recent[data]
-        result = self.processed(open_image(data))
+        result = self.process(open_image(data))
         self.recent[data] = result
         if len(self.recent) > READ_IMAGES:
             self.recent.popitem(last=False)
         return result
 
-    def processed(self, image: Any) -> ReadImage:
+    def process(self, image: Any) -> ReadImage:
         """Return tokens and pixels of an image of Pillow."""
         found = self.processor(
             text=[self.processor.image_token], images=[[image]], return_tensors="pt", add_special_tokens=False

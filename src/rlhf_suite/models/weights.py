@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.lora import adapted_modules, base_of, merged_tensors, parents, stored_tensors
-from rlhf_suite.models.quantize import STATE, dequantized
+from rlhf_suite.models.lora import base_of, find_adapted, list_stored, merge_tensors, parents
+from rlhf_suite.models.quantize import STATE, dequantize
 from rlhf_suite.waits import sign_of_life
 
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
@@ -49,8 +49,8 @@ class Piece:
         gives and rounded once; `plain` gives the numbers of a tensor without adapter."""
         if self.adapter is None:
             return {self.name: plain(self.tensors[0])}
-        types = {name: dtype_of(tensor) for name, tensor in stored_tensors(base_of(self.adapter))}
-        merged = merged_tensors(self.adapter, exact)
+        types = {name: dtype_of(tensor) for name, tensor in list_stored(base_of(self.adapter))}
+        merged = merge_tensors(self.adapter, exact)
         return {f"{self.name}.{name}": tensor.to(types[name]) for name, tensor in merged.items()}
 
     @property
@@ -63,7 +63,7 @@ class Piece:
 def pieces(model: nn.Module) -> list[Piece]:
     """Return the pieces of a model, each once: a tied head repeats the embedding, unless an adapter changes only one
     of them."""
-    adapters = adapted_modules(model)
+    adapters = find_adapted(model)
     grouped: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not STATE.search(name):
@@ -73,7 +73,7 @@ def pieces(model: nn.Module) -> list[Piece]:
     return [piece for piece in found if first[piece.memory] is piece]
 
 
-def changed_ties(model: nn.Module) -> list[str]:
+def find_changed_ties(model: nn.Module) -> list[str]:
     """Return the pieces that share a tensor with an earlier one, of which an adapter has made another matrix."""
     seen: set[tuple[int, ...]] = set()
     found = []
@@ -104,7 +104,7 @@ def merged_weights(model: PreTrainedModel, gather: Gather = whole) -> Iterator[t
         with gather([tensor for piece in group for tensor in piece.tensors]):
             layer: dict[str, Tensor] = {}
             for piece in group:
-                layer |= piece.values(in_full, dequantized)
+                layer |= piece.values(in_full, dequantize)
             for name, tensor in revert_weight_conversion(model, layer).items():
                 yield name, tensor.detach()
 
@@ -145,7 +145,7 @@ def checkpoint_name(model: LanguageModel | ScalarModel, name: str) -> str:
 
 def in_full(tensor: Tensor) -> Tensor:
     """Return a copy of the numbers of a tensor, in fp32 or more."""
-    numbers = dequantized(tensor).detach()
+    numbers = dequantize(tensor).detach()
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32), copy=True)
 
 

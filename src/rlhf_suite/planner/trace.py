@@ -337,7 +337,7 @@ def flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any,
 
 
 def copied(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    """Stand for attention by torch's SDPA, whose outputs `packed_attention` joins to a new tensor."""
+    """Stand for attention by torch's SDPA, whose outputs `attend_packed` joins to a new tensor."""
     return torch.cat([_Flash.apply(query, key, value)]), None
 
 

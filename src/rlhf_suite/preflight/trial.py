@@ -67,13 +67,13 @@ def reward_file(name: str) -> None:
 def agent_file(chosen: ChosenAgent) -> None:
     """Import the file of an agent, and look at the class or the functions that it has."""
     from rlhf_suite.agents.compat import takes
-    from rlhf_suite.agents.own_files import imported
+    from rlhf_suite.agents.own_files import import_export
     from rlhf_suite.agents.tools import schema_of
 
     assert chosen.file is not None
     if chosen.config.needs("tools"):  # their descriptions are asked for by `tools`
         return
-    export, found = export_of(chosen.file), imported(chosen)
+    export, found = export_of(chosen.file), import_export(chosen)
     if chosen.config.needs("program"):
         return
     where = f"{chosen.file}: {export.name} ({export.form})"

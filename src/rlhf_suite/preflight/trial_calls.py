@@ -10,7 +10,7 @@ import torch
 from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl
-from rlhf_suite.algo.scores import aggregated
+from rlhf_suite.algo.scores import aggregate
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
 from rlhf_suite.losses.distillation import distances
@@ -50,5 +50,5 @@ CALLS: Mapping[str, Callable[[str], object]] = {
     "divergence": lambda name: distances(name, LOG_PROBS, LOG_PROBS),
     "kl_estimator": lambda name: estimate_kl(-TOKENS, -TOKENS, name),
     "schedule": lambda name: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=name)),
-    "step_aggregate": lambda name: aggregated([0.5, 0.25], name),
+    "step_aggregate": lambda name: aggregate([0.5, 0.25], name),
 }

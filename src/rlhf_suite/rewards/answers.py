@@ -113,7 +113,7 @@ DENIED = re.compile(r"(?:is|are|was)\s+(?:\w+\s+){0,2}?not\b|isn't|aren't|\bcann
 NUMBERS_ONLY = re.compile(r"[\d\s,.;$-]+")
 
 
-def unboxed(response: str) -> str:
+def find_unboxed(response: str) -> str:
     """Return the part of a response without a box that has its answer, "" if there is none: what follows `####`, or
     "the answer is" in its sentence, else the last line.
     """
@@ -137,7 +137,7 @@ def unboxed(response: str) -> str:
     return sentence
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """Return an answer in one spelling: no dollar signs, sizes of brackets or spaces of LaTeX, one name for a sign."""
     text = text.strip()
     if text.startswith("\\(") and text.endswith("\\)"):

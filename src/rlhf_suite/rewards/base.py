@@ -81,7 +81,7 @@ class Choice:
             return given
         return max(given.values(), default=0.0) if self.combine == "max" else math.fsum(given.values())
 
-    def scored(
+    def make_scored(
         self, given: float | Mapping[str, float], score: float | None = None, others: Mapping[str, float] | None = None
     ) -> Scored:
         """Return a scored response. Without a `score`, the reward is evaluated too. Every named number is logged."""

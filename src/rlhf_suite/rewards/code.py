@@ -62,14 +62,14 @@ def verdict(passed: float, timed_out: bool) -> Scored:
 
 def program(response: str) -> str:
     """Return the code of a response: its last block that is named python, else its last one without a name."""
-    blocks = fenced(response)
+    blocks = find_blocks(response)
     for names in (NAMED, ("",)):
         if found := [text for name, text in blocks if name in names]:
             return found[-1]
     return response
 
 
-def fenced(response: str) -> list[tuple[str, str]]:
+def find_blocks(response: str) -> list[tuple[str, str]]:
     """Return the blocks of a response in backticks or tildes, each as its name in small letters and its text without
     the indentation. The last one need not be closed.
     """

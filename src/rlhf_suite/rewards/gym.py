@@ -33,7 +33,7 @@ def score_of_task(row: Sample, config: RuleConfig) -> Scored:
     """
     name, settings, entry = read(row.label)
     try:
-        task = made_task(name, repr(settings))
+        task = make_task(name, repr(settings))
     except UserError as error:
         raise LabelError(str(error)) from None
     try:
@@ -44,7 +44,7 @@ def score_of_task(row: Sample, config: RuleConfig) -> Scored:
 
 
 @cache
-def made_task(name: str, settings: str) -> GymTask:
+def make_task(name: str, settings: str) -> GymTask:
     """Return a task with its settings, which come as Python source; it is made once."""
     return make(name, ast.literal_eval(settings), "label")
 

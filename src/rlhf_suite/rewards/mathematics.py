@@ -17,7 +17,15 @@ from math_verify import parse, verify
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.answers import MAX_CHARACTERS, cleaned, is_too_much, last_boxed, number, unboxed, without_unit
+from rlhf_suite.rewards.answers import (
+    MAX_CHARACTERS,
+    clean,
+    find_unboxed,
+    is_too_much,
+    last_boxed,
+    number,
+    without_unit,
+)
 from rlhf_suite.rewards.base import LabelError, Sample, Scored
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns about its missing time limits
@@ -53,10 +61,10 @@ def mathematics(row: Sample, config: RuleConfig) -> Scored:
     boxed = last_boxed(row.response)
     try:
         if boxed is not None:
-            found = equals(label, cleaned(short(boxed)))
+            found = equals(label, clean(short(boxed)))
         else:
             may_be_open = not config.math_boxed and "\\boxed{" not in row.response
-            found = may_be_open and equals_unboxed(label, unboxed(row.response))
+            found = may_be_open and equals_unboxed(label, find_unboxed(row.response))
     except Exception:  # whatever a parser makes of a wrong answer, or it is too large
         return Scored(0.0, 0.0, {"unreadable": 1.0})
     return Scored(float(found), float(found), {"unreadable": 0.0})
@@ -76,8 +84,8 @@ def short(text: str) -> str:
 @lru_cache(maxsize=1024)
 def label_of(text: str) -> str:
     """Return a label in the spelling of answers; raise LabelError if it is not mathematics."""
-    label = cleaned(last_boxed(text) or text.strip().strip("$"))
-    if not label or is_too_much(label) or (number(label) is None and not parsed(label)):
+    label = clean(last_boxed(text) or text.strip().strip("$"))
+    if not label or is_too_much(label) or (number(label) is None and not parse_answer(label)):
         raise LabelError(f"the label {text!r} is not mathematics; give a number or a LaTeX expression")
     return label
 
@@ -88,17 +96,17 @@ def equals_unboxed(label: str, sentence: str) -> bool:
         return False
     if is_too_much(short(sentence)):
         raise TooMuch(sentence)
-    if equals(label, cleaned(sentence)):
+    if equals(label, clean(sentence)):
         return True
     if re.search(r"\d\s*(?:,\s*)?\bor\b", sentence):  # one of two answers
         return False
     found = parse(sentence, parsing_timeout=None)
-    return bool(found) and verified(parsed(label), found) and not_less(label, sentence)
+    return bool(found) and are_equal(parse_answer(label), found) and not_less(label, sentence)
 
 
 def not_less(label: str, sentence: str) -> bool:
     """Return whether a sentence that orders values ("at least 42") is meant to."""
-    return bool(ORDER.search(label)) or not ORDER.search(cleaned(sentence))
+    return bool(ORDER.search(label)) or not ORDER.search(clean(sentence))
 
 
 def equals(label: str, answer: str) -> bool:
@@ -150,14 +158,14 @@ class Parts:
                     items = split(text[len(left) : len(text) - len(end)])
                     if len(items) > 1 or left == "\\{":
                         return cls(left, end, items)
-        return cls("", "", split(listed(text, ",")))
+        return cls("", "", split(replace_conjunctions(text, ",")))
 
     @property
     def is_ordered(self) -> bool:
         return self.left in ("(", "[", "\\langle")
 
 
-def listed(text: str, sign: str) -> str:
+def replace_conjunctions(text: str, sign: str) -> str:
     """Return a text with `sign` in place of "and" and "or"."""
     text = re.sub(r"\\text\s*\{\s*\}", "", LISTED_IN_TEXT.sub(lambda _: sign + "\\text{", text))
     return LISTED.sub(lambda _: sign, text)
@@ -271,15 +279,15 @@ def same_number(label: str, answer: str) -> bool:
         return a == b or (bool(percent) != bool(other) and (a == 100 * b if percent else 100 * a == b))
     if percent or other or "%" in answer or re.search(r"\d\s+\d", answer):  # "4 2" is not 42
         return False
-    return verified(parsed(label), parsed(answer))
+    return are_equal(parse_answer(label), parse_answer(answer))
 
 
-def parsed(text: str) -> Any:
+def parse_answer(text: str) -> Any:
     """Return what math-verify reads in an answer, an empty list if it is nothing."""
-    return parse(boxed_text(text), parsing_timeout=None)
+    return parse(box_text(text), parsing_timeout=None)
 
 
-def verified(gold: Any, found: Any) -> bool:
+def are_equal(gold: Any, found: Any) -> bool:
     """Return whether math-verify finds the two equal, and where both have a value, they are so relatively."""
     if not verify(gold, found, timeout_seconds=None):
         return False
@@ -299,7 +307,7 @@ def same_range(label: str, answer: str) -> bool:
         mine, others = ([Parts.of(part.strip()) for part in each.split("\\cup")] for each in ranges if each)
         return len(mine) == len(others) and all(any(same_parts(a, b) for b in others) for a in mine)
     if ORDER.search(label) and ORDER.search(answer):
-        return verified(parsed(label), parsed(answer))
+        return are_equal(parse_answer(label), parse_answer(answer))
     return False
 
 
@@ -317,7 +325,7 @@ def as_intervals(text: str) -> str | None:
     if not ORDER.search(text):
         bare = re.sub(r"^\s*[a-zA-Z]\s*\\in(?![a-z])\s*", "", text)
         return bare if bare[:1] in ("(", "[") else None
-    parts = [as_interval(part.strip(" ,")) for part in listed(text, "\\cup").split("\\cup")]
+    parts = [as_interval(part.strip(" ,")) for part in replace_conjunctions(text, "\\cup").split("\\cup")]
     return "\\cup".join(map(str, parts)) if all(parts) else None
 
 
@@ -340,7 +348,7 @@ def as_interval(text: str) -> str | None:
     return f"{'(' if sign == '>' else '['}{bound},\\infty)"
 
 
-def boxed_text(content: str) -> str:
+def box_text(content: str) -> str:
     """Return \\boxed{content}; a bare % would start a LaTeX comment."""
     escaped = re.sub(r"(?<!\\)%", r"\\%", content)
     return f"\\boxed{{{escaped}}}"

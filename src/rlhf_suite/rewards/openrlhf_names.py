@@ -40,11 +40,11 @@ def grade_answer(given: str | None, truth: str) -> bool:
     """Return whether an answer is right, by the rule `math` of this suite."""
     from rlhf_suite.config.reward import RuleConfig
     from rlhf_suite.rewards.base import LabelError, Sample
-    from rlhf_suite.rewards.mathematics import boxed_text, mathematics
+    from rlhf_suite.rewards.mathematics import box_text, mathematics
 
     if given is None:
         return False
-    row = Sample("", "", boxed_text(given), str(truth), "default")
+    row = Sample("", "", box_text(given), str(truth), "default")
     try:
         return mathematics(row, RuleConfig()).reward > 0
     except LabelError:  # a word: compared as it is

@@ -35,7 +35,7 @@ from rlhf_suite.rewards.http_body import (
     NO_PROXY_TO_OURSELVES,
     BodyError,
     certificates,
-    parsed,
+    parse_json,
     read_body,
 )
 from rlhf_suite.rewards.reply import outcomes
@@ -181,26 +181,26 @@ class RemoteReward:
             reason = f"{url}: no answer within {self.config.timeout_s:g} s (reward.http.timeout_s)"
             raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
         except BodyError as error:
-            raise failed(f"{url}: {error}", passing=False) from None
+            raise give_up(f"{url}: {error}", passing=False) from None
         except Exception as error:  # whatever a server makes the client raise is a reward without a score
-            raise failed(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
+            raise give_up(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
         if status in REFUSED:
             raise RunError(f"{url}: HTTP {status}. Export the server's token as {TOKEN}")
         if not is_fine:
-            raise failed(f"{url}: HTTP {status}: {quoted(content)}", passing=status in PASSING)
+            raise give_up(f"{url}: HTTP {status}: {quote_answer(content)}", passing=status in PASSING)
         try:
-            return parsed(content)
+            return parse_json(content)
         except BodyError as error:
-            raise failed(f"{url}: {error}: '{quoted(content)}'", passing=False) from None
+            raise give_up(f"{url}: {error}: '{quote_answer(content)}'", passing=False) from None
 
 
-def failed(reason: str, passing: bool) -> GivenUp:
+def give_up(reason: str, passing: bool) -> GivenUp:
     """Return the failure of a try for `reason`, which may quote the server, but never the token."""
     if token := os.environ.get(TOKEN):
         reason = reason.replace(token, "<token>").replace(repr(token)[1:-1], "<token>")
     return GivenUp(RewardFailure(printable(reason), "error"), passing)
 
 
-def quoted(content: bytes) -> str:
+def quote_answer(content: bytes) -> str:
     """Return the beginning of a server's answer, for a message."""
     return printable(content[:QUOTED].decode(errors="replace").strip())

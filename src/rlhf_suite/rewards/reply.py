@@ -24,7 +24,7 @@ def outcomes(result: Any, count: int, who: str = "reward_func", choice: Choice |
     try:
         given = result if isinstance(result, dict) else {"rewards": result}
         if "rewards" not in given:
-            keys = printable(", ".join(map(shown, [*given][:MAX_NAMES])), SHOWN)
+            keys = printable(", ".join(map(show_value, [*given][:MAX_NAMES])), SHOWN)
             raise ResultError(f"{who} returned a dict without 'rewards'; its keys are [{keys}]")
         rewards = reward_column(who, given["rewards"], count)
         scores = None if given.get("scores") is None else column(who, "scores", given["scores"], count)
@@ -69,7 +69,7 @@ def check_names(who: str, what: str, named: dict[Any, Any]) -> None:
     for name in named:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
             expected = f"a name of 1 to {MAX_NAME} visible characters, since it becomes the name of a metric"
-            raise ResultError(f"{who} returned {what}[{shown(name)}]; expected {expected}")
+            raise ResultError(f"{who} returned {what}[{show_value(name)}]; expected {expected}")
 
 
 def row_of(columns: dict[str, list[Any]], row: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def row_outcome(who: str, reward: Any, score: list[Any], extra: dict[str, Any], 
                 raise ResultError("reward has no named part")
         else:
             reward = number("reward", reward)
-        return choice.scored(reward, number("score", score[0]) if score else None, logged)
+        return choice.make_scored(reward, number("score", score[0]) if score else None, logged)
     except (ResultError, NoSuchPart) as error:
         return RewardFailure(str(error), "error")
 
@@ -113,7 +113,7 @@ def number(name: str, value: Any) -> float:
     if not isinstance(value, Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real):
-        raise ResultError(f"{name} is {shown(value)}, not a number")
+        raise ResultError(f"{name} is {show_value(value)}, not a number")
     try:
         result = float(value)
     except OverflowError:
@@ -125,10 +125,10 @@ def number(name: str, value: Any) -> float:
 
 def reason_of(error: Any) -> str:
     """Return the reason that a server gives for a row without a score."""
-    return printable(error) if isinstance(error, str) else f"an error {shown(error)}"
+    return printable(error) if isinstance(error, str) else f"an error {show_value(error)}"
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value for a message: a text in quotes, of anything else its type, since it may be nested or endless."""
     if isinstance(value, str):
         return f"'{printable(value, SHOWN)}'"

@@ -53,11 +53,11 @@ def repetition(row: Sample, config: RuleConfig) -> float:
     n, tolerated = config.repetition_ngram, config.repetition_tolerated
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     share = 1 - len(set(grams)) / len(grams) if grams else 0.0
-    share = max(share, repeated_stretches(text))
+    share = max(share, measure_repeats(text))
     return -max(0.0, share - tolerated) / (1 - tolerated)
 
 
-def repeated_stretches(text: str) -> float:
+def measure_repeats(text: str) -> float:
     """Return the share of stretches of characters that stand before, with every number as the same one."""
     plain = re.sub(r"\d+", "0", " ".join(re.sub("[\u200b-\u200f]", "", text).lower().split()))
     count, letters = len(plain) - STRETCH + 1, 0

@@ -75,7 +75,7 @@ class Rewards:
             UserError: a source cannot be used.
         """
         self.lock, self.is_closed = threading.Lock(), False
-        self.trained = trained_source(config)
+        self.trained = find_trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
             for name, source in named_sources(config).items():
@@ -108,9 +108,7 @@ class Rewards:
             answers = together("rewards", [partial(ask, source, samples) for source in self.sources])
         answered = [*zip(self.sources, answers, strict=True)]
         outcomes = [
-            added_up(
-                [(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes], self.trained
-            )
+            add_up([(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes], self.trained)
             for i in range(len(samples))
         ]
         metrics: dict[str, float] = {}
@@ -153,7 +151,7 @@ def ask(source: NamedSource, samples: Sequence[Sample]) -> Answer:
     return Answer(dict(zip(chosen, found, strict=True)), time.perf_counter() - began)
 
 
-def added_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = None) -> Outcome:
+def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = None) -> Outcome:
     """Return the weighted sum of what the sources say of one sample. `trained`: the one whose reward is taken."""
     counted: dict[tuple[bool, str], tuple[float, float, float]] = {}  # weighted reward, weighted score, weight
     extra: dict[str, float] = {}
@@ -191,7 +189,7 @@ def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
     return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=process)}
 
 
-def trained_source(config: TextRewardConfig) -> str | None:
+def find_trained_source(config: TextRewardConfig) -> str | None:
     """Return the one of several sources that reward.reward_key names, in <source> or <source>/<name>."""
     return config.reward_key.partition("/")[0] if config.sources and config.reward_key is not None else None
 
@@ -236,7 +234,7 @@ def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> 
 
 def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:
     """Refuse rows (where, datasource) that no source with a weight above 0 scores."""
-    trained = trained_source(config)
+    trained = find_trained_source(config)
     takers = [
         source
         for name, source in named_sources(config).items()

@@ -34,7 +34,7 @@ MARK = "RLHF_SUITE_EPISODES"  # environment variable of all that a worker starts
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """An episode to run: the arguments of `Episodes.run`, and of `Episodes.limited` where it is not None."""
+    """An episode to run: the arguments of `Episodes.run`, and of `Episodes.limit_turns` where it is not None."""
 
     ledger: Trajectory
     sampling: SamplingSettings
@@ -116,7 +116,7 @@ class EpisodeWorker:
         episodes = self._episodes
         assert episodes is not None
         if order.max_turns is not None:
-            episodes = episodes.limited(order.max_turns)
+            episodes = episodes.limit_turns(order.max_turns)
         try:
             ledgers = await episodes.run(order.ledger, order.sampling, order.seed)
             found: Any = [replace(ledger, prompt=NO_PROMPT) for ledger in ledgers]

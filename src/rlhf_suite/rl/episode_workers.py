@@ -70,7 +70,7 @@ class EpisodeWorkers:
         refs = [link.handle.ready.remote() for link in self.links]
         self.nodes = wait_for(refs, "the start of the episode workers", self.timeout_s, self.members)
 
-    def limited(self, max_turns: int) -> EpisodeWorkers:
+    def limit_turns(self, max_turns: int) -> EpisodeWorkers:
         """Return the episodes of the same agent with at most so many turns. They count towards the same limit."""
         result = copy(self)
         result.max_turns = max_turns

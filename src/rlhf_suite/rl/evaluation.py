@@ -50,7 +50,7 @@ class Evaluator:
         result: dict[str, float] = {}
         for calls in self.config.max_calls or ():
             name = f"{CALLS}{calls}"
-            scored, lengths = self.measured(self.sampler.limited(calls + 1), self.folder / name, step)
+            scored, lengths = self.measured(self.sampler.limit_turns(calls + 1), self.folder / name, step)
             result |= self.summary(scored, lengths, np.ones(len(lengths), bool), f"eval/{name}")
         if result:
             self.scorer.journal.info(table_of_calls(result))

@@ -77,6 +77,6 @@ def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:
     if steps.truncated:
         reason = f"a response is longer than the {max_len} tokens that the process reward model was trained with"
         return RewardFailure(reason, "error")
-    reward = steps.aggregated(aggregate)
-    extra = {f"step_{name}": steps.aggregated(name) for name in ("min", "mean")}
+    reward = steps.aggregate(aggregate)
+    extra = {f"step_{name}": steps.aggregate(name) for name in ("min", "mean")}
     return Scored(reward, reward, extra | {"num_steps": float(len(steps.scores))}, steps=steps.scores)

@@ -286,7 +286,7 @@ class PolicyRole(TrainedRole):
 
     def publish(self, version: int) -> Manifest | None:
         """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
-        weights = named_weights(self.model.module, self.model.gathered)
+        weights = named_weights(self.model.module, self.model.gather)
         if self.sender is not None:
             return self.sender.send(version, weights)
         for _ in weights:

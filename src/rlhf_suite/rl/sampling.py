@@ -113,11 +113,11 @@ class Sampler:
         """Start `samples` responses to a prompt."""
         return self.engines.start(self.write([(t, sampling) for t in new_ledgers(prompt, group, samples)], stream))
 
-    def limited(self, max_turns: int) -> Sampler:
+    def limit_turns(self, max_turns: int) -> Sampler:
         """Return a sampler of the same episodes with at most so many turns of the model."""
         assert self.episodes is not None, "without an agent every response is one turn"
         result = copy(self)
-        result.episodes = self.episodes.limited(max_turns)
+        result.episodes = self.episodes.limit_turns(max_turns)
         return result
 
     async def write(

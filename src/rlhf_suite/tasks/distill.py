@@ -16,7 +16,7 @@ from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.distillation import distances, with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
-from rlhf_suite.models.forward import deferred_logits, map_logits
+from rlhf_suite.models.forward import defer_logits, map_logits
 from rlhf_suite.models.head import Rows
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import with_warm_starts
@@ -44,7 +44,7 @@ class Distillation(Task):
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         tokens = batch.mask.nonzero().squeeze(1)  # [N]
-        targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
+        targets, teacher = batch.ids[tokens], defer_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)

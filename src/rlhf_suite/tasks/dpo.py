@@ -17,7 +17,7 @@ from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.models.load import vision_processor
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, mark_counted
 
 
 @dataclass
@@ -38,14 +38,14 @@ class DPO(Task):
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
-        return {"pairs": counted(batch)[::2].sum()}
+        return {"pairs": mark_counted(batch)[::2].sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         log_probs = response_log_probs(model, batch).values  # [2P]
         reference = torch.zeros_like(log_probs) if batch.reference is None else batch.reference
         tokens = tokens_per_sequence(batch.mask, batch.segments, len(batch))
         chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))
-        loss = preference_term(chosen, rejected, counted(batch)[::2], self.algo)
+        loss = preference_term(chosen, rejected, mark_counted(batch)[::2], self.algo)
         return StepLoss.of("pairs", loss)
 
 

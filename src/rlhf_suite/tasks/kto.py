@@ -17,7 +17,7 @@ from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.preference import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, Total, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, Total, mark_counted
 
 
 @dataclass
@@ -50,7 +50,7 @@ class KTO(Task):
             measured = batch if vanilla else every_second(batch, 1)
             ratios = response_log_probs(model, measured).values - needed(measured.reference, "reference")
             for label in (0, 1):
-                weights = counted(measured) * (needed(measured.label, "label") == 1 - label if vanilla else 1)
+                weights = mark_counted(measured) * (needed(measured.label, "label") == 1 - label if vanilla else 1)
                 sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
         points = reference_point(*total(sums).T).float()
         matched = batches if vanilla else [every_second(batch, 0) for batch in batches]
@@ -59,13 +59,13 @@ class KTO(Task):
         ]
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
-        return {"answers": counted(batch).sum()}
+        return {"answers": mark_counted(batch).sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         log_probs = response_log_probs(model, batch).values
         ratios = log_probs - needed(batch.reference, "reference")
         label, kl = needed(batch.label, "label"), needed(batch.kl, "kl")
-        loss = kto_loss(ratios, label, kl, counted(batch), self.algo)
+        loss = kto_loss(ratios, label, kl, mark_counted(batch), self.algo)
         return StepLoss.of("answers", loss)
 
 

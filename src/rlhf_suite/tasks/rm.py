@@ -14,7 +14,7 @@ from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_term
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, mark_counted
 
 
 @dataclass
@@ -26,12 +26,12 @@ class RewardModel(Task):
     main_metric: str = "acc"
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
-        return {"pairs": counted(batch)[::2].sum()}
+        return {"pairs": mark_counted(batch)[::2].sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         scores = sequence_scores(model, batch)  # [2P]
         margin = (torch.zeros_like(scores) if batch.margin is None else batch.margin)[::2]
-        loss = reward_term(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
+        loss = reward_term(scores[::2], scores[1::2], margin, mark_counted(batch)[::2], self.kind)
         return StepLoss.of("pairs", loss)
 
 

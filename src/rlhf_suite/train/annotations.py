@@ -25,12 +25,12 @@ from rlhf_suite.train.frozen import load_frozen_roles
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.task import Task, counted
+from rlhf_suite.train.task import Task, mark_counted
 
 Annotations = dict[str, torch.Tensor]  # each [number of sequences]
 
 
-def annotated_once(
+def annotate_once(
     task: Task,
     config: SupervisedRun,
     models: Mapping[str, ModelPlan],
@@ -78,7 +78,7 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
             values = task.annotate(batch.to(actor.world.device))
             for name in values:
                 result.setdefault(name, torch.zeros(int(ends[-1]), dtype=torch.float64))
-            if counted(batch).any():  # else it stands in for no work
+            if mark_counted(batch).any():  # else it stands in for no work
                 rows = needed(batch.index, "index").unique_consecutive().tolist()
                 places = [p for row in rows for p in range(int(ends[row]) - len(sequences(items[row])), int(ends[row]))]
                 for name, value in values.items():

@@ -10,7 +10,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.train.loader import rank_micro_batches
-from rlhf_suite.train.step import add_metrics, balanced_experts, balanced_loss, equalise
+from rlhf_suite.train.step import add_balance_loss, add_metrics, balance_experts, equalise
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective, SupervisedBatch
 
@@ -47,9 +47,9 @@ class Evaluation:
         model.module.eval()
         batches = rank_micro_batches(self.sets[name], chosen, self.config, model.world)
         batches = self.prepare(equalise(model, batches))
-        with balanced_experts(model, batches):
+        with balance_experts(model, batches):
             for batch in batches:
-                found = balanced_loss(model, self.objective, batch.to(model.world.device)).metrics
+                found = add_balance_loss(model, self.objective, batch.to(model.world.device)).metrics
                 add_metrics(self.metrics[name], found)
         model.module.train()
 

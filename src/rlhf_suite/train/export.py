@@ -25,7 +25,7 @@ def export(
     """Write the model, LoRA adapters merged into its weights. Every rank calls it, and every rank computes `extras`
     (those of `save_hf`). Return a sentence for each part that the folder lacks."""
     main, once = model.world.is_main, Once(extras)
-    weights = weights_on_cpu(model.module, model.gathered, keep=main)
+    weights = weights_on_cpu(model.module, model.gather, keep=main)
     try:
         if not main:
             return []

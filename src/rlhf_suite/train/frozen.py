@@ -49,16 +49,16 @@ class WithoutAdapters:
 
 
 @torch.no_grad()
-def prepared(task: Task, actor: TrainedModel, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
+def prepare_batches(task: Task, actor: TrainedModel, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
     """Return the micro-batches of a step with what their losses read beside the tokens."""
     if not task.roles():
         return batches
     world = actor.world
-    batches = [annotated(task, batch.to(world.device)) for batch in equalise(actor, batches)]
+    batches = [annotate(task, batch.to(world.device)) for batch in equalise(actor, batches)]
     return task.before_step(actor, batches, world.sum)
 
 
-def annotated(task: Task, batch: SupervisedBatch) -> SupervisedBatch:
+def annotate(task: Task, batch: SupervisedBatch) -> SupervisedBatch:
     """Return the batch with what the frozen models say of its sequences, unless that was done before training."""
     if not task.frozen:
         return batch

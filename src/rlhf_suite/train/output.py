@@ -41,7 +41,7 @@ def deliver(
     places = [path] if path == folder.model.resolve() else [path, folder.model.resolve()]
     for place in places:
         try:
-            return delivered(write, place, folder, name, keep)
+            return write_beside(write, place, folder, name, keep)
         except DiskError as error:
             if place == places[-1]:
                 raise
@@ -49,7 +49,7 @@ def deliver(
     raise AssertionError("unreachable: there is a last place")
 
 
-def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str, keep: Path | None) -> Path:
+def write_beside(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str, keep: Path | None) -> Path:
     """Have a model written beside `path`, and put all that was written in its place."""
     run = folder.run_id
     aside = path.parent / f".{path.name}.{run[:8]}.new"
@@ -64,7 +64,7 @@ def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, na
             shutil.rmtree(aside, ignore_errors=True)
             raise
         for made in sorted(aside.iterdir()):
-            place = replaced(made, path.with_name(made.name), run, keep)
+            place = replace_model(made, path.with_name(made.name), run, keep)
             folder.record_model(name + made.name.removeprefix(path.name), place)
         aside.rmdir()
     return Path(folder.status()["outputs"][name])
@@ -76,9 +76,9 @@ def mark(model: Path, run: str) -> None:
     settle(model)
 
 
-def replaced(made: Path, path: Path, run: str, keep: Path | None = None) -> Path:
+def replace_model(made: Path, path: Path, run: str, keep: Path | None = None) -> Path:
     """Rename a new model to `path`, in place of the run's own earlier one; returns where it is."""
-    if keep is not None and is_within(keep, path) and filled(made, path, run, keep):
+    if keep is not None and is_within(keep, path) and fill_folder(made, path, run, keep):
         return path
     old = path.with_name(f".{path.name}.{run[:8]}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -96,7 +96,7 @@ def is_within(inner: Path, outer: Path) -> bool:
     return inner != outer and inner.is_relative_to(outer)
 
 
-def filled(made: Path, path: Path, run: str, keep: Path) -> bool:
+def fill_folder(made: Path, path: Path, run: str, keep: Path) -> bool:
     """Move the files of a new model into the folder `path`, in place of those of the run's own earlier one, so that
     `keep` inside it is never moved. Whether this was done: not if something else is there.
 

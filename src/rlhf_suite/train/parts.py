@@ -40,7 +40,7 @@ class Held:
         return tensor.detach().view(-1)[self.offset : self.offset + self.weight.numel()]
 
 
-def held_parts(module: nn.Module, optimizer: Any) -> Iterator[Held]:
+def list_held_parts(module: nn.Module, optimizer: Any) -> Iterator[Held]:
     """Yield what `optimizer` of this rank holds of the trained parameters: torch's own, or one around it."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     if isinstance(optimizer, MasterWeights):
@@ -51,16 +51,16 @@ def held_parts(module: nn.Module, optimizer: Any) -> Iterator[Held]:
         yield from (Held(names[each], 0, each.detach().view(-1), each, 0) for each in updated)
     elif hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-            yield from _divided_each(names, group, flat)
+            yield from _divide_each(names, group, flat)
     elif hasattr(optimizer, "bf16_groups"):  # ZeRO-1 in bf16
         for group, flat in zip(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, strict=True):
-            yield from _divided_in_a_row(names, group, flat)
+            yield from _divide_row(names, group, flat)
     else:
         for group, flat in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
-            yield from _divided_in_a_row(names, group, flat)
+            yield from _divide_row(names, group, flat)
 
 
-def _divided_each(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) -> Iterator[Held]:
+def _divide_each(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) -> Iterator[Held]:
     """Yield the parts in a group of which every rank has the same share of each parameter; the last one is padded."""
     offset = 0
     for parameter in group:
@@ -72,7 +72,7 @@ def _divided_each(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) 
         offset += size
 
 
-def _divided_in_a_row(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) -> Iterator[Held]:
+def _divide_row(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) -> Iterator[Held]:
     """Yield the parts in a group whose parameters lie in a row that is cut into one stretch for each rank."""
     for parameter in group:
         if (place := parameter._hp_mapping) is not None:

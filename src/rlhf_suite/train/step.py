@@ -22,7 +22,7 @@ from rlhf_suite.losses.metrics import Mean, Metric
 from rlhf_suite.models.experts import expert_shares
 from rlhf_suite.models.forward import expert_counts
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.task import Objective, StepLoss, counted_tokens
+from rlhf_suite.train.task import Objective, StepLoss, count_tokens
 
 NAMED = 20  # sequences that an error message lists
 ALL_TOKENS = "all_tokens"  # the unit of the load-balancing loss
@@ -48,10 +48,10 @@ def optimizer_step(
     counts = global_counts(objective, micro_batches, world)
     metrics: dict[str, Metric] = {}
     bad: list[int] = []
-    with balanced_experts(model, micro_batches):
+    with balance_experts(model, micro_batches):
         for number, micro_batch in enumerate(micro_batches, start=1):
-            loss = balanced_loss(model, objective, micro_batch.to(world.device))
-            share = weighted_share(loss, counts)
+            loss = add_balance_loss(model, objective, micro_batch.to(world.device))
+            share = weigh_share(loss, counts)
             if not math.isfinite(float(share.detach())):
                 bad += needed(micro_batch.index, "index").tolist()
                 share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
@@ -86,7 +86,7 @@ def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
 
 
 @contextmanager
-def balanced_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> Iterator[None]:
+def balance_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> Iterator[None]:
     """Make the load-balancing loss of the micro-batches that of all of them, on all ranks, as one batch. That takes a
     forward pass beforehand, which counts the tokens that go to each expert, unless there is only one batch."""
     balance, world = model.module.balance, model.world
@@ -119,14 +119,14 @@ class RecordingForward:
         return outputs
 
 
-def balanced_loss(model: TrainedModel, objective: Objective[B], batch: B) -> StepLoss:
+def add_balance_loss(model: TrainedModel, objective: Objective[B], batch: B) -> StepLoss:
     """Return the objective's loss plus `aux_loss_coef` x the load-balancing loss, where the model has experts to
     balance: a mean over all tokens of the sequences that weigh anything."""
     forward = RecordingForward(model)
     loss = objective.loss(forward, batch)
     if forward.aux_loss is None:
         return loss
-    tokens = counted_tokens(batch)
+    tokens = count_tokens(batch)
     balance = forward.aux_loss * tokens
     metrics = {**loss.metrics, "aux_loss": Mean(balance.detach(), tokens)}
     return StepLoss({**loss.sums, ALL_TOKENS: model.config.aux_loss_coef * balance}, metrics)
@@ -134,13 +134,13 @@ def balanced_loss(model: TrainedModel, objective: Objective[B], batch: B) -> Ste
 
 def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: World) -> dict[str, float]:
     """Return the number of each unit over all micro-batches of the step and all ranks."""
-    units = [{**objective.units(batch), ALL_TOKENS: counted_tokens(batch)} for batch in micro_batches]
+    units = [{**objective.units(batch), ALL_TOKENS: count_tokens(batch)} for batch in micro_batches]
     names = sorted(units[0])
     local = torch.tensor([sum(float(unit[name]) for unit in units) for name in names], dtype=torch.float64)
     return dict(zip(names, world.sum(local).tolist(), strict=True))
 
 
-def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
+def weigh_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
     """Return the share of a micro-batch in the loss of the step: the sum over units of total / global count. Of a unit
     that the step has none of, the total is 0."""
     shares = [total / (counts[name] or 1.0) for name, total in loss.sums.items()]

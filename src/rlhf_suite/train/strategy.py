@@ -34,7 +34,7 @@ from rlhf_suite.train.parts import (
     SavedParts,
     as_kept,
     base_state,
-    held_parts,
+    list_held_parts,
     load_tensors,
     local_part,
     state_of,
@@ -182,11 +182,11 @@ class TrainedModel:
         return self.world.mesh.size > 1 and self.ds.zero_stage in (2, 3)
 
     @contextmanager
-    def gathered(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    def gather(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
         """Have the given parameters whole on every rank within the block; ZeRO-3 partitions them, and tensor
         parallelism splits them."""
         parameters = list(parameters)
-        with gathered(self.ds, parameters), tensor_parallel.whole(parameters):
+        with gather_parameters(self.ds, parameters), tensor_parallel.whole(parameters):
             yield
 
     @property
@@ -209,7 +209,7 @@ class TrainedModel:
         calls it."""
         base = self.engine.optimizer
         if self.replica == 0 or not is_plain(self.ds):  # without ZeRO every rank has everything
-            held = list(held_parts(self.module, base))
+            held = list(list_held_parts(self.module, base))
             states = [state_of(each, base) if with_optimizer else ({}, {}) for each in held]
             parts = {
                 each.name: (each.start, {WEIGHT: each.weight} | tensors, values)
@@ -224,7 +224,7 @@ class TrainedModel:
         saved = self.saved_parts(folder, "state")
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         saved.check_names(trained)
-        for held in held_parts(self.module, self.engine.optimizer):
+        for held in list_held_parts(self.module, self.engine.optimizer):
             saved.read(held.name, WEIGHT, held.start, held.weight)
             if with_optimizer:
                 self._load_moments(saved, held)
@@ -253,7 +253,7 @@ def load_trained(
 ) -> TrainedModel:
     """Load a model, make it trainable as `section` says, and put it under DeepSpeed."""
     with loading_context(ds):
-        writable = partial(gathered, ds, modifier_rank=0)
+        writable = partial(gather_parameters, ds, modifier_rank=0)
         module = load_model(
             model.path,
             head=model.head,
@@ -363,7 +363,7 @@ def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool
         set_z3_leaf_modules(module, present)
 
 
-def gathered(
+def gather_parameters(
     ds: DeepSpeedConfig, parameters: Iterable[torch.Tensor], modifier_rank: int | None = None
 ) -> AbstractContextManager[Any]:
     """Return a context in which the given parameters are whole on every rank; below ZeRO-3 they always are. What

@@ -25,17 +25,17 @@ from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.annotations import annotated_once
+from rlhf_suite.train.annotations import annotate_once
 from rlhf_suite.train.evaluate import Evaluation, evaluate
 from rlhf_suite.train.export import export
-from rlhf_suite.train.frozen import load_frozen_roles, prepared
+from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
 from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.notices import batch_notices, chat_template_notices, embedding_notices
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
-from rlhf_suite.train.task import SupervisedBatch, Task, counted_tokens
+from rlhf_suite.train.task import SupervisedBatch, Task, count_tokens
 from rlhf_suite.train.trained_worker import SupervisedGroup, TrainedWorker
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SupervisedWorker(TrainedWorker):
             seed=config.train.seed,
         )
         if self.task.annotates_once:
-            sets = annotated_once(self.task, config, plan.models, self.model, {"": data.train, **data.held_out})
+            sets = annotate_once(self.task, config, plan.models, self.model, {"": data.train, **data.held_out})
             self.data = Encoded(sets.pop(""), sets)
             self.loader = StepLoader(self.data.train, config.train, world)
         else:
@@ -90,7 +90,7 @@ class SupervisedWorker(TrainedWorker):
         world, batches = self.model.world, self.prepare(loaded)
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
         metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
-        metrics["tokens"] = float(world.sum(torch.stack([counted_tokens(batch) for batch in loaded]).sum()))
+        metrics["tokens"] = float(world.sum(torch.stack([count_tokens(batch) for batch in loaded]).sum()))
         metrics["samples"] = float(len(self.loader.order.indices(step)))
         result = {f"train/{name}": value for name, value in metrics.items()}
         return result | {"perf/memory_gb": world.peak_memory_gb()}
@@ -109,7 +109,7 @@ class SupervisedWorker(TrainedWorker):
         return self.evaluation.result()
 
     def prepare(self, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
-        return prepared(self.task, self.model, batches)
+        return prepare_batches(self.task, self.model, batches)
 
     def export(self, path: Path) -> list[str]:
         """Write the model in HF format, with what its task adds to config.json."""

@@ -95,11 +95,11 @@ class Task:
         raise NotImplementedError
 
 
-def counted(batch: TokenBatch) -> torch.Tensor:
+def mark_counted(batch: TokenBatch) -> torch.Tensor:
     """Return which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
     return counted_sequences(batch.mask, batch.segments, len(batch))
 
 
-def counted_tokens(batch: TokenBatch) -> torch.Tensor:
+def count_tokens(batch: TokenBatch) -> torch.Tensor:
     """Return how many tokens the sequences that weigh anything have, trained on or not."""
-    return (counted(batch) * batch.lengths).sum()
+    return (mark_counted(batch) * batch.lengths).sum()

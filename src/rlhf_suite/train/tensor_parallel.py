@@ -31,7 +31,7 @@ def settings(model: nn.Module, config: PretrainedConfig, size: int) -> dict[str,
     Raises:
         UserError: the model cannot be split so.
     """
-    plan = checked_plan(config, size)
+    plan = check_plan(config, size)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = [name for name, _ in model.named_parameters()]
     specs = []
@@ -50,7 +50,7 @@ def pattern(path: str) -> str:
     return r"(?:^|\.)" + re.escape(path).replace(r"\*", r"\d+") + r"\.weight$"
 
 
-def checked_plan(config: PretrainedConfig, size: int) -> Mapping[str, str]:
+def check_plan(config: PretrainedConfig, size: int) -> Mapping[str, str]:
     """Return how each module of the layers is split, by the paths of transformers.
 
     Raises:

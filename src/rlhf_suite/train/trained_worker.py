@@ -55,7 +55,7 @@ class TrainedWorker(Worker):
         model, is_main = self.model, self.model.world.is_main
         try:
             return save_adapter(
-                model.module, self.tokenizer, path, gather=model.gathered, is_main=is_main, prompts=self.prompts
+                model.module, self.tokenizer, path, gather=model.gather, is_main=is_main, prompts=self.prompts
             )
         finally:
             model.world.barrier()
