@@ -50,6 +50,7 @@ class Row:
 
 
 SCHEDULES, STREAM = "tests/rl/test_schedules.py", "tests/rl/test_stream.py"
+SLOTS = "tests/rl/test_slots.py"
 SESSION, ENDPOINT = "tests/agents/test_agent_session.py", "tests/agents/test_endpoint.py"
 FORKS, ADVANTAGE = "tests/rl/test_forked_episodes.py", "tests/algo/test_advantage.py"
 KILLED = "{kills} kills at random instants in {runs} runs, {compared} files compared, different: {different}"
@@ -109,7 +110,7 @@ ROWS = (
     Row(
         "No token that is trained on is older than the bound.",
         (
-            f"{STREAM}::test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules",
+            f"{SLOTS}::test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules",
             "tests/e2e/test_async_run.py::test_no_token_is_older_than_the_bound",
         ),
         mistakes=("a group may become one step older than the bound",),

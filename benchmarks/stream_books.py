@@ -11,15 +11,17 @@ import pyarrow.parquet as pq
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.stream import REJECTED, GroupOrder
+from rlhf_suite.rl.rollout_tasks import REJECTED, STATE
+from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.tracking.run_folder import RunFolder
 
 ROWS, SIZE, STEPS = 96, 4, 10  # so many rows that no prompt comes twice
-ORDER = GroupOrder(BatchOrder(ROWS, SIZE, PPORun().train.seed), STEPS, whole_batches=True)
+BATCHES = BatchOrder(ROWS, SIZE, PPORun().train.seed)
+ORDER = GroupOrder(BATCHES, BATCHES, STEPS, whole_batches=True)
 
 
 def faults(folder: Path) -> list[str]:
-    """What is wrong in the books of a stream: each group that began is trained on once, or rejected with a reason, or
+    """What is wrong in the books of a stream: each group is trained on once, or rejected with a reason, or
     outstanding. They are those of the newest checkpoint, and of a run that has ended those of its end."""
     index_of = {ORDER.prompt(index)[0]: index for index in range(ROWS)}
     saved, is_done = last_saved(folder), RunFolder(folder).status()["state"] == "done"
@@ -35,11 +37,11 @@ def faults(folder: Path) -> list[str]:
         found += [f"group {index} was rejected {n} times" for index, n in listed.items() if n > 1]
         begun, count, outstanding = len(trained) + len(rejected), len(rejected), set[int]()
     else:
-        state = {"next": 0, "rejected": 0, "begun": []}
+        state = {"next": 0, "num_rejected": 0, "running": [], "ready": [], "waiting": []}
         if saved:
-            state = json.loads((folder / f"checkpoints/step_{saved:06d}/samples/stream.json").read_text())
-        begun, count = state["next"], state["rejected"]
-        outstanding = {index for index, _ in state["begun"]}
+            state = json.loads((folder / f"checkpoints/step_{saved:06d}/samples" / STATE).read_text())
+        begun, count = state["next"], state["num_rejected"]
+        outstanding = {index for index, _ in (*state["running"], *state["ready"])} | {*state["waiting"]}
     left = {*range(begun)} - {*trained} - outstanding
     found += [f"group {index} is lost" for index in left if index not in rejected]
     found += [f"group {index} is in two places" for index in {*trained} & ({*rejected} if is_done else outstanding)]

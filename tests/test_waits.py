@@ -7,13 +7,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from rlhf_suite.background import in_background
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.waits import (
     MAX_WAITS,
     Patience,
-    Shared,
     in_coroutine,
     keep,
     open_waits,
@@ -164,36 +162,6 @@ def test_work_that_goes_on_is_waited_for(impatient):
         for _ in looks:
             patience.looked -= 1.0
             patience.look()
-
-
-@pytest.mark.notices(
-    "who waits for a rollout does not look for failures",
-    "waits.py",
-    "                self.check()\n                found = ready()\n",
-    "                found = ready()\n",
-)
-@pytest.mark.notices(
-    "the last failure is raised instead of the first",
-    "waits.py",
-    "self.failure = self.failure or error",
-    "self.failure = error",
-)
-def test_the_first_failure_ends_every_wait_at_once():
-    shared, waits = Shared(), threading.Event()
-    first, second = ValueError("first"), ValueError("second")
-
-    def wait_for_nothing():
-        with shared.changed:
-            waits.set()
-            shared.until(lambda: None, "what never comes")
-
-    ended = in_background("waiter", wait_for_nothing)
-    assert waits.wait(60)
-    shared.fail(first)
-    shared.fail(second)
-    assert ended.exception(60) is first
-    with shared.changed, pytest.raises(ValueError, match="first"):
-        shared.until(lambda: True, "what is there")
 
 
 @pytest.mark.notices(

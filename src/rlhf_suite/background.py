@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from rlhf_suite.waits import LOOK_S, Patience, result, waiting
@@ -21,6 +20,7 @@ T = TypeVar("T")
 def in_background(name: str, work: Callable[[], T]) -> Future[T]:
     """Start `work` in a thread `name`; the future has what it returns or raises."""
     outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # nobody can cancel it any more
     threading.Thread(target=settle, args=(outcome, work), name=name, daemon=True).start()
     return outcome
 
@@ -48,7 +48,7 @@ def together(name: str, work: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Ended(Generic[T]):
-    """Futures in the order in which they end. What fails is raised at once, also if it is work beside them."""
+    """Futures in the order in which they end. What fails is raised at once."""
 
     def __init__(self, what: str) -> None:
         """`what` is waited for, in words."""
@@ -58,12 +58,6 @@ class Ended(Generic[T]):
     def add(self, future: Future[T]) -> None:
         """Yield the result of this future when it has ended."""
         future.add_done_callback(self.queue.put)
-
-    def watch(self, future: Future[T]) -> None:
-        """Raise the error of this future if it fails, whatever else is under way."""
-        future.add_done_callback(
-            lambda done: None if done.cancelled() or done.exception() is None else self.queue.put(done)
-        )
 
     def results(self, count: int) -> Iterator[T]:
         """Yield the results of the next `count` futures."""
@@ -82,7 +76,7 @@ class Ended(Generic[T]):
 
 
 class Line(Generic[T]):
-    """A thread that does pieces of work one after the other, until the block of a `with` ends."""
+    """A thread that does pieces of work one after the other, until it is closed."""
 
     def __init__(self, name: str) -> None:
         self.queue: SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = SimpleQueue()
@@ -99,14 +93,6 @@ class Line(Generic[T]):
         """Begin nothing more. What is under way is not waited for."""
         self.is_closed = True
         self.queue.put(None)
-
-    def __enter__(self) -> Line[T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _work(self) -> None:
         while (piece := self.queue.get()) is not None:  # no-limit: a thread that has nothing to do

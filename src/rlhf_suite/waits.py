@@ -160,9 +160,9 @@ class Patience:
     Time is counted in looks: a process that was suspended has not been silent.
     """
 
-    def __init__(self, what: str, thread: str = "") -> None:
-        """`what` is waited for; `thread` is the name of the thread that does it, if there is one."""
-        self.what, self.thread = what, thread
+    def __init__(self, what: str, *threads: str) -> None:
+        """`what` is waited for; `threads` are the names of the threads that may be doing it."""
+        self.what, self.threads = what, threads
         self.signs, self.silent_s, self.looked = _life.signs, 0.0, time.monotonic()
 
     def look(self) -> None:
@@ -172,7 +172,7 @@ class Patience:
         self.silent_s = 0.0 if signs != self.signs or is_somebody_within_a_limit() else silent_s
         self.signs, self.looked = signs, now
         if self.silent_s > _life.limit_s:
-            where = place_of(self.thread)
+            where = "".join(map(place_of, self.threads))
             raise RunError(f"nothing has happened for {_life.limit_s:g} s ({LIMIT}), waiting for {self.what}{where}")
 
 
@@ -192,48 +192,15 @@ def place_of(name: str) -> str:
     return f"; the thread {name} is at {call.filename}:{call.lineno} in {call.name}"
 
 
-def result(future: Future[T], what: str, thread: str = "") -> T:
-    """Return the result of a future of this process; `what` is waited for, and `thread` makes it, if it is known."""
+def result(future: Future[T], what: str, *threads: str) -> T:
+    """Return the result of a future of this process; `what` is waited for, and one of `threads` makes it, if they are
+    known."""
     if not future.done():
-        patience = Patience(what, thread)
+        patience = Patience(what, *threads)
         with waiting(what):
             while not wait([future], LOOK_S).done:
                 patience.look()
     return future.result(0)
-
-
-class Shared:
-    """What threads of a run share: the lock that guards it, and the first failure, which ends every wait for it."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.failure: BaseException | None = None
-
-    def fail(self, error: BaseException) -> None:
-        """Raise `error` in everyone who waits, now and later, unless something has failed before."""
-        with self.changed:
-            self.failure = self.failure or error
-            self.changed.notify_all()
-
-    def check(self) -> None:
-        """Raise the first failure, if there is any."""
-        if self.failure is not None:
-            raise self.failure
-
-    def until(self, ready: Callable[[], T | None], what: str, thread: str = "") -> T:
-        """Return what `ready` finds, as soon as it is not None; raise the first failure. The caller holds `changed`,
-        which is released meanwhile."""
-        self.check()
-        if (found := ready()) is not None:
-            return found
-        patience = Patience(what, thread)
-        with waiting(what):
-            while found is None:
-                if not self.changed.wait(LOOK_S):
-                    patience.look()
-                self.check()
-                found = ready()
-        return found
 
 
 def open_waits() -> list[Wait]:

@@ -23,7 +23,7 @@ class Books:
         self.folder = folder
         self.trained = [[0, 1, 3, 4], [2, 6, 7, 9]]
         self.rejected = [5, 8]
-        self.state = {"next": 13, "rejected": 2, "begun": [[10, 1], [11, 2], [12, 2]], "finished": [11]}
+        self.state = {"next": 13, "num_rejected": 2, "running": [[10, 1]], "ready": [[11, 2]], "waiting": [12]}
 
     def faults(self) -> list[str]:
         (self.folder / "rollouts").mkdir()
@@ -35,7 +35,7 @@ class Books:
         lines = [json.dumps({"group": index, "reason": "scores [1, 1]"}) for index in self.rejected]
         (self.folder / "rollouts/rejected.jsonl").write_text("\n".join(lines) + "\n")
         (self.folder / "checkpoints/step_000002/samples").mkdir(parents=True)
-        (self.folder / "checkpoints/step_000002/samples/stream.json").write_text(json.dumps(self.state))
+        (self.folder / "checkpoints/step_000002/samples/slots.json").write_text(json.dumps(self.state))
         (self.folder / "checkpoints/step_000004.tmp").mkdir()
         return stream_books.faults(self.folder)
 
@@ -65,7 +65,7 @@ def test_a_group_that_is_trained_on_twice_is_a_fault(books):
 
 
 def test_a_group_that_is_trained_on_and_outstanding_is_a_fault(books):
-    books.state["begun"][0] = [9, 1]
+    books.state["running"][0] = [9, 1]
     assert "group 9 is in two places" in books.faults()
 
 

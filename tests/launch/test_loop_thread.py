@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.loop_thread import LOOK_S, LoopThread
 
 FLAG = "agent.tool_timeout_s"
@@ -108,3 +108,54 @@ def test_the_end_of_a_loop_fails_all_that_was_started_and_runs_what_they_clean_u
         with pytest.raises(ValueError, match="the run has ended"):
             each.result(60)
     assert cleaned == ["a sandbox"] and not loop.thread.is_alive()
+
+
+@pytest.mark.notices(
+    "the last failure is raised instead of the first",
+    "launch/loop_thread.py",
+    "self.error = self.error or error",
+    "self.error = error",
+)
+def test_the_first_failure_of_a_task_is_raised_in_everyone_who_waits_and_later():
+    loop, first = LoopThread("test"), ValueError("first")
+    go_on = asyncio.Event()
+
+    async def fails(error: Exception) -> None:
+        await go_on.wait()
+        raise error
+
+    waiters = [loop.start(waits(600)), loop.task(fails(first)), loop.task(fails(ValueError("second")))]
+    loop.loop.call_soon_threadsafe(go_on.set)
+    for each in (*waiters, loop.start(waits(0))):
+        assert each.exception(60) is first
+    loop.end(ValueError("the run has ended"))
+    assert loop.start(waits(0)).exception(60) is first
+
+
+def test_work_that_blocks_is_done_in_a_thread_of_the_loop_which_the_end_waits_for():
+    loop, begun, go_on, names = LoopThread("test"), threading.Event(), threading.Event(), list[str]()
+
+    def work() -> str:
+        begun.set()
+        assert go_on.wait(60)
+        names.append(threading.current_thread().name)
+        return "done"
+
+    outcome = loop.task(loop.blocking("rewards", work))
+    assert begun.wait(60) and loop.start(waits(0)).result(60) == "in time", "the loop goes on"
+    go_on.set()
+    loop.join_threads(60)
+    assert names == ["rewards"] and outcome.result(60) == "done" and not loop.blocked
+    loop.end(ValueError("the run has ended"))
+
+
+def test_a_thread_that_exits_fails_its_task_and_not_the_loop():
+    loop = LoopThread("test")
+
+    def work() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(RunError, match=r"the thread rollouts was ended by SystemExit\(3\)"):
+        loop.start(loop.blocking("rollouts", work)).result(60)
+    assert loop.start(waits(0)).result(60) == "in time"
+    loop.end(ValueError("the run has ended"))

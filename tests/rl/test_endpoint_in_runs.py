@@ -133,9 +133,9 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(ranks, folders, 
 
 @pytest.mark.notices(
     "groups with forks that had ended are made again by a continued run",
-    "rl/stream.py",
-    'if state["finished"]:',
-    "if False:",
+    "rl/slots.py",
+    'table.ready = {each[0]: ready(*each) for each in state["ready"]}',
+    "table.ready = {}",
 )
 def test_a_stream_that_was_stopped_trains_on_the_forks_that_had_ended_as_they_were(ranks, tmp_path):
     """Each step is evaluated, so that the groups that began after the sync have ended when it is saved."""
@@ -154,8 +154,8 @@ def test_a_stream_that_was_stopped_trains_on_the_forks_that_had_ended_as_they_we
         if later.name == "model" or int(later.name[-6:]) > stopped:
             shutil.rmtree(later)
     samples = run_folder / "checkpoints" / f"step_{stopped:06d}" / "samples"
-    state = json.loads((samples / "stream.json").read_text())
-    assert state["finished"], "or this test looks at nothing"
+    state = json.loads((samples / "slots.json").read_text())
+    assert state["ready"], "or this test looks at nothing"
     waiting = read_samples(samples).trajectories
     assert max(ledger.fork for ledger in waiting) > 0
     ranks(1).call(run, run_folder, words)

@@ -21,23 +21,23 @@ def recorded(ranks, tmp_path_factory):
 
 @pytest.mark.notices(
     "a rollout that fails out of turn is never told to the driver",
-    "rl/schedules.py",
-    "                self.fail(error)\n                return\n",
-    "                return\n",
+    "launch/loop_thread.py",
+    "(error := done.exception()) is not None:\n                self.fail(error)",
+    "(error := done.exception()) is not None:\n                pass",
     cases="2 and ahead and generation",
 )
 @pytest.mark.notices(
     "a failed group of a stream is forgotten",
-    "rl/stream.py",
-    "self.failure = self.failure or error",
-    "pass",
+    "rl/rollout_tasks.py",
+    "self.loop.task(self.write(table.begin()))",
+    "self.loop.start(self.write(table.begin()))",
     cases="stream and generation",
 )
 @pytest.mark.notices(
     "an evaluation beside a step takes the error of the engines for a score",
     "rl/pipeline.py",
-    "                self.rollouts.fail(error)\n                raise\n",
-    "                return {}\n",
+    "            return self.measure(step)\n",
+    "            return {}\n",
     cases="ahead and evaluation",
 )
 @pytest.mark.notices(

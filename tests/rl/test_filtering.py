@@ -18,29 +18,24 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.registry import SourceError
 from rlhf_suite.rl.filtering import Filters, History
-from rlhf_suite.rl.rollout import BuilderState
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.metrics import read_rows
 
 FORK = Path(__file__).parents[2] / "experiments" / "own_code" / "async_fork.py"
 STEPS = 6
 OWN = """
-import inspect, threading
+import asyncio
+import threading
 from pathlib import Path
-from rlhf_suite.rl.stream import Stream
 
 def look(name):
-    calling = (frame.frame.f_locals.get("self") for frame in inspect.stack())
-    stream = next(each for each in calling if isinstance(each, Stream))
-    def at_lock():
-        is_free = stream.changed.acquire(timeout=300)
-        if is_free:
-            stream.changed.release()
-        with Path(__file__).with_name("seen.txt").open("a") as file:
-            file.write(f"{name} {is_free}\\n")
-    other = threading.Thread(target=at_lock)
-    other.start()
-    other.join()
+    async def turn():
+        return True
+    (thread,) = (each for each in threading.enumerate() if each.name == "plain engines")
+    loop = thread._target.__self__
+    is_free = asyncio.run_coroutine_threadsafe(turn(), loop).result(300)
+    with Path(__file__).with_name("seen.txt").open("a") as file:
+        file.write(f"{name} {is_free}\\n")
 
 def looking_group(group):
     look("group")
@@ -126,8 +121,8 @@ def forget_after(folder, step: int) -> None:
 @pytest.mark.notices(
     "a group that a filter objects to is trained on",
     "rl/rollout.py",
-    "        found = self.filters.objection(group)",
-    "        found = None",
+    "objection = self.filters.objection(group)",
+    "objection = None",
 )
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_their_place(ranks, own, tmp_path, name):
@@ -143,9 +138,9 @@ def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_t
 
 @pytest.mark.notices(
     "prompts that were not chosen count as outstanding",
-    "rl/stream.py",
-    "return self.next - self.rejected - self.skipped",
-    "return self.next - self.rejected",
+    "rl/slots.py",
+    "return self.num_taken + len(self.running) + len(self.scoring) + len(self.ready)",
+    "return self.next - self.num_rejected",
     cases="stream",
 )
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -179,27 +174,27 @@ def test_a_run_that_was_stopped_chooses_the_same_prompts(ranks, own, tmp_path, n
 
 @pytest.mark.notices(
     "a stream forgets the scores when it continues",
-    "rl/stream.py",
-    "self.builder.state.history = History.load(folder)",
-    "self.builder.state.history = History()",
+    "rl/rollout_tasks.py",
+    "self.history = History.load(folder)",
+    "self.history = History()",
 )
 def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own, tmp_path):
     more = {"algo__prompt_filter": f"{own}:rarest", "rollout__vllm_generate_batch_size": 4}
     ranks(1).call(run, tmp_path, flags("stream", **more))
     forget_after(tmp_path, 4)
     saved = tmp_path / "checkpoints/step_000004/samples"
-    state, before = json.loads((saved / "stream.json").read_text()), History.load(saved).scores
+    state, before = json.loads((saved / "slots.json").read_text()), History.load(saved).scores
     known = sum(len(groups) for groups in before.values())
-    assert known == 8 + len(state["finished"]), "the groups of four steps, and those that wait"
-    assert state["next"] == known + len(state["begun"]) - len(state["finished"]) + state["skipped"]
+    assert known == 8 + len(state["ready"]), "the groups of four steps, and those that wait"
+    assert state["next"] == 2 * (known + len(state["running"]) + len(state["waiting"])), "half of them are chosen"
     ranks(1).call(run, tmp_path, flags("stream", **more))
     assert [len(prompts(tmp_path, step)) for step in range(1, STEPS + 1)] == [2] * STEPS
     after = History.load(tmp_path / "checkpoints/step_000006/samples").scores
     assert all(after[prompt][: len(groups)] == groups for prompt, groups in before.items())
 
 
-def test_while_a_filter_thinks_other_threads_of_a_stream_go_on(ranks, own, tmp_path):
-    """Each of them looks, from another thread, whether the lock of the stream is free."""
+def test_while_a_filter_thinks_the_tasks_of_a_run_go_on(ranks, own, tmp_path):
+    """Each of them looks whether their loop is free."""
     more = {"algo__prompt_filter": f"{own}:looking_prompts", "algo__group_filter": f"{own}:looking_group"}
     ranks(1).call(run, tmp_path, flags("stream", **more, rollout__vllm_generate_batch_size=4))
     seen = set(Path(own).with_name("seen.txt").read_text().splitlines())
@@ -242,7 +237,7 @@ def one_group(scores) -> ScoredTrajectories:
 def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_round_alone(own):
     prompts = [prompt()] * 100
     filters = [Filters(AlgoConfig(prompt_filter=f"{own}:drawn"), prompts, seed) for seed in (0, 0, 1)]
-    first, same, other = ([each.chosen(range(100), History(), number) for number in range(8)] for each in filters)
+    first, same, other = ([each.choose(range(100), History(), number) for number in range(8)] for each in filters)
     assert first == same != other and len({tuple(places) for places in first}) > 1
 
 
@@ -250,7 +245,7 @@ def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_ro
 def test_a_filter_of_prompts_returns_places_of_candidates(own, function):
     filters = Filters(AlgoConfig(prompt_filter=f"{own}:{function}"), [prompt()] * 3, 0)
     with pytest.raises(UserError, match="return places of one or more of the 3 candidates"):
-        filters.chosen([0, 1, 2], History(), 0)
+        filters.choose([0, 1, 2], History(), 0)
 
 
 def test_a_filter_of_groups_returns_a_reason_or_none(own):
@@ -273,21 +268,18 @@ def test_without_a_filter_of_prompts_no_scores_are_kept(own):
 
 
 @pytest.mark.notices(
-    "the scores of earlier groups are not in checkpoints", "rl/rollout.py", "waiting, History.load(folder))", "waiting)"
-)
-@pytest.mark.notices(
     "a copied record of scores grows with the original",
     "rl/filtering.py",
-    "History({prompt: [*groups] for",
-    "History({prompt: groups for",
+    "History({prompt: [*self.scores[prompt]] for",
+    "History({prompt: self.scores[prompt] for",
 )
 def test_the_record_of_scores_is_in_a_checkpoint_and_copies_are_their_own(tmp_path):
-    state = BuilderState(3, [], History({5: [[0.0, 1.0]], 2: [[0.25]]}))
-    state.save(tmp_path)
-    assert BuilderState.load(tmp_path) == state
-    copied = state.copy()
-    state.history.add(5, [1.0, 1.0])
-    assert copied.history.scores == {5: [[0.0, 1.0]], 2: [[0.25]]}
+    history = History({5: [[0.0, 1.0]], 2: [[0.25]]})
+    history.save(tmp_path)
+    assert History.load(tmp_path) == history
+    copied, part = history.copy(), history.of([5, 7])
+    history.add(5, [1.0, 1.0])
+    assert copied.scores == {5: [[0.0, 1.0]], 2: [[0.25]]} and part.scores == {5: [[0.0, 1.0]]}
 
 
 EXAMPLES = [line.split()[3:] for line in FORK.read_text().splitlines() if line.startswith("    python run.py")]

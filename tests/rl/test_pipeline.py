@@ -189,8 +189,8 @@ def test_an_engine_that_holds_on_to_old_weights_ends_the_run(ranks, tmp_path):
 @pytest.mark.notices(
     "an RL checkpoint has the number of the step before",
     "train/loop.py",
-    "self.saver.save_if_due(step + 1, evaluation, self.settled)",
-    "self.saver.save_if_due(step, evaluation, self.settled)",
+    "self.saver.save_if_due(step + 1, evaluation, self.finish_step)",
+    "self.saver.save_if_due(step, evaluation, self.finish_step)",
 )
 @pytest.mark.notices(
     "a resume removes the rollout of the last step",

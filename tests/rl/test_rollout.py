@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-import queue
+from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,18 +14,22 @@ import pytest
 from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.reward import RLRewardConfig
-from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.errors import RunError
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.filtering import Filters
-from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
+from rlhf_suite.rl.rollout import Rollout, RolloutBuilder
+from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
+from rlhf_suite.rl.sample_table import read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.schedules import WithTheStep
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.tracking.journal import Journal
 
 PROMPTS = 8
@@ -150,10 +156,8 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
         scored([trajectory(p, g, s, own=3 + s, greedy=s == 1) for s in range(2)], [0.1 * g, math.pi])
         for g, p in enumerate((5, 3))
     ]
-    BuilderState(3, groups).save(tmp_path)
-    read = BuilderState.load(tmp_path)
-    assert read.rounds == 3
-    for ours, theirs in zip(read.waiting, groups, strict=True):
+    write_samples(tmp_path, joined(groups))
+    for ours, theirs in zip(read_samples(tmp_path).by_group(), groups, strict=True):
         assert ours.rewards.tobytes() == theirs.rewards.tobytes() and ours.prompts == theirs.prompts
         for one, other in zip(ours.trajectories, theirs.trajectories, strict=True):
             for name in ("ids", "owner", "engine_log_probs", "version", "turn_rewards"):
@@ -162,133 +166,192 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
             assert (one.prompt.index, one.group, one.greedy) == (other.prompt.index, other.group, other.greedy)
 
 
-def test_no_samples_on_disk_are_none(tmp_path):
-    BuilderState(1).save(tmp_path)
-    assert BuilderState.load(tmp_path) == BuilderState(1, [])
-
-
 class Answers(Scorer):
     """In place of engines and reward: the answers to a prompt differ when its index is even. With `waits`, a group is
-    complete when the one before it has been scored, and the last group is the first that is complete."""
+    complete when the one behind it has been scored, and the last group of a round is the first that is complete."""
 
     def __init__(self, journal: Journal, waits: bool = False) -> None:
-        super().__init__(RLRewardConfig(), None, None, journal)
-        self.asked: list[list[int]] = []
-        self.waits, self.scored_groups = waits, queue.SimpleQueue[list[int]]()
+        super().__init__(RLRewardConfig(), None, SimpleNamespace(reads_text_alone=True), journal)
+        self.asked: dict[int, list[int]] = {}  # prompts by stream of random numbers
+        self.waits, self.open = waits, dict[int, tuple[Future[list[Trajectory]], int]]()
 
-    def sample_rollout(self, prompts, stream, ended):
-        self.asked.append([each.index for each in prompts])
-        for group, index in reversed([*enumerate(self.asked[-1])]):
-            yield [trajectory(index, group, sample) for sample in range(2)]
-            if self.waits:
-                assert self.scored_groups.get(timeout=60) == [group, group]
+    def start(self, group: int, prompt: Prompt, stream: int) -> Future[list[Trajectory]]:
+        self.asked.setdefault(stream, []).append(prompt.index)
+        future: Future[list[Trajectory]] = Future()
+        self.open[group] = future, prompt.index
+        if not self.waits or len(self.open) == 3:
+            self.answer(group)
+        return future
 
-    def sleep(self):
-        pass
-
-    def wake(self):
-        pass
+    def answer(self, group: int) -> None:
+        future, index = self.open.pop(group)
+        future.set_result([trajectory(index, group, sample) for sample in range(2)])
 
     def score(self, trajectories, is_part=False):
-        self.scored_groups.put([t.group for t in trajectories])
+        groups = sorted({t.group for t in trajectories})
+        if self.waits:
+            assert len(groups) == 1
+            if groups[0] - 1 in self.open:
+                self.answer(groups[0] - 1)
         return scored(trajectories, [float(t.prompt.index % 2 == 0 and t.sample == 0) for t in trajectories]), {}
 
 
 @pytest.fixture
-def builder(tmp_path):
+def rollouts(tmp_path):
     """3 prompts a step, sampled 4 at a time from 8 of which 4 teach something."""
     from rlhf_suite.config.logger import LoggerConfig
     from rlhf_suite.tracking.run_folder import RunFolder
 
-    def make(waits=False, **algo):
-        config = PPORun(
-            algo=AlgoConfig(**{"dynamic_filtering_enable": True} | algo),
-            rollout=RolloutConfig(batch_size=3, n_samples_per_prompt=2, vllm_generate_batch_size=4),
-        )
+    loops = []
+
+    def make(waits=False, state=None, round_size=4, **algo):
+        config = AlgoConfig(**{"dynamic_filtering_enable": True} | algo)
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-        answers = Answers(journal, waits)
-        return RolloutBuilder(
-            Filters(config.algo, [], 0),
-            config.rollout,
-            BatchOrder(PROMPTS, 3, 0),
-            answers,
-            answers,
-            Shaper(config.reward, lambda _: 9),
-            journal,
-            [prompt(index) for index in range(PROMPTS)],
-        )
+        answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
+        filters = Filters(config, [prompt(index) for index in range(PROMPTS)], 0)
+        builder = RolloutBuilder(filters, answers, Shaper(RLRewardConfig(), lambda _: 9), journal)
+        rounds = replace(batches, batch_size=round_size) if config.filters else batches
+        order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=True)
+        max_rounds = config.dynamic_filtering_max_rounds if config.filters else 1
+        schedule, loop = WithTheStep(3, max_rounds, config.filters), LoopThread("test")
+        loops.append(loop)
+        made = Rollouts(schedule, order, builder, answers, loop, journal, tmp_path / "rollouts", is_beside=False)
+        if state is not None:
+            made.load(state)
+        made.begin(made.table.step)
+        return made
 
-    return make
+    yield make
+    for loop in loops:
+        loop.end(RunError("the test is over"))
 
 
-def test_a_group_is_scored_while_the_engines_write_others_and_the_rollout_has_its_order(builder):
-    one = builder(waits=True, dynamic_filtering_enable=False)
-    samples, metrics = one.build(0)
-    assert prompts_of(samples) == one.order.indices(0)
-    assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
-    assert samples.responses == [f"{t.prompt.index}.{t.sample}" for t in samples.trajectories]
-    assert metrics["rollout/num_samples"] == 6
+def step_of(made: Rollouts, step: int) -> Rollout:
+    """Return the rollout of a step, and train and sync it."""
+    result = made.take(step)
+    made.allow_sync(step + 1)
+    made.synced(step + 1)
+    return result
 
 
 def prompts_of(samples: ScoredTrajectories) -> list[int]:
     return [t.prompt.index for t in samples.trajectories if t.sample == 0]
 
 
+def waiting(made: Rollouts) -> list[int]:
+    return [group.prompt for _, group in sorted(made.table.ready.items())]
+
+
+@pytest.mark.notices(
+    "groups are scored when all of a round are written",
+    "rl/rollout_tasks.py",
+    "(self.schedule.scores_whole_rounds and not is_written)",
+    "not is_written",
+)
+def test_a_group_is_scored_while_the_engines_write_others_and_the_rollout_has_its_order(rollouts):
+    one = rollouts(waits=True, dynamic_filtering_enable=False)
+    samples, metrics = one.take(0)
+    assert prompts_of(samples) == one.table.order.batches.indices(0)
+    assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
+    assert samples.responses == [f"{t.prompt.index}.{t.sample}" for t in samples.trajectories]
+    assert metrics["rollout/num_samples"] == 6
+
+
 @pytest.mark.notices(
     "accepted groups that no step has taken yet are dropped",
-    "rl/rollout.py",
-    "state.waiting[:wanted], state.waiting[wanted:]",
-    "state.waiting[:wanted], []",
+    "rl/slots.py",
+    "self.batches[self.taken], self.tally = batch, Tally()\n",
+    "self.batches[self.taken], self.tally = batch, Tally()\n        self.ready.clear()\n",
 )
-def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
-    one = builder()
+def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(rollouts):
+    one = rollouts()
     trained = []
     for step in range(4):
-        samples, metrics = one.build(step)
+        samples, metrics = step_of(one, step)
         assert len(prompts_of(samples)) == 3
         assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
         trained += prompts_of(samples)
-        assert metrics["rollout/waiting_groups"] == len(one.state.waiting)
-    even = [index for asked in one.sampler.asked for index in asked if index % 2 == 0]
-    assert trained + [group.trajectories[0].prompt.index for group in one.state.waiting] == even
+        assert metrics["rollout/waiting_groups"] == len(waiting(one))
+    even = [index for asked in one.sampler.asked.values() for index in asked if index % 2 == 0]
+    assert trained + waiting(one) == even
     assert not any(index % 2 for index in trained)
 
 
-def test_a_step_with_enough_waiting_groups_samples_nothing(builder):
-    one = builder()
-    one.state.waiting = [scored([trajectory(index, 0, s) for s in range(2)], [0, 1]) for index in (2, 4, 6, 0)]
-    samples, metrics = one.build(0)
-    assert prompts_of(samples) == [2, 4, 6] and one.sampler.asked == []
-    assert (metrics["rollout/filter_rounds"], metrics["rollout/waiting_groups"]) == (0, 1)
-    assert "rollout/filter_pass_rate" not in metrics
-
-
-def test_it_goes_on_from_its_state_as_if_nothing_had_happened(builder, tmp_path):
-    whole, first, second = builder(), builder(), builder()
+def test_a_step_with_enough_waiting_groups_samples_nothing(rollouts):
+    """4 of the 8 groups of a round are accepted, and 1, 2 and 3 of them wait after the first three steps."""
+    one, rounds = rollouts(round_size=PROMPTS), []
     for step in range(5):
-        whole.build(step)
-    for step in range(2):
-        first.build(step)
+        asked = len(one.sampler.asked)
+        _, metrics = step_of(one, step)
+        rounds.append(metrics["rollout/filter_rounds"])
+        assert len(one.sampler.asked) - asked == rounds[-1]
+        assert ("rollout/filter_pass_rate" in metrics) == (rounds[-1] > 0)
+    assert rounds == [1, 1, 1, 0, 1]
+
+
+def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(rollouts, tmp_path):
+    whole, first = rollouts(), rollouts()
+    found = [prompts_of(step_of(whole, step)[0]) for step in range(5)]
+    again = [prompts_of(step_of(first, step)[0]) for step in range(2)]
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    first.state.save(folder)
-    second.state = BuilderState.load(folder)
-    for step in range(2, 5):
-        last, _ = second.build(step)
-    assert second.state.rounds == whole.state.rounds
-    assert [g.trajectories[0].prompt.index for g in second.state.waiting] == [
-        g.trajectories[0].prompt.index for g in whole.state.waiting
-    ]
-    assert whole.sampler.asked == first.sampler.asked + second.sampler.asked
-    assert len(last.trajectories) == 6
+    first.save(folder)
+    second = rollouts(state=folder)
+    again += [prompts_of(step_of(second, step)[0]) for step in range(2, 5)]
+    assert again == found and waiting(second) == waiting(whole)
+    assert whole.sampler.asked == first.sampler.asked | second.sampler.asked
+    assert not {*first.sampler.asked} & {*second.sampler.asked}
 
 
-def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(builder):
-    few = builder(dynamic_filtering_max_rounds=1)
-    samples, _ = few.build(0)
+def test_a_checkpoint_of_an_earlier_version_is_refused(rollouts, tmp_path):
+    with pytest.raises(UserError, match=r"slots.json: its rollouts were saved by an earlier version of the suite"):
+        rollouts(state=tmp_path)
+
+
+def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(rollouts):
+    samples, _ = rollouts(dynamic_filtering_max_rounds=1).take(0)
     assert 0 < len(prompts_of(samples)) <= 3
     with pytest.raises(RunError, match=r"too hard or too easy"):
-        builder(dynamic_filtering_range=[0.9, 1.0]).build(0)
+        rollouts(dynamic_filtering_range=[0.9, 1.0]).take(0)
+
+
+def test_groups_that_are_left_out_are_on_record(rollouts):
+    one = rollouts()
+    step_of(one, 0)
+    lines = [json.loads(line) for line in one.rejected_file.read_text().splitlines()]
+    assert [line["prompt"] % 2 for line in lines] == [1] * len(lines) and len(lines) == one.table.num_rejected > 0
+    assert {line["reason"] for line in lines} == {"scores [0.0, 0.0]"} and {line["step"] for line in lines} == {1}
+
+
+@pytest.mark.notices(
+    "every round of filtering draws with the same seeds",
+    "rl/slots.py",
+    "(self.rounds if self.stream_by_round else self.batches).number(index)",
+    "0",
+)
+def test_each_round_of_filtering_draws_other_samples(rollouts):
+    one = rollouts()
+    for step in range(3):
+        step_of(one, step)
+    streams = [*one.sampler.asked]
+    assert streams == list(range(len(streams))) and len(streams) > 2
+    assert all(len(asked) == 4 for asked in one.sampler.asked.values())
+
+
+@pytest.mark.notices(
+    "the pass rate of the filter is that of the last round",
+    "rl/slots.py",
+    "self.tally.accepted += 1",
+    "self.tally.accepted = 1",
+)
+def test_the_pass_rate_is_of_all_rounds_of_a_step(rollouts):
+    """A step takes 3 groups, which rounds of 2 prompts give one after the other."""
+    one = rollouts(round_size=2)
+    _, metrics = one.take(0)
+    rounds = int(metrics["rollout/filter_rounds"])
+    asked = [index for each in one.sampler.asked.values() for index in each]
+    assert rounds == 2 and len(asked) == 4
+    assert metrics["rollout/filter_pass_rate"] == sum(index % 2 == 0 for index in asked) / len(asked)
 
 
 def test_groups_put_together_are_numbered_anew():
@@ -298,50 +361,18 @@ def test_groups_put_together_are_numbered_anew():
 
 
 @pytest.mark.notices(
-    "every round of filtering draws with the same seeds",
-    "rl/rollout.py",
-    "self.sample(chosen, state.rounds)",
-    "self.sample(chosen, 0)",
-)
-def test_each_round_of_filtering_draws_other_samples(builder):
-    one = builder()
-    streams = []
-    sample_rollout = one.sampler.sample_rollout
-    one.sampler.sample_rollout = lambda indices, stream, ended: (
-        streams.append(stream) or sample_rollout(indices, stream, ended)
-    )
-    for step in range(3):
-        one.build(step)
-    assert streams == list(range(len(streams))) and len(streams) > 2
-
-
-@pytest.mark.notices(
-    "the pass rate of the filter is that of the last round",
-    "rl/rollout.py",
-    "sampled, accepted = sampled + len(fresh), accepted + len(kept)",
-    "sampled, accepted = len(fresh), len(kept)",
-)
-def test_the_pass_rate_is_of_all_rounds_of_a_step(builder):
-    """8 prompts of which 4 teach something: two rounds of 4 are all of them."""
-    one = builder(dynamic_filtering_max_rounds=2)
-    one.config.batch_size = 4
-    _, metrics = one.filtered()
-    assert (metrics["rollout/filter_rounds"], metrics["rollout/filter_pass_rate"]) == (2, 0.5)
-
-
-@pytest.mark.notices(
     "groups are filtered by their shaped rewards",
     "rl/filtering.py",
     "for score in group.scores]",
     "for score in group.rewards]",
 )
-def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(builder):
+def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on():
     """Neither by rewards, which a reward model standardises, nor with the greedy sample."""
-    one = builder()
+    filters = Filters(AlgoConfig(dynamic_filtering_enable=True), [], 0)
     samples = [trajectory(sample=s, greedy=s == 2) for s in range(3)]
     group = replace(scored(samples, [0.0, 1.0, 1.0]), rewards=np.array([-3, 5, 5], np.float32))
-    assert one.filters.objection(group) is None
-    objection = one.filters.objection(replace(group, scores=np.array([1, 1, 0], np.float32)))
+    assert filters.objection(group) is None
+    objection = filters.objection(replace(group, scores=np.array([1, 1, 0], np.float32)))
     assert objection is not None and objection.reason == "scores [1.0, 1.0]"
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from given import prompt
-from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import Generation
@@ -39,9 +38,9 @@ def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
 
 
 def rollout(one: Sampler, indices: list[int], stream: int = 0) -> list[Trajectory]:
-    """Sample a rollout; its groups are sorted, since they end in any order."""
-    groups = one.sample_rollout([PROMPTS[index] for index in indices], stream, Ended("responses"))
-    return sorted(chain.from_iterable(groups), key=place_of)
+    """Sample a rollout, and return its samples as they are trained on."""
+    groups = [one.start(group, PROMPTS[index], stream) for group, index in enumerate(indices)]
+    return sorted(chain.from_iterable(each.result(60) for each in groups), key=place_of)
 
 
 def seeds(one: Sampler) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -13,8 +14,11 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.errors import RunError
+from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.prompts import load_prompts
+from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -80,8 +84,8 @@ def test_rollouts_made_0_steps_ahead_are_those_of_a_synchronous_run(folders, fil
 @pytest.mark.notices(
     "a rollout that is made ahead begins one weight sync too early",
     "rl/schedules.py",
-    "self.version < k - self.depth",
-    "self.version < k - self.depth - 1",
+    "table.version >= table.taken - self.depth",
+    "table.version >= table.taken - self.depth - 1",
 )
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rollout_k_is_written_by_version_k_less_the_depth_whole(folders, depth):
@@ -313,7 +317,7 @@ def run_with_a_wrong_last_probe(world, folder, config) -> str:
 @pytest.mark.notices(
     "the end of a run does not wait for the proof of its last weights",
     "train/loop.py",
-    "            self.settled()\n            for model in self.exported:",
+    "            self.finish_step()\n            for model in self.exported:",
     "            for model in self.exported:",
 )
 def test_a_run_does_not_end_before_its_last_weights_are_proven(ranks, tmp_path):
@@ -330,47 +334,117 @@ def test_a_checkpoint_waits_for_the_probe_of_the_weights_that_write_its_rollouts
     assert not [*tmp_path.glob("checkpoints/*/*")]
 
 
-def threads_of_a_run_that_fails(world, folder, config) -> tuple[list[str], list[str]]:
-    """Run with an engine that keeps its old weights, so that the probe ends the run while the next rollout is written,
-    and return the threads that write rollouts: those that did when the probe began, and those that are left."""
-    answer, probe, ended = plain_run.PlainEngines.answer, plain_run.PlainEngines.score, threading.Event()
-    working = []
+def scored_when_a_run_fails(world, folder, config) -> list[str]:
+    """Run with an engine that keeps its old weights, so that the probe ends the run while the next rollout is scored,
+    and return what has happened when the run is over."""
+    probe, score, begun = plain_run.PlainEngines.score, RolloutBuilder.score, threading.Event()
+    loops, happened = [], []
 
-    def slow(engines, request):
-        if working:
-            ended.wait(0.2)
-        return answer(engines, request)
+    def late(builder, groups):
+        if not loops:
+            return score(builder, groups)
+        begun.set()
+        assert poll_until(lambda: loops[0].error is not None, 300)
+        threading.Event().wait(0.5)
+        happened.append("the scores are there")
+        return score(builder, groups)
 
-    def score(engines, sequences):
+    def failing(engines, sequences):
         if engines.version == 1:
-            working.extend(rollout_threads())
-            asked = len(engines.asked)
-            poll_until(lambda: len(engines.asked) > asked, 300)
+            loops.append(engines.loop)
+            assert begun.wait(300)
+            happened.append("the probe fails")
         return probe(engines, sequences)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_run.PlainEngines, "answer", slow)
-        patch.setattr(plain_run.PlainEngines, "score", score)
+        patch.setattr(RolloutBuilder, "score", late)
+        patch.setattr(plain_run.PlainEngines, "score", failing)
         with pytest.raises(RunError, match="log-probs differ"):
             run(world, folder, config, is_deaf=True)
-        left = rollout_threads()
-        ended.set()
-    return working, left
-
-
-def rollout_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "rollouts"]
+        return [*happened]
 
 
 @pytest.mark.notices(
-    "a run that ends does not wait for the rollout that is being made",
-    "rl/schedules.py",
-    "            self.thread.join(CLOSING_S)\n",
-    "            pass\n",
+    "a run that ends does not wait for the threads of its loop",
+    "rl/pipeline.py",
+    "self.loop.join_threads(CLOSING_S)",
+    "pass",
 )
-def test_a_run_that_ends_early_waits_for_the_rollout_that_is_being_made(ranks, tmp_path):
-    ((working, left),) = ranks(1).call(threads_of_a_run_that_fails, tmp_path, ahead(1, actor__adam__lr=0.05))
-    assert (working, left) == (["rollouts"], [])
+def test_a_run_that_ends_early_waits_for_the_threads_of_its_loop(ranks, tmp_path):
+    (happened,) = ranks(1).call(scored_when_a_run_fails, tmp_path, ahead(1, actor__adam__lr=0.05))
+    assert happened == ["the probe fails", "the scores are there"]
+
+
+# A judge that needs as long for an evaluation as the next rollout takes to be scored.
+JUDGE = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+HELD_OUT = set((HERE / "held_out.txt").read_text().splitlines())
+
+def reward_func(queries, prompts, labels):
+    if prompts[0] not in HELD_OUT:
+        with (HERE / "scored.txt").open("a") as file:
+            file.writelines("x\\n" for _ in queries)
+        return [float(len(query)) for query in queries]
+    with (HERE / "evaluations.txt").open("a") as file:
+        file.write("x\\n")
+    step = lines("evaluations.txt") - 1
+    ends = time.monotonic() + 120
+    while 0 < step < STEPS and lines("scored.txt") < min(4 * (step + 2), 4 * STEPS):
+        assert time.monotonic() < ends, "the next rollout is not scored"
+        time.sleep(0.01)
+    return [1.0] * len(queries)
+
+def lines(name):
+    path = HERE / name
+    return len(path.read_text().splitlines()) if path.exists() else 0
+"""
+
+
+def run_with_a_slow_judge(world, folder, config) -> None:
+    """Run with an engine that begins no rollout before the judge has begun the evaluation before."""
+    generate, asked = plain_run.PlainEngines.generate, []
+
+    async def late(engines, request):
+        if request.sampling.temperature == config.rollout.temperature:
+            asked.append(request)
+            step, judged = (len(asked) - 1) // 4, folder / "evaluations.txt"
+            while step > 1 and not (judged.exists() and len(judged.read_text().splitlines()) >= step):
+                await asyncio.sleep(0.01)
+        return await generate(engines, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "generate", late)
+        run(world, folder / "run", config)
+
+
+@pytest.mark.notices(
+    "an evaluation and rollouts share the processes of rewards",
+    "rl/build.py",
+    "beside = rewards.beside() if",
+    "beside = rewards if",
+)
+def test_a_slow_judge_of_an_evaluation_does_not_hold_up_the_scores_of_rollouts(ranks, tmp_path):
+    flags = EVALUATED | {
+        "eval__temperature": 0.9,
+        "reward__rule": None,
+        "reward__remote_url": str(tmp_path / "judge.py"),
+    }
+    config = small(**flags | {"reward__stop_properly_penalty_coef": None})
+    (tmp_path / "judge.py").write_text(JUDGE.replace("STEPS", str(STEPS)))
+    (tmp_path / "held_out.txt").write_text("\n".join(held_out_prompts(config)))
+    ranks(1).call(run_with_a_slow_judge, tmp_path, config)
+    assert [row["step"] for row in evaluations(tmp_path / "run")] == [*range(STEPS + 1)]
+    assert len(steps(tmp_path / "run")) == STEPS
+
+
+def held_out_prompts(config) -> list[str]:
+    tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, False)
+    assert not {each.text for each in prompts.train} & {each.text for each in prompts.held_out}
+    return [each.text for each in prompts.held_out]
 
 
 @pytest.mark.notices(

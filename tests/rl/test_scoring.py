@@ -188,20 +188,19 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
         score(None, broken[:1])
 
 
-def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):
+def test_failures_of_the_parts_of_a_step_are_counted_together(tokenizer, rewards, tmp_path):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
     scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), tokenizer, rewards, journal)
     groups = [[sample(tokenizer, i, text) for i, text in enumerate("12x456") if i // 2 == group] for group in range(3)]
-    groups[0].append(replace(groups[0][0], sample=0, greedy=True))
     parts = [scorer.score(groups[2], is_part=True), scorer.score([*groups[1], *groups[0]], is_part=True)]
-    whole, metrics = scorer.together(parts, 7)
-    assert whole.rewards.tolist() == [1, 2, 5, 6, 1] and [t.group for t in whole.trajectories] == [0, 0, 2, 2, 0]
-    assert [t.greedy for t in whole.trajectories] == [False] * 4 + [True]
-    assert (metrics["rollout/dropped_groups"], metrics["reward/errors"]) == (1, 1)
+    errors = [metrics["reward/errors"] for _, metrics in parts]
+    assert errors == [0, 1] and [metrics["rollout/dropped_groups"] for _, metrics in parts] == [0, 1]
+    assert [[t.group for t in scored.trajectories] for scored, _ in parts] == [[2, 2], [0, 0]]
+    scorer.check_error_rate(sum(errors), 6)
     with pytest.raises(RunError, match=r"1 of 1 samples have no reward.*max_error_rate=0\.5"):
-        scorer.together(parts, 1)
+        scorer.check_error_rate(sum(errors), 1)
     with pytest.raises(RunError, match=r"none of 2 samples .* no group is left"):
-        scorer.together([scorer.score(groups[1], is_part=True)], 2)
+        scorer.check_error_rate(0, 2, has_rewards=False)
 
 
 @pytest.mark.notices(

@@ -1,33 +1,20 @@
-"""The stream of groups: the bound on staleness, each group once, and how a run continues."""
+"""Runs whose rollouts are a stream of groups: the bound on staleness, each group once, and how a run continues."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-import random
 import shutil
 import threading
-from concurrent.futures import Future
-from contextlib import nullcontext
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import plain_run
 import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
-from given import prompt
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
-from rlhf_suite.python_source import import_file
 from rlhf_suite.rl import build
-from rlhf_suite.rl.filtering import Filters
-from rlhf_suite.rl.rollout import RolloutBuilder
-from rlhf_suite.rl.stream import GroupOrder, Stream, select
+from rlhf_suite.rl.schedules import Stream
 from rlhf_suite.tracking.metrics import read_rows
 
 STEPS = 6
@@ -48,171 +35,6 @@ FILTERED = {
 }
 
 
-class Simulation:
-    """A schedule with random durations, rejections and batch sizes. Weights are synced while the next step trains."""
-
-    def __init__(self, seed: int) -> None:
-        draw = self.draw = random.Random(seed)
-        self.bound, self.share_rejected = draw.randint(0, 4), draw.choice([0, 0.3])
-        self.run_ahead, self.sigma = draw.randint(0, self.bound), draw.uniform(0, 2.5)
-        rows, self.steps = draw.randint(1, 12), draw.randint(1, 12)
-        batches = BatchOrder(rows, draw.randint(1, min(5, rows)), 0)
-        self.order = GroupOrder(batches, self.steps, self.share_rejected > 0)
-        self.begun: dict[int, int] = {}
-        self.ends: dict[int, float] = {}  # of the groups that are running
-        self.finished: list[int] = []
-        self.now, self.next, self.rejected = 0.0, 0, 0
-        self.version, self.sync_end = 0, math.inf
-
-    def run(self) -> list[int]:
-        """Return the age of each group when it was trained."""
-        trained, ages = [], []
-        for step in range(self.steps):
-            chosen = self.chosen(step)
-            assert len(chosen) == self.order.before(step + 1) - self.order.before(step)
-            trained += chosen
-            ages += [step - self.begun.pop(index) for index in chosen]
-            self.finished = [index for index in self.finished if index not in chosen]
-            self.now += self.draw.lognormvariate(0, 1)
-            while self.first_end <= self.now or self.version < step:
-                self.next_event()
-            self.sync_end = self.now + self.draw.lognormvariate(-1, 1)
-        assert len(trained) == len({*trained})
-        assert self.next == len(trained) + self.rejected + len(self.begun)
-        assert max(ages) <= self.bound
-        if self.bound == 0 and not self.share_rejected:
-            assert sorted(trained) == [*range(self.order.before(self.steps))]
-        return ages
-
-    def chosen(self, step: int) -> list[int]:
-        while True:
-            self.begin_groups()
-            found = select(self.begun, self.finished, step, self.order.before, self.bound)
-            if found is not None:
-                return found
-            self.next_event()
-
-    def begin_groups(self) -> None:
-        while self.next - self.rejected < self.order.before(self.version + self.run_ahead + 1):
-            self.begun[self.next] = self.version
-            self.ends[self.next] = self.now + self.draw.lognormvariate(0, self.sigma)
-            self.next += 1
-
-    @property
-    def first_end(self) -> float:
-        return min([self.sync_end, *self.ends.values()])
-
-    def next_event(self) -> None:
-        assert self.first_end < math.inf, "nothing is under way, and a batch cannot be selected"
-        if self.sync_end == self.first_end:
-            self.now = max(self.now, self.sync_end)
-            self.version, self.sync_end = self.version + 1, math.inf
-        else:
-            self.end_first()
-        self.begin_groups()
-
-    def end_first(self) -> None:
-        index = min(self.ends, key=self.ends.__getitem__)
-        self.now = max(self.now, self.ends.pop(index))
-        if self.draw.random() < self.share_rejected:
-            self.rejected += 1
-            del self.begun[index]
-        else:
-            self.finished.append(index)
-
-
-@pytest.mark.notices(
-    "a group may become one step older than the bound",
-    "rl/stream.py",
-    "if version + bound <= due",
-    "if version + bound < due",
-)
-def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules(record_property):
-    ages = [age for seed in range(3000) for age in Simulation(seed).run()]
-    record_property("groups in 3,000 random schedules", len(ages))
-    assert max(ages) == 4 and 0 in ages
-
-
-@pytest.mark.notices(
-    "a group that begins while weights are synced counts as one of the new weights",
-    "rl/stream.py",
-    "self.begun[index] = self.version",
-    "self.begun[index] = self.step",
-)
-def test_a_group_that_begins_while_weights_are_synced_has_the_version_before(tmp_path):
-    builder = MagicMock()
-    builder.algo.prompt_filter, builder.rounds_order.batch_size = None, 1
-    builder.filters.chosen.return_value = [0]
-    stream = Stream(builder, GroupOrder(BatchOrder(100, 2, 0), 10, False), 2, 1, tmp_path)
-    stream.begin(0)
-    assert stream.begun == dict.fromkeys(range(4), 0)
-    stream.allow_sync(1)
-    with stream.changed:
-        stream.reject(0, "no good")
-        stream.dispatch()
-    assert stream.begun == dict.fromkeys(range(1, 5), 0), "one begins in its place, and no other one"
-    stream.synced(1)
-    stream.close()
-    assert stream.begun == dict.fromkeys(range(1, 5), 0) | {5: 1, 6: 1}
-
-
-ASKED = """
-def ends_of_a_round(candidates, generator):
-    asked.append(len(candidates))
-    return [0, len(candidates) - 1]
-
-asked = []
-"""
-
-
-def filtered_stream(folder, file) -> Stream:
-    """A stream of one group a step, which asks a filter of the user's about rounds of four prompts."""
-    prompts = [prompt(i) for i in range(100)]
-    filters = Filters(AlgoConfig(prompt_filter=f"{file}:ends_of_a_round"), prompts, 0)
-    sampler = SimpleNamespace(start=lambda *group: Future())
-    journal = SimpleNamespace(warn=print, phase=nullcontext, background=nullcontext, counted=None)
-    config, order = RolloutConfig(batch_size=1, vllm_generate_batch_size=4), BatchOrder(100, 1, 0)
-    builder = RolloutBuilder(filters, config, order, sampler, None, None, journal, prompts)
-    builder.phase = lambda *names: nullcontext()
-    return Stream(builder, GroupOrder(order, 10, True), 0, 0, folder)
-
-
-@pytest.mark.notices(
-    "a resumed stream forgets the round of the prompt filter",
-    "rl/stream.py",
-    'state.get("skipped", 0), state.get("round_end", 0)',
-    "0, 0",
-)
-@pytest.mark.notices(
-    "a resumed stream forgets what the prompt filter chose", "rl/stream.py", '{*state.get("chosen", ())}', "set()"
-)
-def test_a_continued_stream_goes_on_with_the_round_of_which_the_prompt_filter_has_spoken(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text(ASKED)
-    first, again = filtered_stream(tmp_path, file), filtered_stream(tmp_path, file)
-    first.begin(0)
-    first.save(tmp_path)
-    first.close()
-    again.load(tmp_path)
-    again.begin(0)
-    assert first.begun == again.begun == {0: 0}
-    with again.changed:
-        again.reject(0, "no good")
-        again.dispatch()
-    again.close()
-    assert again.begun == {3: 0}, "1 and 2 were not chosen"
-    assert import_file(file).asked == [4], "the filter is not asked about a round twice"
-
-
-@pytest.mark.parametrize("rows", [4, 5])
-def test_groups_come_in_the_order_of_a_synchronous_run(rows):
-    order = BatchOrder(rows, 2, 3)
-    groups = GroupOrder(order, 7, whole_batches=False)
-    for step in range(7):
-        found = [groups.prompt(index) for index in range(groups.before(step), groups.before(step + 1))]
-        assert found == [(prompt, step) for prompt in order.indices(step)]
-
-
 def rollout(folder, step):
     return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
 
@@ -231,9 +53,8 @@ def whole(ranks, tmp_path_factory):
 def streamed_run(world, folder, config) -> None:
     """Run as a stream whose groups are trained by the step in which they begin; a run would be synchronous then."""
 
-    def make(config, plan, builder, steps, folder) -> Stream:
-        builder.phase = builder.background
-        return Stream(builder, GroupOrder(builder.order, steps, config.algo.filters), 0, 0, folder)
+    def make(config, plan, scorer, steps) -> Stream:
+        return Stream(0, 0, config.algo.dynamic_filtering_max_rounds * config.rollout.batch_size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "make_schedule", make)
@@ -251,9 +72,9 @@ ONE_GROUP = FILTERED | {
 
 @pytest.mark.notices(
     "a group of a stream draws other random numbers than in a synchronous run",
-    "rl/stream.py",
-    "self.builder.sampler.start(index, self.builder.prompts[prompt], stream)",
-    "self.builder.sampler.start(index, self.builder.prompts[prompt], index)",
+    "rl/rollout_tasks.py",
+    "self.sampler.start(group.index, prompt, group.stream)",
+    "self.sampler.start(group.index, prompt, group.index)",
 )
 @pytest.mark.parametrize(("steps", "more"), [(STEPS, {}), (8, ONE_GROUP)], ids=["all groups", "filtered"])
 def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path, steps, more):
@@ -318,7 +139,7 @@ def test_a_run_that_was_stopped_makes_the_groups_that_were_running_again(ranks, 
     for later in (*(again / "checkpoints").glob("step_*"), again / "model"):
         if later.name > f"step_{step:06d}" or later.name == "model":
             shutil.rmtree(later)
-    state = json.loads((again / f"checkpoints/step_{step:06d}/samples/stream.json").read_text())
+    state = json.loads((again / f"checkpoints/step_{step:06d}/samples/slots.json").read_text())
     ranks(1).call(run, again, small(**FLAGS))
     assert_sound(again)
     first = {(s["prompt_index"], s["sample"]): s["ids"] for k in range(step) for s in rollout(whole, k + 1)}
@@ -338,8 +159,8 @@ def test_rejected_groups_are_on_record_and_others_take_their_place(ranks, tmp_pa
 
 @pytest.mark.notices(
     "a continued stream keeps the record of groups that it makes again",
-    "rl/stream.py",
-    "lines[: self.rejected]",
+    "rl/rollout_tasks.py",
+    "lines[: self.table.num_rejected]",
     "lines",
 )
 def test_a_continued_run_lists_each_rejected_group_once(ranks, tmp_path):
@@ -348,11 +169,11 @@ def test_a_continued_run_lists_each_rejected_group_once(ranks, tmp_path):
     for later in (*(again / "checkpoints").glob("step_*"), again / "model"):
         if later.name > "step_000002" or later.name == "model":
             shutil.rmtree(later)
-    state = json.loads((again / "checkpoints/step_000002/samples/stream.json").read_text())
-    assert len(rejections(again)) > state["rejected"]
+    state = json.loads((again / "checkpoints/step_000002/samples/slots.json").read_text())
+    assert len(rejections(again)) > state["num_rejected"]
     ranks(1).call(run, again, words)
     groups = [row["group"] for row in rejections(again)]
-    assert len(groups) == len({*groups}) > state["rejected"]
+    assert len(groups) == len({*groups}) > state["num_rejected"]
 
 
 def test_no_thread_of_a_run_that_ended_early_is_left(ranks, tmp_path):
@@ -425,9 +246,9 @@ def steps():
 
 @pytest.mark.notices(
     "a wait for a late group is one for a batch",
-    "rl/stream.py",
-    'why = "deadline" if len(self.finished) >= size else "batch"',
-    'why = "batch"',
+    "rl/schedules.py",
+    'return "waiting_for_deadline" if len(table.ready) >= self.size(table) else "waiting_for_batch"',
+    'return "waiting_for_batch"',
 )
 def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path, record_property):
     file = tmp_path / "late.py"
@@ -523,8 +344,8 @@ def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:
 @pytest.mark.notices(
     "a step waits for ever for groups of weights that do not arrive",
     "rl/engine_update.py",
-    "                self.rollouts.fail(error)\n",
-    "",
+    "self.beside.task(",
+    "self.beside.start(",
 )
 def test_a_step_that_waits_for_groups_ends_when_the_weights_do_not_arrive(ranks, tmp_path):
     (said,) = ranks(1).call(said_by_a_run_whose_engine_hangs, tmp_path, small(**FLAGS))

@@ -11,7 +11,8 @@ from statistics import fmean
 import pytest
 
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.stream import GroupOrder, select
+from rlhf_suite.rl.schedules import select
+from rlhf_suite.rl.slots import GroupOrder
 
 SIZE, STEPS, BOUND, RUN_AHEAD, SIGMA = 16, 125, 4, 1, 1.5
 SLOTS = (RUN_AHEAD + 1) * SIZE  # groups that run at once
@@ -54,7 +55,8 @@ class Groups:
 def streamed(seed: int) -> float:
     """The rule of a run."""
     groups, trained = Groups(seed), list[int]()
-    order = GroupOrder(BatchOrder(SIZE * STEPS, SIZE, 0), 2 * STEPS, whole_batches=False)  # a run that goes on
+    batches = BatchOrder(SIZE * STEPS, SIZE, 0)
+    order = GroupOrder(batches, batches, 2 * STEPS, whole_batches=False)  # a run that goes on
     while groups.step < STEPS:
         while len(groups.durations) < order.before(groups.step + RUN_AHEAD + 1):
             groups.begin()
@@ -86,7 +88,7 @@ def dropped(seed: int) -> float:
 
 @pytest.mark.notices(
     "a step does not wait for a group that must not get older",
-    "rl/stream.py",
+    "rl/schedules.py",
     "            if short > len(ready):\n                return None\n",
     "",
 )

@@ -149,8 +149,8 @@ def test_an_interval_of_evaluations_ends_with_the_last_step(fit):
 @pytest.mark.notices(
     "a checkpoint has the number of the step before",
     "train/loop.py",
-    "self.saver.save_if_due(step + 1, evaluation, self.settled)",
-    "self.saver.save_if_due(step, evaluation, self.settled)",
+    "self.saver.save_if_due(step + 1, evaluation, self.finish_step)",
+    "self.saver.save_if_due(step, evaluation, self.finish_step)",
 )
 def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
     fit(save_steps=3, best_metric_key="none")

@@ -31,6 +31,21 @@ class BatchOrder:
         """Return the epoch (from 0) of a step (from 0)."""
         return step // self.steps_per_epoch
 
+    def number(self, place: int) -> int:
+        """Return the batch that has the row at a place of the whole order (from 0)."""
+        epoch, row = divmod(place, self.num_rows)
+        return epoch * self.steps_per_epoch + row // self.batch_size
+
+    def row(self, place: int) -> int:
+        """Return the number of the row at a place of the whole order."""
+        epoch, row = divmod(place, self.num_rows)
+        return int(_shuffle(self.num_rows, self.seed, epoch)[row])
+
+    def rows_before(self, number: int) -> int:
+        """Return how many rows the batches before a batch have."""
+        epoch, batch = divmod(number, self.steps_per_epoch)
+        return epoch * self.num_rows + min(batch * self.batch_size, self.num_rows)
+
     def indices(self, step: int) -> list[int]:
         """Return the row numbers of a step (from 0), for all ranks together."""
         assert step >= 0, "steps count from 0"

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and the watch over coroutines that block it."""
+"""An event loop in a thread of its own, the threads that it owns, and the watch over coroutines that block it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlhf_suite.errors import UserError
+from rlhf_suite.background import in_background
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import is_of_user
 from rlhf_suite.tracking.console import show_line
 
@@ -35,7 +36,8 @@ class LoopThread:
         self.thread.start()
         self.open: set[Future[Any]] = set()  # for which somebody may wait
         self.ending: list[asyncio.Task[None]] = []  # the event loop itself keeps only weak references
-        self.error: Exception | None = None  # why nothing more is done: a coroutine blocks the loop, or the run ends
+        self.blocked: set[Future[Any]] = set()  # what `blocking` has under way
+        self.error: BaseException | None = None  # why nothing more is done: a task failed, or the run ends
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine. May be called on any thread. The future fails if a coroutine blocks the loop."""
@@ -58,6 +60,31 @@ class LoopThread:
         if self.error is not None:
             self.fail(self.error)
         return result
+
+    def task(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a task of the run. May be called on any thread. If it fails, so does all that was started."""
+
+        def look(done: Future[T]) -> None:
+            if self.error is None and not done.cancelled() and (error := done.exception()) is not None:
+                self.fail(error)
+
+        result = self.start(work)
+        result.add_done_callback(look)
+        return result
+
+    async def blocking(self, name: str, work: Callable[[], T]) -> T:
+        """Do work that blocks in a thread `name` of its own, and return what it returns."""
+        future = in_background(name, work)
+        self.blocked.add(future)
+        future.add_done_callback(self.blocked.discard)
+        try:
+            return await asyncio.wrap_future(future)
+        except (KeyboardInterrupt, SystemExit) as error:  # they would end the loop, and nobody would hear why
+            raise RunError(f"the thread {name} was ended by {error!r}") from error
+
+    def join_threads(self, limit_s: float) -> None:
+        """Wait for what `blocking` has under way."""
+        wait([*self.blocked], limit_s)
 
     def watch(self, limit_s: float, flag: str) -> None:
         """From now on, name a coroutine that blocks the loop, and fail all that was started if one does so for
@@ -98,7 +125,7 @@ class LoopThread:
         call = ([call for call in calls if is_of_user(Path(call.filename))] or calls)[-1]
         return f"{call.filename}:{call.name}", f"{Path(call.filename).name}:{call.lineno} ({call.name})"
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Raise `error` in everyone who waits for a coroutine of this loop, now and later."""
         self.error = self.error or error
         for each in [*self.open]:

@@ -57,8 +57,8 @@ class NamedSource:
 class Rewards:
     """All sources of `config`, added up. What reward code prints goes to `log`.
 
-    Threads may call `score` at the same time: an evaluation, and rollouts that are made ahead of training. One call
-    waits for the other, since a source has one process, or ranks that must get their calls in the same order.
+    Threads may call `score` at the same time, but one call waits for the other, since a source has one process. Who
+    must not wait scores with sources of its own (`beside`).
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Rewards:
             UserError: a source cannot be used.
         """
         self.lock, self.is_closed = threading.Lock(), False
+        self.opened_with = config, log, models, process
         self.trained = find_trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
@@ -93,6 +94,13 @@ class Rewards:
     def reads_text_alone(self) -> bool:
         """Whether no source is a model of the run."""
         return not any(source.config.process or source.config.model_name_or_path for source in self.sources)
+
+    def beside(self) -> Rewards:
+        """Open the sources of text once more, for an evaluation that rollouts do not wait for. The models of the run
+        are the same. What is returned is closed with these sources."""
+        again = Rewards(*self.opened_with)
+        self.stack.callback(again.close)
+        return again
 
     def close(self) -> None:
         """Close all sources. A call that is under way ends soon, with an error."""

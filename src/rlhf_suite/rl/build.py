@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
+from rlhf_suite.config.plan import ACTOR, CRITIC, Plan, makes_rollouts_ahead
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
@@ -32,11 +32,12 @@ from rlhf_suite.rl.prompts import Prompts
 from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.rollout_file import SampleFiles
+from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
-from rlhf_suite.rl.schedules import Ahead, Schedule, Synchronous
+from rlhf_suite.rl.schedules import Ahead, Rest, Schedule, Stream, WithTheStep
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.stream import GroupOrder, Stream
+from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.serving.chat_server import ChatServer
@@ -64,7 +65,7 @@ class RunData:
 class Sampling:
     """Where the samples of a run come from, and who follows the weights that they teach."""
 
-    rollouts: Schedule
+    rollouts: Rollouts | Replay
     weights: WeightSync | NoEngines
     evaluator: Evaluator | None
     steps: int  # of the run
@@ -82,10 +83,11 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     """Build the pipeline of a run whose actors are up, and connect the trainer with the engines."""
     credit, files = CreditAssigner(config.algo), SampleFiles()
     if actors.engines is None:
-        limit, sampling = math.inf, replayed(config, data)
+        limit, sampling = math.inf, build_replay(config, data)
     else:
         limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
-        sampling = sampled(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
+        sampling = build_sampling(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
+    loop = None if actors.engines is None else actors.engines.loop
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
@@ -105,7 +107,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        engines=EngineUpdate(sampling.weights, sampling.rollouts, journal, overlaps=plan.overlaps_sync),
+        engines=EngineUpdate(sampling.weights, sampling.rollouts, journal, loop if plan.overlaps_sync else None),
+        loop=loop,
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
         rewards=rewards,
@@ -115,7 +118,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     )
 
 
-def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
+def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes through
     config: PPORun,
     plan: Plan,
     folder: RunFolder,
@@ -130,24 +133,28 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     """Return the parts of a run that samples from its engines."""
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
+    episodes = make_watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
     sampler = make_sampler(config, data, engines, stop_ids, episodes)
-    scorer = Scorer(config.reward, tokenizer, rewards, journal, config.agent)
+    beside = rewards.beside() if plan.overlaps_evaluation and prompts.held_out and rewards is not None else rewards
+    scorer, held_out_scorer = (
+        Scorer(config.reward, tokenizer, sources, journal, config.agent) for sources in (rewards, beside)
+    )
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
-    parts = (order, sampler, scorer, shaper, journal, prompts.train)
     filters = Filters(config.algo, prompts.train, config.train.seed)
-    builder = RolloutBuilder(filters, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
+    builder = RolloutBuilder(filters, scorer, shaper, journal)
+    schedule, groups = make_schedule(config, plan, scorer, steps), make_order(config, order, steps)
+    is_beside = plan.rollouts_ahead > 0
     return Sampling(
-        make_schedule(config, plan, builder, steps, folder.rollouts),
-        connected_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
-        Evaluator(config.eval, prompts.held_out, sampler, scorer, folder.evaluations, files)
+        Rollouts(schedule, groups, builder, sampler, engines.loop, journal, folder.rollouts, is_beside),
+        connect_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
+        Evaluator(config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, files)
         if prompts.held_out
         else None,
         steps,
     )
 
 
-def replayed(config: PPORun, data: RunData) -> Sampling:
+def build_replay(config: PPORun, data: RunData) -> Sampling:
     """Return the parts of a run that trains on the rollouts of another one. Its schedules of learning rates are those
     of a whole run, also where fewer rollouts were recorded."""
     assert config.rollout.replay is not None
@@ -155,7 +162,7 @@ def replayed(config: PPORun, data: RunData) -> Sampling:
     return Sampling(rollouts, NoEngines(), None, min(rollouts.steps, total_steps(data.order, config.train)))
 
 
-def watched_episodes(
+def make_watched_episodes(
     config: PPORun,
     engines: EnginePool,
     workers: EpisodeWorkers | None,
@@ -176,15 +183,26 @@ def watched_episodes(
     return episodes
 
 
-def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: int, folder: Path) -> Schedule:
+def make_schedule(config: PPORun, plan: Plan, scorer: Scorer, steps: int) -> Schedule:
     """Return what says when rollouts are made: with their steps, ahead of them, or as a stream of groups."""
-    if plan.rollouts_ahead == 0:
-        return Synchronous(builder)
-    if not config.train.partial_rollout_enable:
-        return Ahead(builder, plan.rollouts_ahead, steps)
-    order = GroupOrder(builder.order, steps, config.algo.filters)
-    pauses = not config.train.async_enable
-    return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder, pauses)
+    train, size, max_rounds = config.train, config.rollout.batch_size, config.algo.dynamic_filtering_max_rounds
+    if plan.rollouts_ahead and train.partial_rollout_enable:
+        rests = Rest.NEVER if train.async_enable else Rest.WHILE_TRAINING
+        return Stream(plan.rollouts_ahead, train.async_run_ahead, max_rounds * size, rests)
+    rounds = max_rounds if config.algo.filters else 1
+    whole = not scorer.reads_text_alone  # a reward model of the run may share its devices with the engines
+    if plan.rollouts_ahead:
+        return Ahead(size, rounds, config.algo.filters, Rest.NEVER, whole, plan.rollouts_ahead, steps)
+    rests = Rest.AFTER_ROUNDS if config.vllm.enable_sleep else Rest.NEVER
+    return WithTheStep(size, rounds, config.algo.filters, rests, whole)
+
+
+def make_order(config: PPORun, order: BatchOrder, steps: int) -> GroupOrder:
+    """Return the order of groups: that of the batches, or with filters that of rounds of candidates."""
+    is_stream = config.train.partial_rollout_enable and makes_rollouts_ahead(config.train)
+    size = config.rollout.vllm_generate_batch_size if config.algo.filters else None
+    rounds = replace(order, batch_size=size or order.batch_size)
+    return GroupOrder(order, rounds, steps, whole_batches=config.algo.filters, stream_by_round=not is_stream)
 
 
 def make_sampler(
@@ -208,7 +226,7 @@ def make_sampler(
     )
 
 
-def connected_weight_sync(
+def connect_weight_sync(
     config: PPORun,
     plan: Plan,
     policy: PolicyGroup,
@@ -240,7 +258,7 @@ def make_saver(
     actors: Actors,
     prompts: Prompts,
     credit: CreditAssigner,
-    rollouts: Schedule,
+    rollouts: Rollouts | Replay,
 ) -> Saver:
     """Return what writes and reads the checkpoints of a run, and writes its models at the end."""
     trained: dict[str, TrainedGroup] = {ACTOR: actors.policy}

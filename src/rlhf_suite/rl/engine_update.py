@@ -9,13 +9,13 @@ nothing is saved that weights wrote which are not proven.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
-from rlhf_suite.background import in_background
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.rl.replay import NoEngines
-from rlhf_suite.rl.schedules import CLOSING_S, Schedule
+from rlhf_suite.launch.loop_thread import LoopThread
+from rlhf_suite.rl.replay import NoEngines, Replay
+from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.waits import result
@@ -25,12 +25,17 @@ Measured = Callable[[str], AbstractContextManager[None]]
 
 
 class EngineUpdate:
-    """Brings weights to the engines and tells the schedule. `overlaps`: while the next step trains."""
+    """Brings weights to the engines and tells those who make rollouts. `beside`: the loop whose tasks do it while the
+    next step trains; None: the next step waits for it."""
 
     def __init__(
-        self, weights: WeightSync | NoEngines, rollouts: Schedule, journal: Journal, overlaps: bool = False
+        self,
+        weights: WeightSync | NoEngines,
+        rollouts: Rollouts | Replay,
+        journal: Journal,
+        beside: LoopThread | None = None,
     ) -> None:
-        self.weights, self.rollouts, self.journal, self.overlaps = weights, rollouts, journal, overlaps
+        self.weights, self.rollouts, self.journal, self.beside = weights, rollouts, journal, beside
         self.version = 0  # of the weights that are under way
         self.outcome: Future[dict[str, float]] | None = None
 
@@ -45,7 +50,7 @@ class EngineUpdate:
         """Bring the weights `version` to the engines and prove it with sequences of `batch`; return the metrics, unless
         the next step trains meanwhile: then `finish` has them."""
         assert self.outcome is None, "the weights before are under way"
-        if not self.overlaps:
+        if self.beside is None:
             return self.update(version, batch, self.journal.phase)
         queued: Future[None] = Future()
 
@@ -53,12 +58,11 @@ class EngineUpdate:
             try:
                 return self.update(version, batch, self.journal.background, lambda: queued.set_result(None))
             except BaseException as error:
-                self.rollouts.fail(error)
                 if not queued.done():
                     queued.set_exception(error)
                 raise
 
-        self.version, self.outcome = version, in_background(THREAD, work)
+        self.version, self.outcome = version, self.beside.task(self.beside.blocking(THREAD, work))
         result(queued, f"the policy to be asked for the weights {version}", THREAD)
         return {}
 
@@ -80,7 +84,5 @@ class EngineUpdate:
         return result(outcome, f"the sync of the weights {self.version}", THREAD)
 
     def close(self) -> None:
-        """Take note that the run ends, and wait for the thread that brings weights."""
+        """Take note that the run ends. The engines answer nothing any more."""
         self.weights.close()
-        if self.outcome is not None:
-            wait([self.outcome], CLOSING_S)

@@ -9,8 +9,10 @@ record of scores is in checkpoints, so a continued run filters as if nothing had
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import group_filter, prompt_filter
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.waits import in_thread, runs, waiting
 
 HISTORY = "history.json"
 PROMPTS = 2  # a stream of random numbers beside those of training and evaluation
@@ -38,9 +41,13 @@ class History:
     def add(self, prompt: int, scores: Scores) -> None:
         self.scores.setdefault(prompt, []).append(scores)
 
+    def of(self, prompts: Iterable[int]) -> History:
+        """Return the part of the history that is of some prompts, which does not change with this one."""
+        return History({prompt: [*self.scores[prompt]] for prompt in prompts if prompt in self.scores})
+
     def copy(self) -> History:
         """Return a history that does not change with this one."""
-        return History({prompt: [*groups] for prompt, groups in self.scores.items()})
+        return self.of(self.scores)
 
     def save(self, folder: Path) -> None:
         """Write the history into the folder of a checkpoint, if there is any."""
@@ -70,7 +77,7 @@ class Filters:
         self.of_groups = None if algo.group_filter is None else group_filter.load(algo.group_filter)
         self.of_prompts = None if algo.prompt_filter is None else prompt_filter.load(algo.prompt_filter)
 
-    def chosen(self, indices: Sequence[int], history: History, number: int) -> list[int]:
+    def choose(self, indices: Sequence[int], history: History, number: int) -> list[int]:
         """Return the places of the candidates that are sampled, of the prompts `indices` of the round `number`.
 
         Raises:
@@ -81,7 +88,7 @@ class Filters:
         candidates = [Candidate(self.prompts[index], history.scores.get(index, [])) for index in indices]
         generator = np.random.Generator(np.random.PCG64([self.seed, PROMPTS, number]))
         flag = f"algo.prompt_filter={self.algo.prompt_filter}"
-        found = called(flag, self.of_prompts, candidates, generator)
+        found = call(flag, self.of_prompts, candidates, generator)
         try:
             places = sorted({int(place) for place in found})
         except (TypeError, ValueError):
@@ -93,7 +100,7 @@ class Filters:
     def observe(self, group: ScoredTrajectories, history: History) -> None:
         """Take note of the scores of a group, if the filter of prompts reads them."""
         if self.of_prompts is not None:
-            history.add(group.trajectories[0].prompt.index, scores_of(sampled(group)))
+            history.add(group.trajectories[0].prompt.index, scores_of(sampled_episodes(group)))
 
     def objection(self, group: ScoredTrajectories) -> Objection | None:
         """Return why a group is not trained on, by the samples of it that would be; None for one that is.
@@ -101,7 +108,7 @@ class Filters:
         Raises:
             UserError: the user's function raised an error, or returned neither a reason nor None.
         """
-        trained = sampled(group)
+        trained = sampled_episodes(group)
         scores = scores_of(trained)
         if self.algo.dynamic_filtering_enable:
             low, high = self.algo.dynamic_filtering_range
@@ -110,7 +117,7 @@ class Filters:
         if self.of_groups is None:
             return None
         flag = f"algo.group_filter={self.algo.group_filter}"
-        reason = called(flag, self.of_groups, trained)
+        reason = call(flag, self.of_groups, trained)
         if reason is None:
             return None
         if not isinstance(reason, str) or not reason.strip():
@@ -126,7 +133,7 @@ class Objection:
     metric: str | None = None
 
 
-def sampled(group: ScoredTrajectories) -> ScoredTrajectories:
+def sampled_episodes(group: ScoredTrajectories) -> ScoredTrajectories:
     """Return one row for each episode of a group, without the greedy response."""
     episodes = group.episodes()
     return episodes.take([place for place, t in enumerate(episodes.trajectories) if not t.greedy])
@@ -136,9 +143,10 @@ def scores_of(group: ScoredTrajectories) -> Scores:
     return [float(score) for score in group.scores]
 
 
-def called(flag: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call(flag: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a user's function says; an error in it names the flag."""
     try:
-        return function(*arguments)
+        with waiting(flag), runs(partial(in_thread, threading.get_ident())):
+            return function(*arguments)
     except Exception as error:
         raise UserError(f"{flag} raised {type(error).__name__}: {error}") from error

@@ -3,11 +3,15 @@
 roll out (sample, score, filter, shape) -> make experience -> assign credit -> update -> sync weights -> log; then
 evaluate and save, as every training run does (`train.loop`). Every step is a call of one module beside this file and
 returns its metrics.
+
+An asynchronous run is the same story. Only what happens between the calls differs: tasks beside this thread
+(`rl/rollout_tasks.py`) have begun the rollout earlier, weights reach the engines while the next step trains
+(`rl/engine_update.py`), and so may an evaluation of them go on. docs/design.md lists all tasks and threads.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,36 +20,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import masked
-from rlhf_suite.background import in_background
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.replay import Replay
 from rlhf_suite.rl.rollout_file import SampleFiles, forget_after, write_rollouts
-from rlhf_suite.rl.schedules import CLOSING_S, Schedule
+from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.loop import TrainingLoop
 from rlhf_suite.waits import result
 
 EVALUATION = "evaluation"  # the thread of one
+CLOSING_S = 10.0  # how long the end of a run waits for threads: engines and rewards answer nothing by then
 
 
 @dataclass(kw_only=True)
 class Pipeline(TrainingLoop):
     """The parts of a run, put together by build.py, and what its loop does with them."""
 
-    rollouts: Schedule  # prompts -> trajectories, by the engines -> rewards, filtered and shaped
+    rollouts: Rollouts | Replay  # prompts -> trajectories, by the engines -> rewards, filtered and shaped
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
     engines: EngineUpdate  # weights -> engines, attested
     evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
+    loop: LoopThread | None  # of what goes on beside the steps; None: there are no engines
     overlaps_evaluation: bool  # whether the next step trains meanwhile
     rewards: Rewards | None  # None: nobody scores
     files: SampleFiles  # of rollouts and evaluations, written while the run goes on
@@ -59,14 +66,14 @@ class Pipeline(TrainingLoop):
             self.close()
 
     def close(self) -> None:
-        """End what is under way, in whatever thread. Engines and rewards come first, since the others wait for them."""
+        """End what is under way: rewards and engines first, and with these all tasks of the loop; then the threads of
+        the loop, which wait for one of them."""
         if self.rewards is not None:
             self.rewards.close()
         self.engines.close()
-        self.rollouts.close()
         self.files.close()
-        if self.under_evaluation is not None:
-            wait([self.under_evaluation[1]], CLOSING_S)
+        if self.loop is not None:
+            self.loop.join_threads(CLOSING_S)
         with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
             self.journal.timeline.close(self.journal.folder.timeline)
 
@@ -86,7 +93,7 @@ class Pipeline(TrainingLoop):
         with journal.phase("ppo_train", "trainer"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
             self.credit.adapt(credit_metrics, experience.num_episodes)
-        if self.engines.overlaps:
+        if self.engines.beside is not None:
             with journal.phase("waiting_for_sync"):
                 self.finish_sync()
             with journal.phase("waiting_for_evaluation"):
@@ -100,7 +107,7 @@ class Pipeline(TrainingLoop):
         self.log(step + 1, metrics)
         self.files.write(partial(write_rollouts, journal.folder.rollouts, step + 1, scored, experience))
 
-    def settled(self) -> dict[str, float]:
+    def finish_step(self) -> dict[str, float]:
         """Wait until the engines have the weights of the newest step and have evaluated them, and its files are
         written; return its metrics."""
         self.finish_sync()
@@ -127,18 +134,15 @@ class Pipeline(TrainingLoop):
         that step reach the engines after it."""
         if not (self.overlaps_evaluation and self.is_evaluated(step) and 0 < step < self.total_steps):
             return super().evaluate(step)
-        self.settled()
-        self.under_evaluation = step, in_background(EVALUATION, partial(self.measure_beside, step))
+        self.finish_step()
+        assert self.loop is not None
+        self.under_evaluation = step, self.loop.task(self.loop.blocking(EVALUATION, partial(self.measure_beside, step)))
         return {}
 
     def measure_beside(self, step: int) -> dict[str, float]:
-        """Evaluate while the next step trains. That step does not wait for rollouts if this fails."""
+        """Evaluate while the next step trains."""
         with self.journal.background("evaluation", "evaluation"):
-            try:
-                return self.measure(step)
-            except BaseException as error:
-                self.rollouts.fail(error)
-                raise
+            return self.measure(step)
 
     @property
     def steps_between_evaluations(self) -> int:

@@ -14,12 +14,11 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_table
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.schedules import WithTheStep
 from rlhf_suite.tracking.run_folder import samples_file
 
 
-class Replay(WithTheStep):
-    """A schedule whose rollouts are those in a folder."""
+class Replay:
+    """The rollouts in a folder, each read when its step begins."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,10 +31,19 @@ class Replay(WithTheStep):
             count += 1
         return count
 
+    def begin(self, step: int) -> None:
+        pass
+
     def take(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the recorded rollout of a step (0-based), with its shaped rewards, and metrics of its samples."""
         scored = read_table(samples_file(self.folder, step + 1))
         return scored, sample_metrics(scored)
+
+    def allow_sync(self, version: int) -> None:
+        pass
+
+    def synced(self, version: int) -> None:
+        pass
 
     def save(self, folder: Path) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -24,11 +25,13 @@ class RewardModelSource:
 
     def __init__(self, group: RewardGroup, constants: tuple[float, float] | None) -> None:
         self.group, self.constants = group, constants
+        self.lock = threading.Lock()  # all ranks must get their calls in the same order
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample; the ranks of the model share the work."""
         unique, places = once(samples, lambda sample: bytes(np.asarray(sample.ids, np.int64)))
-        found = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
+        with self.lock:
+            found = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
         rewards = found if self.constants is None else normalize_scores(found, *self.constants)
         return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
 
@@ -42,13 +45,15 @@ class ProcessRewardSource:
 
     def __init__(self, group: ProcessRewardGroup, encoder: SolutionEncoder, aggregate: str) -> None:
         self.group, self.encoder, self.aggregate = group, encoder, aggregate
+        self.lock = threading.Lock()  # all ranks must get their calls in the same order
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample, with the scores of its steps; the ranks of the model share the work."""
         unique, places = once(samples, lambda sample: (sample.prompt, sample.response))
         examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in unique]
         batch = collate(examples, TokenBatch)
-        found = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
+        with self.lock:
+            found = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
         steps = split_step_scores(batch, found, [example.truncated for example in examples])
         outcomes = [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
         return [outcomes[place] for place in places]

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -49,14 +48,6 @@ class Sampler:
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
-    def sample_rollout(self, prompts: Sequence[Prompt], stream: int, ended: Ended[Any]) -> Iterator[list[Trajectory]]:
-        """Yield the samples of each of the prompts, in the order in which they are complete:
-        rollout.n_samples_per_prompt of a prompt, and a greedy one if it is needed. `ended` may watch other work."""
-        for samples in [self.start(group, prompt, stream) for group, prompt in enumerate(prompts)]:
-            ended.add(samples)
-        yield from ended.results(len(prompts))
-        self.sleep()
-
     def start(self, group: int, prompt: Prompt, stream: int) -> Future[list[Trajectory]]:
         """Start the samples of a prompt that the run trains on, and a greedy one if the estimator needs it."""
         settings = self.settings(self.config.temperature)
@@ -64,11 +55,6 @@ class Sampler:
         if self.adds_greedy:
             plan += [(replace(t, greedy=True), self.settings(0.0)) for t in new_ledgers(prompt, group, 1)]
         return self.engines.start(self.write(plan, (TRAINING, stream)))
-
-    def sleep(self) -> None:
-        """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
-        if self.sleeps:
-            self.pause()
 
     def pause(self) -> None:
         """Interrupt the responses under way, which keep their tokens, and lend the engines' memory to the models."""

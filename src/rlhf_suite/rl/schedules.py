@@ -1,184 +1,224 @@
-"""When the rollout of each step is made, and with which weights.
+"""When the rollout of each step is made, and with which weights: three rules over the table of groups (`rl/slots.py`).
 
-Version v of the weights is what v steps have trained; step t trains version t into version t + 1. With S =
-train.async_queue_size the rollout of step k is written by version max(0, k - S), whole, whatever the timing:
+    may_begin   whether a group begins, or a further round of candidates
+    select      the groups of the next batch; None while it is not complete
+    may_sync    whether weights that are trained may reach the engines
 
-    rollout k begins   after the sync of version max(0, k - S), and after rollout k - 1 has ended
-    version v is synced   after step v - 1, and after rollout v + S - 1 has ended
+Step t (from 0) trains version t of the weights into version t + 1. With S = train.async_queue_size and
+D = train.async_run_ahead:
 
-So a run is the same each time, and one that was killed continues as if nothing had happened. S = 0 is the synchronous
-run.
+    with the step   rollout t begins when step t asks for it
+    ahead           rollout k is written by version max(0, k - S), whole: it begins after the sync of this version, and
+                    after rollout k - 1 has ended. Version v is synced after rollout v + S - 1 has ended
+    stream          a group begins while fewer are outstanding than steps t to t + D take, t being the version of the
+                    engines. One that began at version v is trained by step v + S. A sync may fall between any two
+                    steps of the engines: unfinished responses go on with the new weights
 
-Whatever fails, in whichever thread, ends the run: a schedule keeps the first failure, and everyone who waits for it, or
-asks it for something later, raises that.
+So the first two give the same numbers each time, whatever the timing, and a run that was killed continues as if nothing
+had happened. A stream trains first on the groups that ended first, and drops none but those that a filter or a failed
+reward rejects. Its selection always finds a batch: the groups due by d that are left never exceed what the steps up to
+d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit (D <= S).
 """
 
 from __future__ import annotations
 
-import json
-import threading
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
 
-from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
-from rlhf_suite.rl.sample_table import read_samples, write_samples
-from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.waits import Shared
+from rlhf_suite.rl.slots import SlotTable
 
-Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics
-CLOSING_S = 10.0  # how long the end of a run waits for a thread: engines and rewards answer nothing by then
-THREAD = "rollouts"
+Table = SlotTable[Any]
+
+
+class Rest(StrEnum):
+    """When engines that share their devices with the models stop and lend them their memory."""
+
+    NEVER = "never"
+    AFTER_ROUNDS = "after rounds"  # of sampling, before the last of their samples are scored
+    WHILE_TRAINING = "while training"  # responses under way are continued after the sync
 
 
 class Schedule(Protocol):
-    """What the pipeline asks for rollouts. `save` and `load` are those of a checkpoint."""
-
-    def begin(self, step: int) -> None:
-        """Start to make rollouts. The engines have the weights of `step`, the first one to be trained."""
-        ...
-
-    def take(self, step: int) -> Rollout:
-        """Return the rollout of a step, whole groups."""
-        ...
-
-    def allow_sync(self, version: int) -> None:
-        """Take note that the weights `version` are trained, and wait until they may be synced."""
-        ...
-
-    def synced(self, version: int) -> None:
-        """Take note that the engines have the weights `version`. May be called on any thread."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """Raise `error` in everyone who waits for rollouts, or asks for them later: something has failed beside them,
-        such as a weight sync. May be called on any thread."""
-        ...
-
-    def close(self) -> None:
-        """Make no further rollouts, and wait for the thread that makes them. The engines answer no more requests."""
-        ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
-
-
-class WithTheStep:
-    """What schedules have in common whose rollouts come with their steps: nothing is under way between two of them."""
-
-    def begin(self, step: int) -> None:
-        pass
-
-    def allow_sync(self, version: int) -> None:
-        pass
-
-    def synced(self, version: int) -> None:
-        pass
-
-    def fail(self, error: BaseException) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Synchronous(WithTheStep):
-    """Each rollout is made when its step begins."""
-
-    def __init__(self, builder: RolloutBuilder) -> None:
-        self.builder = builder
-
-    def take(self, step: int) -> Rollout:
-        return self.builder.build(step)
-
-    def save(self, folder: Path) -> None:
-        self.builder.state.save(folder)
-
-    def load(self, folder: Path) -> None:
-        self.builder.state = BuilderState.load(folder)
-
-
-class Ahead(Shared):
-    """Rollouts are made in a thread of its own, `depth` steps (S) before they are trained on."""
-
-    def __init__(self, builder: RolloutBuilder, depth: int, total_steps: int) -> None:
-        super().__init__()
-        self.builder, self.depth, self.total_steps = builder, depth, total_steps
-        self.rollouts: dict[int, Rollout] = {}  # made and not yet taken
-        self.made = 0  # rollouts that have ended
-        self.state = builder.state  # of the builder, after the last of them
-        self.version, self.is_closed = 0, False
-        self.thread = threading.Thread()
-
-    def begin(self, step: int) -> None:
-        self.version, self.made = step, max(self.made, step)
-        self.thread = threading.Thread(target=self.work, args=(self.made,), name=THREAD, daemon=True)
-        self.thread.start()
-
-    def work(self, first: int) -> None:
-        """Make the rollouts from `first` on, each when its weights are there."""
-        for k in range(first, self.total_steps):
-            with self.changed:
-                while self.version < k - self.depth and not self.is_over:
-                    self.changed.wait()  # no-limit: it has nothing to do until a step is trained, which has its own
-                if self.is_over:
-                    return
-            try:
-                rollout = self.builder.build(k)
-            except BaseException as error:  # whatever it is, the driver must not wait for ever
-                self.fail(error)
-                return
-            with self.changed:
-                self.state, self.made = self.builder.state.copy(), k + 1
-                self.rollouts[k] = rollout
-                self.changed.notify_all()
+    """The rules of a schedule, and what it says of a batch."""
 
     @property
-    def is_over(self) -> bool:
-        """Return whether no further rollout is needed."""
-        return self.is_closed or self.failure is not None
+    def rests(self) -> Rest: ...
 
-    def take(self, step: int) -> Rollout:
-        with self.builder.wait("waiting_for_rollout"), self.changed:
-            self.until_made(step)
-            return self.rollouts.pop(step)
+    @property
+    def scores_whole_rounds(self) -> bool:
+        """Whether no group is scored before the engines have written all of its round."""
+        ...
 
-    def allow_sync(self, version: int) -> None:
-        last = min(version + self.depth, self.total_steps) - 1
-        if last >= version:
-            with self.builder.wait("waiting_to_sync"), self.changed:
-                self.until_made(last)
+    def may_begin(self, table: Table) -> bool:
+        """Return whether the next group that waits may begin, or a round of candidates where none waits."""
+        ...
 
-    def until_made(self, step: int) -> None:
-        """Wait until the rollout of a step has ended. The caller holds the lock."""
-        self.until(lambda: True if self.made > step else None, f"the rollout of step {step + 1}", THREAD)
+    def select(self, table: Table) -> list[int] | None:
+        """Return the groups of the next batch; None while it is not complete; [] if it never will be."""
+        ...
 
-    def synced(self, version: int) -> None:
-        with self.changed:
-            self.version = version
-            self.changed.notify_all()
+    def may_sync(self, table: Table, version: int) -> bool:
+        """Return whether the engines may get the weights `version`."""
+        ...
 
-    def close(self) -> None:
-        with self.changed:
-            self.is_closed = True
-            self.changed.notify_all()
-        if self.thread.is_alive():
-            self.thread.join(CLOSING_S)
+    def phase(self, table: Table) -> str:
+        """Return the name of the phase in which engines and rewards are; "" if neither works on a rollout."""
+        ...
 
-    def save(self, folder: Path) -> None:
-        """Write the rollouts that are made and not yet trained on; one under way is made again from the same
-        weights."""
-        with self.changed:
-            state, waiting = self.state, dict(self.rollouts)
-        state.save(folder)
-        for k, (scored, metrics) in waiting.items():
-            (folder / f"rollout_{k}").mkdir()
-            write_samples(folder / f"rollout_{k}", scored)
-            (folder / f"rollout_{k}" / "metrics.json").write_text(json.dumps(metrics))
+    def reason(self, table: Table) -> str:
+        """Return the name of the phase in which a step waits for its batch."""
+        ...
 
-    def load(self, folder: Path) -> None:
-        self.builder.state = self.state = BuilderState.load(folder)
-        for path in folder.glob("rollout_*"):
-            k = int(path.name.removeprefix("rollout_"))
-            self.rollouts[k] = read_samples(path), json.loads((path / "metrics.json").read_text())
-            self.made = max(self.made, k + 1)
+    def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
+        """Return what is logged of the chosen groups, before they are taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class WithTheStep:
+    """Each rollout is made when its step asks for it: rounds of candidates until `size` groups are ready, at most
+    `max_rounds`."""
+
+    size: int
+    max_rounds: int
+    is_filtered: bool = False  # without filters a rollout is one round
+    rests: Rest = Rest.NEVER
+    scores_whole_rounds: bool = False
+
+    def is_due(self, table: Table) -> bool:
+        """Return whether the next rollout may begin."""
+        return table.asked == table.taken
+
+    def needs_round(self, table: Table) -> bool:
+        """Return whether the rollout needs another round of candidates."""
+        return len(table.ready) < self.size and table.tally.rounds < self.max_rounds
+
+    def may_begin(self, table: Table) -> bool:
+        is_over = not (table.running or table.scoring)
+        return bool(table.waiting) or (is_over and self.is_due(table) and self.needs_round(table))
+
+    def select(self, table: Table) -> list[int] | None:
+        if table.is_at_work or not self.is_due(table) or self.needs_round(table):
+            return None
+        return sorted(table.ready)[: self.size]
+
+    def may_sync(self, table: Table, version: int) -> bool:
+        return True
+
+    def phase(self, table: Table) -> str:
+        if table.waiting or table.running:
+            return "generation"
+        return "waiting_for_reward" if table.scoring else ""
+
+    def reason(self, table: Table) -> str:
+        return self.phase(table) or "generation"
+
+    def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
+        if not self.is_filtered:
+            return {}
+        tally, left = table.tally, len(table.ready) - len(chosen)
+        result = {"rollout/filter_rounds": float(tally.rounds), "rollout/waiting_groups": float(left)}
+        if sampled := tally.accepted + tally.objected:
+            result["rollout/filter_pass_rate"] = tally.accepted / sampled
+        return result
+
+
+@dataclass(frozen=True)
+class Ahead(WithTheStep):
+    """Each rollout is made `depth` steps (S) before it is trained on."""
+
+    depth: int = 1
+    total_steps: int = 0
+
+    def is_due(self, table: Table) -> bool:
+        return table.taken < self.total_steps and table.version >= table.taken - self.depth
+
+    def may_sync(self, table: Table, version: int) -> bool:
+        return table.taken >= min(version + self.depth, self.total_steps)
+
+    def reason(self, table: Table) -> str:
+        return "waiting_for_rollout"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Groups begin one by one, and a step takes those that ended first but for those that must not get older than
+    `bound` versions (S)."""
+
+    bound: int
+    run_ahead: int  # D
+    max_rejected: int  # groups without a batch in between
+    rests: Rest = Rest.NEVER
+    scores_whole_rounds: bool = False
+
+    @staticmethod
+    def size(table: Table) -> int:
+        """Return how many groups the next batch has."""
+        return table.order.before(table.taken + 1) - table.order.before(table.taken)
+
+    def may_begin(self, table: Table) -> bool:
+        return table.outstanding < table.order.before(table.version + self.run_ahead + 1)
+
+    def select(self, table: Table) -> list[int] | None:
+        if table.asked != table.taken:
+            return None
+        if len(table.ready) < self.size(table):
+            chosen = None
+        else:
+            chosen = select(begun := table.begun, [*table.ready], table.taken, table.order.before, self.bound)
+        if chosen is None:
+            return [] if table.tally.rejected > self.max_rejected else None
+        oldest = min(begun[index] for index in chosen)
+        assert oldest >= table.taken - self.bound, f"a group of version {oldest} in step {table.taken}"
+        return chosen
+
+    def may_sync(self, table: Table, version: int) -> bool:
+        return True
+
+    def phase(self, table: Table) -> str:
+        return "generation" if table.running else ""
+
+    def reason(self, table: Table) -> str:
+        return "waiting_for_deadline" if len(table.ready) >= self.size(table) else "waiting_for_batch"
+
+    def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
+        unfinished = [*table.running, *table.scoring]
+        return {
+            "async/outstanding": float(len(table.begun) - len(chosen)),
+            "async/rejected": float(table.tally.rejected),
+            "async/overtaken": float(sum(index < max(chosen) for index in unfinished)),
+        }
+
+
+def select(
+    begun: Mapping[int, int], finished: Sequence[int], step: int, total: Callable[[int], int], bound: int
+) -> list[int] | None:
+    """Return the groups that a step of a stream trains on, so that for every d in step to step + bound the groups due
+    by d that it leaves fit into the steps up to d; None while one that must not get older is still running.
+
+    Args:
+        begun: the version at which each untrained group began, by index.
+        finished: those that have ended, in that order.
+        step: the step, which is also the version of the policy.
+        total: the number of groups that all steps before a given one take.
+        bound: S, the largest age.
+    """
+    size = total(step + 1) - total(step)
+    if len(finished) < size:
+        return None
+    chosen: list[int] = []
+    taken: set[int] = set()
+    for due in range(step, step + bound + 1):
+        must = [group for group, version in begun.items() if version + bound <= due]
+        later = total(due + 1) - total(step + 1)
+        short = len(must) - later - sum(group in taken for group in must)
+        if short > 0:
+            ready = sorted({*must} & {*finished} - taken, key=lambda group: (begun[group], group))
+            if short > len(ready):
+                return None
+            chosen += ready[:short]
+            taken.update(chosen)
+    chosen += [group for group in finished if group not in taken][: size - len(chosen)]
+    return chosen if len(chosen) == size else None

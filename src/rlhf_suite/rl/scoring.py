@@ -20,7 +20,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
+from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.journal import Journal
 
 REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
@@ -104,25 +104,12 @@ class Scorer:
         config = replace(self.config, on_error=self.on_failed_episode)
         check_failures(config, self.journal, rows, of_agents, all_failed, "agent.on_error")
 
-    def together(
-        self, parts: Sequence[tuple[ScoredTrajectories, dict[str, float]]], samples: int
-    ) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Return the parts of a step that has so many samples as `score` returns a whole step: by group, greedy samples
-        last."""
-        counts: Counter[str] = Counter()
-        for _, metrics in parts:
-            counts.update(metrics)
-        if not any(scored.trajectories for scored, _ in parts):
+    def check_error_rate(self, failures: float, samples: float, has_rewards: bool = True) -> None:
+        """End the run if too many of the samples of a step failed, of which `score` saw only parts, or all of them."""
+        if not has_rewards:
             raise RunError(
-                f"none of {samples} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
+                f"none of {samples:g} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
             )
-        self.check_error_rate(counts["reward/errors"] + counts["reward/timeouts"], samples)
-        whole = concatenated([scored for scored, _ in parts])
-        order = sorted(range(len(whole.trajectories)), key=lambda i: place_of(whole.trajectories[i]))
-        return whole.take(order), dict(counts)
-
-    def check_error_rate(self, failures: float, samples: float) -> None:
-        """End the run if too many of the samples of a step failed, of which `score` saw only parts."""
         if failures > self.config.max_error_rate * samples:
             raise RunError(
                 f"{failures:g} of {samples:g} samples have no reward (logs/{FAILURES} has the reasons); that is more "

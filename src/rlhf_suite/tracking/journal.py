@@ -93,6 +93,11 @@ class Journal:
                     shown.part(what, done, total, began)
                 yield item
 
+    def show_part(self, what: str, done: int, total: int, began: float) -> None:
+        """Show how far a phase of a step is that began at `began` (time.monotonic)."""
+        if hasattr(self, "progress"):
+            self.progress.part(what, done, total, began)
+
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Write the metrics of a step with the seconds of every phase since the last call.
 

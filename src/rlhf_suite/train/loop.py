@@ -49,9 +49,9 @@ class TrainingLoop(ABC):
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)
                 with self.journal.phase("save"):
-                    self.saver.save_if_due(step + 1, evaluation, self.settled)
-                    self.saver.stop_if_requested(step + 1, self.settled)
-            self.settled()
+                    self.saver.save_if_due(step + 1, evaluation, self.finish_step)
+                    self.saver.stop_if_requested(step + 1, self.finish_step)
+            self.finish_step()
             for model in self.exported:
                 self.saver.export(model)
             self.saver.check_models()
@@ -64,7 +64,7 @@ class TrainingLoop(ABC):
     def train_step(self, step: int) -> None:
         """Train step `step` (0-based) and log its metrics."""
 
-    def settled(self) -> dict[str, float]:
+    def finish_step(self) -> dict[str, float]:
         """Wait for what the newest step has left under way, and return its metrics. An evaluation, a checkpoint and the
         end of the run come after it."""
         return self.row
@@ -88,7 +88,7 @@ class TrainingLoop(ABC):
         """Evaluate if `step` has an evaluation, and return its metrics."""
         if not self.is_evaluated(step):
             return {}
-        self.settled()
+        self.finish_step()
         with self.journal.phase("evaluation"):
             metrics = self.measure(step)
         self.log(step, metrics, always=True)
