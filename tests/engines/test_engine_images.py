@@ -21,7 +21,7 @@ from rlhf_suite.engines.start import engine_env
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.models.forward import token_log_probs
-from rlhf_suite.models.weights import named_weights
+from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.weight_sync.sender import ShmSender
 from vision import PICTURES, Seeing
 
@@ -62,7 +62,7 @@ def trained(seeing: Seeing, seed: int):
 def sync(pool: EnginePool, model, version: int):
     sender = ShmSender(torch.float32, check=True)
     try:
-        return pool.update_weights(sender.send(version, named_weights(model)))[0]
+        return pool.update_weights(sender.send(version, iterate_weights(model)))[0]
     finally:
         sender.release()
 
@@ -105,7 +105,7 @@ def gap(model, asked, answers) -> float:
 )
 def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, record_property):
     report = sync(pool, trained(seeing, 1), 2)
-    names = [name for name, _ in named_weights(trained(seeing, 1))]
+    names = [name for name, _ in iterate_weights(trained(seeing, 1))]
     assert any("vision_model" in name for name in names) and report.received == len(names)
     assert report.not_readable == ()
     asked = requests(seeing)

@@ -17,7 +17,7 @@ from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env
-from rlhf_suite.models.weights import merged_weights
+from rlhf_suite.models.weights import iterate_merged
 from rlhf_suite.weight_sync.digests import WeightSyncError
 from rlhf_suite.weight_sync.sender import ShmSender
 
@@ -139,7 +139,7 @@ def scores_of(model) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_of_a_kind_is_proved_in_the_engine(engines, kind, tmp_path):
     models = [make(tmp_path, kind, seed) for seed in (1, 2)]
-    weights = [dict(merged_weights(model)) for model in models]
+    weights = [dict(iterate_merged(model)) for model in models]
     reports, scores, missed = ray.get(engines.prove.remote(str(tmp_path), weights), timeout=300)
     assert [report.not_readable for report in reports] == [(), ()]
     assert [report.read_back for report in reports] == [len(weights[0])] * 2
@@ -151,7 +151,7 @@ def test_every_tensor_of_a_kind_is_proved_in_the_engine(engines, kind, tmp_path)
 @pytest.mark.parametrize("kind", ["llama tied", "gemma", "gpt2"])
 def test_a_head_that_an_adapter_has_untied_is_refused(engines, kind, tmp_path):
     """vLLM ignores it: its head would stay the embedding."""
-    weights = dict(merged_weights(make(tmp_path, kind, 1)))
+    weights = dict(iterate_merged(make(tmp_path, kind, 1)))
     embedding = next(tensor for name, tensor in weights.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
     found = ray.get(engines.refusal.remote(str(tmp_path), weights | {"lm_head.weight": embedding.clone()}), timeout=300)
     assert "tensor lm_head.weight has no place" in found and "ds.lora.target_modules" in found

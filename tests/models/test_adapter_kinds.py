@@ -18,7 +18,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.merge import merge_lora, read_adapter
-from rlhf_suite.models.weights import find_changed_ties, named_weights
+from rlhf_suite.models.weights import find_changed_ties, iterate_weights
 
 IDS = torch.tensor([[72, 101, 1, 7, 111, 3, 200, 4, 5]])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -92,7 +92,7 @@ def check_sent(folder, saved, unties: bool):
     model = load_model(str(folder / "base"), head="lm", ds=ds)
     PeftModel.from_pretrained(model.model, folder / "adapter")
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
-    sent = {name: tensor.clone() for name, tensor in named_weights(model)}
+    sent = {name: tensor.clone() for name, tensor in iterate_weights(model)}
     assert sent.keys() == saved.keys()
     for name, tensor in sent.items():
         torch.testing.assert_close(tensor, saved[name], **CLOSE)

@@ -24,7 +24,7 @@ from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.reward_model import reward_stats
 from rlhf_suite.models.save import save_adapter, save_hf
-from rlhf_suite.models.weights import INDEX, named_weights, weights_on_cpu
+from rlhf_suite.models.weights import INDEX, iterate_weights, weights_on_cpu
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-6}
 
@@ -202,7 +202,7 @@ def test_merging_adds_up_in_fp32(folder):
     model = trained_adapter(load_model(str(folder()), head="lm", ds=DeepSpeedConfig()))
     layer = model.model.model.layers[0].mlp.down_proj
     weight, down, up = (part.weight.double() for part in (layer.base_layer, layer.lora_A.default, layer.lora_B.default))
-    found = dict(named_weights(model))["model.layers.0.mlp.down_proj.weight"]
+    found = dict(iterate_weights(model))["model.layers.0.mlp.down_proj.weight"]
     assert found.dtype == torch.bfloat16
     exact = weight + layer.scaling["default"] * (up @ down)
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-7)  # rounded once, to bf16's 8 bits
@@ -216,13 +216,13 @@ def test_weights_are_gathered_a_layer_at_a_time_and_every_parameter_once(load):
         gathered.append([id(p) for p in parameters])
         return nullcontext()
 
-    names = [name for name, _ in named_weights(model, gather)]
+    names = [name for name, _ in iterate_weights(model, gather)]
     assert [len(group) for group in gathered] == [1, 11, 11, 1] and len(names) == 24
     assert sorted(chain.from_iterable(gathered)) == sorted(id(p) for p in model.parameters())
 
 
 def test_experts_have_the_names_of_a_checkpoint(load):
-    names = {name for name, _ in named_weights(load("mixtral", tied=False))}
+    names = {name for name, _ in iterate_weights(load("mixtral", tied=False))}
     assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in names
     assert not any("gate_up_proj" in name for name in names)
 

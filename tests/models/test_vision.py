@@ -152,7 +152,7 @@ def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_pat
 def test_tokens_of_images_get_no_probability_where_engines_never_sample_them(seeing, batch):
     model = seeing.model()
     before = token_log_probs(model, batch).log_probs
-    hidden_logits = model.seen_states(batch) @ model.model.lm_head.weight.T
+    hidden_logits = model.compute_image_states(batch) @ model.model.lm_head.weight.T
     model.never_sample_images()
     after = token_log_probs(model, batch, entropy=True)
     never = list(seeing.processor.never_sampled)

@@ -186,13 +186,13 @@ def test_a_batch_is_given_up_only_while_no_row_has_a_score():
     slow, dead = Work(90, 3.0), Work(90, 3.0)
     for _ in range(90):
         slow.count(Scored(1, 1), 1.0)
-    assert slow.given_up() is None
+    assert slow.find_stop_reason() is None
     dead.count(TimedOut("", "timeout"), 3.0)
-    assert dead.given_up() is None
+    assert dead.find_stop_reason() is None
     dead.count(TimedOut("", "timeout"), 0.1)
-    assert dead.given_up().kind == "timeout"
+    assert dead.find_stop_reason().kind == "timeout"
     dead.count(Scored(1, 1), 0.1)
-    assert dead.given_up() is None
+    assert dead.find_stop_reason() is None
 
 
 @pytest.mark.notices(
@@ -210,7 +210,7 @@ def test_rows_beside_each_other_are_not_tried_one_after_the_other():
 def test_a_process_that_does_not_start_again_is_not_tried_for_every_row():
     work = Work(3, 60.0)
     work.count(NotStarted("no module", "error"), 0.1)
-    assert work.given_up().reason == "no module"
+    assert work.find_stop_reason().reason == "no module"
 
 
 def test_a_rule_scores_in_several_processes_and_each_row_keeps_its_place(tmp_path):

@@ -125,7 +125,7 @@ def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_damaged_one(store, monke
     monkeypatch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # the kill comes before any file is deleted
     remove(path)
     monkeypatch.undo()
-    assert store.found() == []
+    assert store.list_all() == []
     store.sweep()
     assert list(store.path.iterdir()) == []
 

@@ -252,7 +252,7 @@ def centred_in_groups(inputs: CreditInput) -> Tensor:
     known, index = inputs.groups.unique(return_inverse=True)
     spread, largest = (
         torch.zeros(len(known), dtype=torch.float64).scatter_reduce(0, index, values.double(), "amax")[index]
-        for values in (torch.where(counted(inputs), centred.abs(), 0), size)
+        for values in (torch.where(count_above(inputs), centred.abs(), 0), size)
     )
     return torch.where(spread <= ROUNDING * largest, 0, centred)
 
@@ -313,7 +313,7 @@ def group_sum(values: Tensor, inputs: CreditInput) -> Tensor:
     In float64 the mean of equal float32 rewards is that reward exactly, so a group that agrees has advantages of
     exactly 0; in float32 they would be rounding errors, which `group_norm` would blow up to 1.
     """
-    return sum_by(inputs.groups, torch.where(counted(inputs), values, 0))
+    return sum_by(inputs.groups, torch.where(count_above(inputs), values, 0))
 
 
 def group_sizes(inputs: CreditInput) -> Tensor:
@@ -329,10 +329,10 @@ def group_mean(values: Tensor, inputs: CreditInput) -> Tensor:
 
 def has_forks(inputs: CreditInput) -> bool:
     """Return whether an episode has several rows with model tokens."""
-    return inputs.episodes is not None and int(counted(inputs).sum()) < int((inputs.lengths > 0).sum())
+    return inputs.episodes is not None and int(count_above(inputs).sum()) < int((inputs.lengths > 0).sum())
 
 
-def counted(inputs: CreditInput) -> Tensor:
+def count_above(inputs: CreditInput) -> Tensor:
     """Return which rows stand for their episode in its group, [B] bool: its first row with model tokens."""
     written = inputs.lengths > 0
     if inputs.episodes is None:

@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         if batch.images is None:
             hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         else:
-            hidden, router_logits = self.seen_states(batch), ()
+            hidden, router_logits = self.compute_image_states(batch), ()
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -109,7 +109,7 @@ class LanguageModel(nn.Module):
         head: ScoringHead = self.model.get_output_embeddings()
         head.never_sample(self.vision.never_sampled)
 
-    def seen_states(self, batch: TokenBatch) -> Tensor:
+    def compute_image_states(self, batch: TokenBatch) -> Tensor:
         """Return the last hidden states [T, H] of a batch with images."""
         assert self.vision is not None and self.balance is None, "images for a model that cannot take them"
         assert self.sequence_group is None, "checked with the flags"

@@ -22,7 +22,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_folder
-from rlhf_suite.models.weights import find_changed_ties, merged_weights
+from rlhf_suite.models.weights import find_changed_ties, iterate_merged
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"
 WEIGHTS = "adapter_model.safetensors"
@@ -95,7 +95,7 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
     if find_changed_ties(model):
         log("The adapter changes only one of embedding and head: the merged model has a matrix for each")
     log(f"Merging {adapter.path}")
-    weights = {name: merge_tensor(name, tensor, parts.dtype, adapter) for name, tensor in merged_weights(model)}
+    weights = {name: merge_tensor(name, tensor, parts.dtype, adapter) for name, tensor in iterate_merged(model)}
     log("Writing the merged model")
     return Merged(count, save_folder(parts, weights, output))
 

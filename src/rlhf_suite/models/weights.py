@@ -85,21 +85,21 @@ def find_changed_ties(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def named_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+def iterate_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
     """Yield (checkpoint name, tensor) of every weight, dequantised, with adapters merged and without tied heads.
 
     `gather` makes parameters whole that ZeRO-3 partitions. It is entered for one layer at a time and on every rank in
     the same order, so every rank must iterate to the end. A tensor may be the parameter itself, and it is whole only
     until the next one is requested: copy it to keep it.
     """
-    for name, tensor in merged_weights(model.model, gather):
+    for name, tensor in iterate_merged(model.model, gather):
         sign_of_life()
         yield checkpoint_name(model, name), tensor
 
 
 @torch.no_grad()
-def merged_weights(model: PreTrainedModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
-    """Yield as `named_weights` does, for a model of transformers."""
+def iterate_merged(model: PreTrainedModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+    """Yield as `iterate_weights` does, for a model of transformers."""
     for group in _layers(pieces(model)):
         with gather([tensor for piece in group for tensor in piece.tensors]):
             layer: dict[str, Tensor] = {}
@@ -111,8 +111,9 @@ def merged_weights(model: PreTrainedModel, gather: Gather = whole) -> Iterator[t
 
 @torch.no_grad()
 def weight_shapes(model: PreTrainedModel) -> dict[str, list[int]]:
-    """Return the shapes of the tensors that `named_weights` makes, by their names in a model without adapters. They are
-    computed without their values, by the same steps.
+    """Return the shapes of the tensors that `iterate_weights` makes, by their names in a model without adapters.
+
+    They are computed without their values, by the same steps.
 
     Raises whatever those steps raise.
     """
@@ -127,10 +128,10 @@ def weight_shapes(model: PreTrainedModel) -> dict[str, list[int]]:
 
 
 def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, keep: bool = True) -> dict[str, Tensor]:
-    """Return all of `named_weights` as copies in host memory; an empty dict on ranks that only take part (`keep`
+    """Return all of `iterate_weights` as copies in host memory; an empty dict on ranks that only take part (`keep`
     false)."""
     copies = {}
-    for name, tensor in named_weights(model, gather):
+    for name, tensor in iterate_weights(model, gather):
         if keep:
             copies[name] = tensor.to("cpu", copy=True).contiguous()
     return copies

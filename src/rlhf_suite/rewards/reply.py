@@ -28,7 +28,7 @@ def outcomes(result: Any, count: int, who: str = "reward_func", choice: Choice |
             raise ResultError(f"{who} returned a dict without 'rewards'; its keys are [{keys}]")
         rewards = reward_column(who, given["rewards"], count)
         scores = None if given.get("scores") is None else column(who, "scores", given["scores"], count)
-        extra = named_columns(who, "extra_logs", given.get("extra_logs") or {}, count)
+        extra = name_columns(who, "extra_logs", given.get("extra_logs") or {}, count)
         errors = [None] * count if given.get("errors") is None else column(who, "errors", given["errors"], count)
     except ResultError as error:
         return [RewardFailure(str(error), "error")] * count
@@ -46,11 +46,11 @@ def reward_column(who: str, rewards: Any, count: int) -> list[Any]:
         return column(who, "rewards", rewards, count)
     if not rewards:
         raise ResultError(f"{who} returned rewards without a part")
-    columns = named_columns(who, "rewards", rewards, count)
+    columns = name_columns(who, "rewards", rewards, count)
     return [row_of(columns, i) for i in range(count)]
 
 
-def named_columns(who: str, what: str, named: Any, count: int) -> dict[str, list[Any]]:
+def name_columns(who: str, what: str, named: Any, count: int) -> dict[str, list[Any]]:
     """Return columns by name. A single number under a name stands for every row."""
     if not isinstance(named, dict):
         raise ResultError(f"{who} returned {what} as {type(named).__name__}; expected names with lists of numbers")

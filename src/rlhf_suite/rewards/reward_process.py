@@ -165,7 +165,7 @@ class IsolatedScorer:
             reason += f"; this row alone had {limit.cpu_s or limit.clock_s:.2g} of them"
         return TimedOut(reason, "timeout")
 
-    def _ended(self, code: int | None, reason: str, limit: RowLimit) -> RewardFailure:
+    def _describe_end(self, code: int | None, reason: str, limit: RowLimit) -> RewardFailure:
         """Return the failure of rows whose process ended, with its exit code: minus the signal that ended it."""
         if code is not None and -code in TOO_LONG:
             return self._timeout(limit)
@@ -216,11 +216,11 @@ class IsolatedScorer:
         except (OSError, ValueError) as broken:  # the connection to the process broke, or `close` ended it
             if self.is_closed:
                 raise RunError("the run has ended") from broken
-            failure = self._ended(process.exit_code(), process.exit_reason(), limit)
+            failure = self._describe_end(process.exit_code(), process.exit_reason(), limit)
             self._kill()
             return failure
         if "died" in reply:  # the copy of the process that had the row
-            return self._ended(reply["died"], process.reason_of(reply["died"]), limit)
+            return self._describe_end(reply["died"], process.reason_of(reply["died"]), limit)
         if "error" in reply:
             return RewardFailure(reply["error"], "error")
         return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
@@ -234,7 +234,7 @@ def score_one_by_one(scorers: Sequence[IsolatedScorer], rows: Sequence[Sample]) 
     def take(scorer: IsolatedScorer) -> None:
         while (index := next(work.order, None)) is not None:
             began = time.monotonic()
-            outcome = work.given_up() or scorer.score_row(rows[index], limit)
+            outcome = work.find_stop_reason() or scorer.score_row(rows[index], limit)
             work.outcomes[index] = outcome
             work.count(outcome, time.monotonic() - began)
 
@@ -263,7 +263,7 @@ class Work:
         if isinstance(outcome, NotStarted):
             self.problem = outcome
 
-    def given_up(self) -> RewardFailure | None:
+    def find_stop_reason(self) -> RewardFailure | None:
         """Return why no further row is tried, None if one is."""
         if self.problem is not None or self.works or self.lost_s <= self.patience_s:
             return self.problem

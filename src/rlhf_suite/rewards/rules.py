@@ -27,7 +27,7 @@ def exact_match(row: Sample, config: RuleConfig) -> float:
 
 
 @reward_rule(name="format", needs=("time_limit",), reads=("format_pattern",))
-def formatted(row: Sample, config: RuleConfig) -> float:
+def match_format(row: Sample, config: RuleConfig) -> float:
     """The whole response matches reward.rules.format_pattern, apart from white space around it.
 
     A dot in the pattern matches the end of a line too.

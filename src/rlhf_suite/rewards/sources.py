@@ -79,7 +79,7 @@ class Rewards:
         self.trained = find_trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
-            for name, source in named_sources(config).items():
+            for name, source in list_sources(config).items():
                 if source.process or source.model_name_or_path is not None:
                     reward = process if source.process else models.get(key_of(name))
                     num_retries = 0  # it would say the same again
@@ -189,7 +189,7 @@ def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = N
     return Scored(reward if alone is None else alone, score / weights, extra, retries, steps)
 
 
-def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
+def list_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
     """Return reward.sources, or the one source that `reward` names itself."""
     if config.sources:
         return config.sources
@@ -221,7 +221,7 @@ def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) ->
 def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> None:
     """Refuse labels (where, datasource, label) that cannot judge a program, among the first `SAMPLE` rows: one of them
     would end the run, or with reward.on_error=drop so many that it ends too."""
-    using = [(name, each) for name, each in named_sources(config).items() if each.rule == CODE]
+    using = [(name, each) for name, each in list_sources(config).items() if each.rule == CODE]
     if not using:
         return
     from rlhf_suite.rewards.code import tests_of
@@ -245,7 +245,7 @@ def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> N
     trained = find_trained_source(config)
     takers = [
         source
-        for name, source in named_sources(config).items()
+        for name, source in list_sources(config).items()
         if source.weight > 0 and (trained is None or name == trained)
     ]
     if any(source.datasets is None for source in takers):

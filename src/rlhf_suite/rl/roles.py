@@ -26,7 +26,7 @@ from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.forward import LanguageModel, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
-from rlhf_suite.models.weights import named_weights
+from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
@@ -286,7 +286,7 @@ class PolicyRole(TrainedRole):
 
     def publish(self, version: int) -> Manifest | None:
         """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
-        weights = named_weights(self.model.module, self.model.gather)
+        weights = iterate_weights(self.model.module, self.model.gather)
         if self.sender is not None:
             return self.sender.send(version, weights)
         for _ in weights:

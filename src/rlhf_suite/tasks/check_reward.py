@@ -24,7 +24,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.offline.scores import text_sample
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
-from rlhf_suite.rewards.sources import Rewards, named_sources
+from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -158,7 +158,7 @@ def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mappi
     elif config.data.output_key is not None and len(scores) > 1 and max(scores) - min(scores) < SAME:
         yield f"all scores are {scores[0]:.4g}: a model cannot learn from such rows"
     items = [each.item for each in checked if each.item is not None]
-    asks_servers = any(is_http(source.remote_url) for source in named_sources(config.reward).values())
+    asks_servers = any(is_http(source.remote_url) for source in list_sources(config.reward).values())
     if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
         yield (
             "no response has an end-of-sequence token at its end, as finished ones have in rollouts; a reward model "

@@ -17,7 +17,7 @@ from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.offline.scores import Reader, RowScorer, SolutionReader, TextReader, TokenReader, row_source
-from rlhf_suite.rewards.sources import Rewards, named_sources
+from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.judge import Judge, alone
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
@@ -61,7 +61,7 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
     elif not judges:
-        asks_servers = any(is_http(source.remote_url) for source in named_sources(reward).values())
+        asks_servers = any(is_http(source.remote_url) for source in list_sources(reward).values())
         with closing(Rewards(reward, log)) as rewards:
             yield TextReader(config.data, asks_servers), rewards
     else:

@@ -119,7 +119,7 @@ class CheckpointStore:
         self._rotate(keep=final)
         return final
 
-    def found(self) -> list[Checkpoint]:
+    def list_all(self) -> list[Checkpoint]:
         """Return every checkpoint, damaged or not, newest first; both kinds hold the whole state."""
         names = [(folder, NAME.fullmatch(folder.name)) for folder in self.path.glob("*_*")]
         found = [Checkpoint(folder, int(name[2]), name[1]) for folder, name in names if name and folder.is_dir()]
@@ -127,11 +127,11 @@ class CheckpointStore:
 
     def all(self, kind: str = "step") -> list[Checkpoint]:
         """Return the checkpoints of a kind whose files are all there, oldest first."""
-        return [ckpt for ckpt in reversed(self.found()) if ckpt.kind == kind and ckpt.is_whole()]
+        return [ckpt for ckpt in reversed(self.list_all()) if ckpt.kind == kind and ckpt.is_whole()]
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose files are all there, periodic or best."""
-        return next((ckpt for ckpt in self.found() if ckpt.is_whole()), None)
+        return next((ckpt for ckpt in self.list_all() if ckpt.is_whole()), None)
 
     def newest_sound(self, say: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest checkpoint whose files are as they were written; None where there is none at all.
@@ -140,7 +140,7 @@ class CheckpointStore:
             RunError: there are checkpoints, but each of them is damaged.
         """
         damages = []
-        for checkpoint in self.found():
+        for checkpoint in self.list_all():
             try:
                 checkpoint.check_contents()
             except DamagedError as damage:

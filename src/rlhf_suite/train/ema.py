@@ -65,7 +65,7 @@ class WeightAverage:
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on any number of ranks and at any ZeRO stage."""
-        saved, parts = self.model.saved_parts(folder, "ema"), self.parts()
+        saved, parts = self.model.load_parts(folder, "ema"), self.parts()
         saved.check_names(parts)
         for name, (start, _) in parts.items():
             saved.read(name, AVERAGE, start, self.average[name])

@@ -78,7 +78,7 @@ class Saver:
     def resume(self, say: Callable[[str], None]) -> int:
         """Load the newest sound checkpoint if ckpt.load_enable asks for it, and return the step to continue with."""
         self.store.sweep()
-        found = self.store.found()
+        found = self.store.list_all()
         if found and not self.config.load_enable:
             raise UserError(
                 f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {found[0].step}). "

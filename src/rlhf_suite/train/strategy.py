@@ -199,7 +199,7 @@ class TrainedModel:
         mesh = self.world.mesh
         return f"{kind}_tensor{mesh.tensor_index(self.world.rank)}" if mesh.tensor > 1 else kind
 
-    def saved_parts(self, folder: Path, kind: str) -> SavedParts:
+    def load_parts(self, folder: Path, kind: str) -> SavedParts:
         """Return what the files of a checkpoint, named by `files(kind)`, hold for this rank."""
         split = {name for name, parameter in self.module.named_parameters() if tensor_parallel.is_shard(parameter)}
         return SavedParts(folder, kind, self.files(kind), split)
@@ -221,7 +221,7 @@ class TrainedModel:
     def load_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Do the inverse of `save_state`, whatever the number of ranks and the ZeRO stage were. A rank that the
         checkpoint has not keeps the random numbers with which it began."""
-        saved = self.saved_parts(folder, "state")
+        saved = self.load_parts(folder, "state")
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         saved.check_names(trained)
         for held in list_held_parts(self.module, self.engine.optimizer):
