@@ -718,7 +718,7 @@ each_mistake = pytest.mark.parametrize(
     "config/formatting.py",
     "value > bound",
     "value >= bound",
-    cases="temperature",
+    cases="algo.beta",
 )
 @pytest.mark.notices(
     "the name least like a misspelt one is offered",

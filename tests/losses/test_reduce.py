@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.losses.reduce import masked_mean, masked_sum, num_units, token_weights, weighted_sum
+from rlhf_suite.losses.reduce import (
+    counted_sequences,
+    counted_sum,
+    masked_mean,
+    masked_sum,
+    num_units,
+    token_weights,
+    weighted_sum,
+)
 from rlhf_suite.registry import aggregation
 
 # Three sequences of 3, 2 and 2 tokens; the second has no masked token.
@@ -83,3 +91,12 @@ def test_what_stands_outside_the_mask_has_no_effect_not_even_nan():
 
 def test_a_metric_carries_no_gradient():
     assert not masked_mean(VALUES.clone().requires_grad_(), MASK).total.requires_grad
+
+
+def test_sequences_with_one_masked_token_or_more_count():
+    assert counted_sequences(MASK, SEGMENTS, 3).tolist() == [1, 0, 1]
+
+
+def test_what_does_not_count_may_be_nan():
+    values = torch.tensor([1.0, torch.nan, 4.0])
+    assert counted_sum(values, torch.tensor([1.0, 0.0, 0.5])) == 5
