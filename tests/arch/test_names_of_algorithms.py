@@ -11,12 +11,10 @@ from rlhf_suite.config.runs import TASKS
 from rlhf_suite.registry import KINDS
 
 SOURCE = Path(__file__).parents[2] / "src" / "rlhf_suite"
-WORDS = {  # by the last word of a flag that names an algorithm: the names that it may have
-    info.key.rpartition(".")[2]: info.meta.algorithms.names()
-    for root in TASKS.values()
-    for info in walk(root)
-    if info.meta.algorithms is not None
-}
+WORDS: dict[str, set[str]] = {}  # by the last word of a flag that names an algorithm: the names that it may have
+for info in (info for root in TASKS.values() for info in walk(root)):
+    if info.meta.algorithms is not None:
+        WORDS.setdefault(info.key.rpartition(".")[2], set()).update(info.meta.algorithms.names())
 
 
 def words(node: ast.AST) -> set[str]:
@@ -43,7 +41,7 @@ def comparisons(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
             text.rpartition(".")[2] for text in set().union(*map(texts, sides))
         }
         for word in asked & set(WORDS):
-            if names := set(WORDS[word]) & set[str]().union(*map(texts, sides)):
+            if names := WORDS[word] & set[str]().union(*map(texts, sides)):
                 yield node.lineno, names
 
 
@@ -60,4 +58,4 @@ def test_no_comparison_asks_for_the_name_of_an_algorithm():
 def test_a_comparison_with_a_kind_of_agent_is_found():
     for text in ('config.kind == "endpoint"', 'agent.kind in ("tools", "python")', 'is_one_of(".kind", "python")'):
         assert [*comparisons(ast.parse(text))], text
-    assert KINDS["agent"].names() == WORDS["kind"] == ("single_turn", "tools", "environment", "python", "endpoint")
+    assert {*KINDS["agent"].names()} == WORDS["kind"] == {"single_turn", "tools", "environment", "python", "endpoint"}
