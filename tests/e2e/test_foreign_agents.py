@@ -21,7 +21,7 @@ ONE_OF_SIX = """
 import sys
 from pathlib import Path
 
-from rlhf_suite.agents.kinds import environment_maker
+from rlhf_suite.agents.build import make_agent
 from rlhf_suite.config.agent import AgentConfig, agents_of
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ SERVER = AgentConfig(kind="environment", server_url="SERVER_URL")
 TOOLS.tools = [f"mcp:{sys.executable} {HERE / 'mcp_server.py'}"]
 AGENTS = {path.stem.removeprefix("for_"): agents_of(ENVIRONMENT, str(path))[0] for path in HERE.glob("for_*.py")}
 AGENTS |= {"mcp": agents_of(TOOLS)[0], "openenv": agents_of(SERVER)[0]}
-MAKERS = {name: environment_maker(agent)[0] for name, agent in AGENTS.items()}
+MAKERS = {name: make_agent(agent, must_score=False).make for name, agent in AGENTS.items()}
 
 class Environment:
     def take_session(self, session):
