@@ -103,3 +103,23 @@ def test_a_batch_pickles_and_moves():
     assert equal(pickle.loads(pickle.dumps(batch)), batch)
     moved = batch.to("meta")
     assert {moved.ids.device.type, moved.mask.device.type, moved.margin.device.type} == {"meta"}
+
+
+@pytest.mark.notices(
+    "batches from Ray's store cannot be written to",
+    "data/batch.py",
+    "torch.from_numpy(each.copy())",
+    "torch.from_numpy(each)",
+)
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_a_batch_crosses_processes_as_arrays_beside_the_pickle_and_owns_its_memory_there():
+    batch = TokenBatch(torch.arange(3000), torch.tensor([1000, 2000]), torch.ones(3000), torch.tensor([4, 5]))
+    buffers: list[pickle.PickleBuffer] = []
+    packed = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    assert len(packed) < 2000 and sum(len(each.raw()) for each in buffers) >= 3000 * (8 + 4)
+    read_only = [memoryview(bytes(each.raw())) for each in buffers]
+    found = pickle.loads(packed, buffers=read_only)
+    found.ids[0] = 7
+    assert [bytes(each) for each in read_only] == [bytes(each.raw()) for each in buffers]
+    assert found.ids[1:].equal(batch.ids[1:]) and found.mask.equal(batch.mask) and found.index.equal(batch.index)
+    assert found.lengths.equal(batch.lengths) and found.images is None

@@ -84,7 +84,8 @@ class WorkerGroup:
     def start_sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[ray.ObjectRef]:
         """Do as `start` does, but the first argument of a rank is the shard of its place on the data axis."""
         assert len(shards) == self.mesh.data, (len(shards), self.mesh)
-        mine = [shards[self.mesh.data_index(rank)] for rank in range(self.mesh.size)]
+        stored = [ray.put(shard) for shard in shards]  # once for all ranks that share it
+        mine = [stored[self.mesh.data_index(rank)] for rank in range(self.mesh.size)]
         return [actor.run.remote(method, shard, *args) for actor, shard in zip(self._actors, mine, strict=True)]
 
     def wait(self, refs: Sequence[ray.ObjectRef], what: str) -> list[Any]:
