@@ -2,15 +2,16 @@
 
     python benchmarks/episode_workers.py [--workers 0 1 2] [--episodes 64] [--save]
 
-Two environments: one that answers at once, and one that computes in Python for 20 ms per turn. The policy answers
-each request at once with 32 tokens, so that only episodes and their way to the driver take time; the workers are real
-ones, on a real Ray. For each number of workers: turns per second, with 32 episodes at a time; CPU milliseconds of the
-driver per turn; and milliseconds per turn of one episode alone.
+Two environments: one that answers at once, and one that computes in Python for 20 ms per turn. An engine stands in that
+answers each request at once with 32 tokens, so that only episodes and their messages take time; the workers and the
+connections to the engine are real ones, on a real Ray. For each number of workers: turns per second, with 32 episodes
+at a time; CPU milliseconds of the driver per turn; and milliseconds per turn of one episode alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer, model_folder
@@ -60,14 +63,26 @@ class Environment:
 ENVIRONMENTS = {"at once": 0.0, "20 ms of Python": 0.02}
 
 
-class Policy:
-    """Answers at once."""
+class InstantEngine:
+    """Takes requests as `engines.actor.Engine` does, and answers at once."""
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        ids = np.full(TOKENS, 40, np.int32)
-        ids[-1] = request.sampling.stop_token_ids[0]
-        zeros = np.zeros(TOKENS, np.float32)
-        return Generation(request.id, ids, zeros, "stop", np.zeros(TOKENS, np.int32))
+    def __init__(self) -> None:
+        self.outboxes: dict[str, asyncio.Queue[tuple[int, Generation]]] = {}
+
+    async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        outbox = self.outboxes.setdefault(client, asyncio.Queue())
+        for number, request in requests:
+            ids = np.full(TOKENS, 40, np.int32)
+            ids[-1] = request.sampling.stop_token_ids[0]
+            zeros = np.zeros(TOKENS, np.float32)
+            outbox.put_nowait((number, Generation(request.id, ids, zeros, "stop", np.zeros(TOKENS, np.int32))))
+
+    async def finished(self, client: str) -> list[tuple[int, Generation]]:
+        outbox = self.outboxes[client]
+        done = [await outbox.get()]
+        while not outbox.empty():
+            done.append(outbox.get_nowait())
+        return done
 
 
 def settings(folder: Path, seconds: float, workers: int) -> PPORun:
@@ -84,22 +99,26 @@ def settings(folder: Path, seconds: float, workers: int) -> PPORun:
 
 def measure(folder: Path, name: str, workers: int, episodes: int) -> dict[str, float]:
     """Return what an environment takes in so many workers."""
-    run, policy, loop = settings(folder, ENVIRONMENTS[name], workers), Policy(), LoopThread("policy")
+    run = settings(folder, ENVIRONMENTS[name], workers)
+    engine = ray.remote(InstantEngine).options(num_cpus=0).remote()
+    engines = EnginePool([engine], [Member("engine-0", folder / "engine-0.log")], run.launch.timeout_s)
     plan = resolve(run, Machine("cpu", 0))
     tokenizer = load_tokenizer(plan.models[ACTOR].path, run.data)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    runner: EpisodeRunner | None = start_episode_workers(run, plan, policy, folder / f"logs_{workers}")
+    runner: EpisodeRunner | None = start_episode_workers(run, plan, engines, folder / f"logs_{workers}")
     if isinstance(runner, EpisodeWorkers):
         runner.ready()
     else:
-        runner = make_episodes(run, policy, tokenizer, stop_ids, ChatServer)
+        runner = make_episodes(run, engines, tokenizer, stop_ids, ChatServer)
     assert runner is not None
-    play(runner, loop, stop_ids, 2 * AT_A_TIME)  # until everything is imported and warm
-    cpu, wall = time.process_time(), play(runner, loop, stop_ids, episodes)
+    play(runner, engines.loop, stop_ids, 2 * AT_A_TIME)  # until everything is imported and warm
+    cpu, wall = time.process_time(), play(runner, engines.loop, stop_ids, episodes)
     cpu = time.process_time() - cpu
-    alone = min(play(runner, loop, stop_ids, 1) for _ in range(5))
+    alone = min(play(runner, engines.loop, stop_ids, 1) for _ in range(5))
     if isinstance(runner, EpisodeWorkers):
         runner.close()
+    engines.retire()
+    ray.kill(engine)
     turns = episodes * TURNS
     return {
         "turns_per_s": round(turns / wall, 1),
@@ -123,13 +142,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=[*ENVIRONMENTS])
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     os.environ |= runtime_env("cpu")
     ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     found = {}
     with scratch() as folder:
-        for name in ENVIRONMENTS:
+        for name in given.environments:
             found[name] = {str(workers): measure(folder, name, workers, given.episodes) for workers in given.workers}
     ray.shutdown()
     shape = {"turns": TURNS, "tokens_per_turn": TOKENS, "episodes": given.episodes, "at_a_time": AT_A_TIME}

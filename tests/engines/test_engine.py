@@ -295,7 +295,7 @@ def test_stop_strings_end_a_response_and_stay_in_it(tied):
 
 
 def tied_folder(pool: EnginePool) -> Path:
-    return pool._members[0].log.parent / "tied"
+    return pool.members[0].log.parent / "tied"
 
 
 def test_a_request_that_does_not_fit_names_the_flag_and_affects_no_other(tied):
@@ -435,7 +435,7 @@ def test_a_changed_parameter_is_found_and_a_sync_repairs_it(tied):
 
 def test_two_engines_sample_what_one_does(pools, tied):
     handles = [*tied._handles, *pools["uncured"]._handles]  # both hold the first weights
-    pair = EnginePool(handles, [*tied._members, *pools["uncured"]._members], timeout_s=120)
+    pair = EnginePool(handles, [*tied.members, *pools["uncured"].members], timeout_s=120)
     asked = requests(12)
     for one, other in zip(tied.generate_all(asked), pair.generate_all(asked), strict=True):
         assert one.id == other.id

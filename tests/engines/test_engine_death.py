@@ -86,7 +86,7 @@ def requests() -> list[GenerationRequest]:
 
 def kill(pool: EnginePool, number: int) -> None:
     """Kill the process of an engine, known by the log that its output goes to."""
-    log = pool._members[number].log.resolve()
+    log = pool.members[number].log.resolve()
     for process in psutil.Process().children(recursive=True):
         try:
             if Path(f"/proc/{process.pid}/fd/1").readlink() == log:

@@ -117,3 +117,30 @@ def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_pa
     timeline.close(tmp_path / "lines")
     timeline.close(tmp_path / "lines")
     assert written(tmp_path / "lines") == [("generation", 100.0, 104.0), ("evaluation", 101.0, 103.0)]
+
+
+@pytest.mark.notices(
+    "intervals of another process that are not over are told twice",
+    "tracking/timeline.py",
+    "                each.begin = now\n",
+    "                pass\n",
+)
+@pytest.mark.notices(
+    "what another process did right behind its report is lost",
+    "tracking/timeline.py",
+    "now = self.window_begin = time.time()  #",
+    "now = time.time()  #",
+)
+def test_intervals_that_are_taken_in_parts_are_those_of_the_whole_time(clock, tmp_path):
+    timeline, other = Timeline(), Timeline()
+    requests = Activity(other, "engines", "generation")
+    requests.begin()
+    clock.now = 101.0
+    timeline.add(other.take())
+    clock.now = 103.0
+    requests.end()
+    timeline.add(other.take())
+    requests.begin()
+    clock.now = 104.0
+    timeline.add(other.take())
+    assert [(each.begin, each.end) for each in timeline.intervals] == [(100.0, 101.0), (101.0, 103.0), (103.0, 104.0)]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class EpisodeRunner(Protocol):
     """Runs episodes, in this process (`Episodes`) or in others (`rl.episode_workers`)."""
 
-    environments: Activity
+    def record_in(self, timeline: Timeline) -> None:
+        """From now on, record there when environments are busy."""
+        ...
 
     def limit_turns(self, max_turns: int) -> EpisodeRunner:
         """Return the episodes of the same agent with at most so many turns."""
@@ -99,6 +101,10 @@ class Episodes:
         self.shared = replace(shared, policy=self)
         self.slots = asyncio.Semaphore(limit)
         self.environments = Activity(Timeline(), "environments", "episodes")  # those that wait for no response
+
+    def record_in(self, timeline: Timeline) -> None:
+        """From now on, record there when environments are busy."""
+        self.environments.timeline = timeline
 
     def limit_turns(self, max_turns: int) -> Episodes:
         """Return the episodes of the same agent with at most so many turns. They count towards the same limit."""

@@ -8,11 +8,12 @@ how often that happens.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import ray
@@ -36,6 +37,18 @@ T = TypeVar("T")
 STREAMS = ("gloo", "nccl", "ipc")
 
 
+class Client(Protocol):
+    """Another process that asks the engines: it pauses and goes on with them. Its calls are made on their loop."""
+
+    async def pause(self) -> None:
+        """Return when no request is under way. Later ones wait for `resume`."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+
 class EnginePool:
     """Handles of `engines.actor.Engine` actors. members[i] is the name of handles[i] in error messages.
 
@@ -50,7 +63,7 @@ class EnginePool:
         create: Callable[[int], Any] | None = None,
         max_restarts: int = 0,
     ) -> None:
-        self._handles, self._members, self._timeout_s = list(handles), list(members), timeout_s
+        self._handles, self.members, self.timeout_s = list(handles), list(members), timeout_s
         self._create, self._restarts = create, Restarts(len(self._handles), max_restarts, "vllm.max_restarts")
         self._lock = threading.RLock()  # no thread replaces an engine while another one calls all of them
         self._published: Manifest | None = None  # of the last sync; None: engines have the weights of their folder
@@ -58,7 +71,8 @@ class EnginePool:
         self._is_retired = False
         self.send_again: Callable[[], None] | None = None  # brings the last weights to all engines by stream
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
-        self.client = EngineClient(self._handles, self._members, timeout_s, self.replacement)
+        self.client = EngineClient(self._handles, self.members, timeout_s, self.replacement)
+        self.clients: list[Client] = []  # other processes that ask the engines
         self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while an engine has it
         self._prompt_tokens = self._cached_tokens = 0  # of all requests since `cache_hits` was asked for
 
@@ -68,6 +82,11 @@ class EnginePool:
     def ready(self) -> list[EngineInfo]:
         """Wait until every engine is running. One that dies while it starts is not started again."""
         return self._ready(range(len(self)))
+
+    @property
+    def handles(self) -> list[Any]:
+        """Return the handles of the engines of this moment."""
+        return [*self._handles]
 
     @property
     def restarts(self) -> int:
@@ -83,9 +102,13 @@ class EnginePool:
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
         response = await self.client.generate(request, self.busy)
-        self._prompt_tokens += len(request.prompt_ids)
-        self._cached_tokens += response.cached_tokens
+        self.count(len(request.prompt_ids), response.cached_tokens)
         return response
+
+    def count(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count the tokens of prompts, and those of them that an engine had in its KV cache."""
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
 
     def cache_hits(self) -> float | None:
         """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV cache;
@@ -118,11 +141,16 @@ class EnginePool:
 
     def pause(self) -> None:
         """Interrupt what is under way and return when no engine has a request. Later requests wait for `resume`."""
-        result(self.start(self.client.pause()), "the pause of the engines")
+        result(self.start(self._each_client("pause")), "the pause of the engines")
+        if self.clients:  # what a process that died had asked for is still under way
+            self._all("the pause of the engines", "interrupt")
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        result(self.start(self.client.resume()), "the engines to go on")
+        result(self.start(self._each_client("resume")), "the engines to go on")
+
+    async def _each_client(self, method: str) -> None:
+        await asyncio.gather(*(getattr(client, method)() for client in (self.client, *self.clients)))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""
@@ -137,7 +165,7 @@ class EnginePool:
         refs = [meet(ranks[-1], self._meetings)]
         for handle, rank in zip(self._handles, ranks, strict=False):
             refs.append(handle.connect.remote(host, port, rank, ranks[-1], self._meetings))
-        self._wait(refs, "the connection of trainer and engines", [trainer, *self._members])
+        self._wait(refs, "the connection of trainer and engines", [trainer, *self.members])
 
     def sync(
         self, backend: str, version: int, send: Callable[[], Sequence[ray.ObjectRef]], trainers: Sequence[Member]
@@ -163,7 +191,7 @@ class EnginePool:
     ) -> tuple[Manifest, list[SyncReport]]:
         """Let all engines receive what `send()` starts to send."""
         refs = [handle.update_weights.remote(Manifest(version)) for handle in self._handles]
-        members = [*trainers, *self._members]
+        members = [*trainers, *self.members]
         replies = self._wait([*send(), *refs], f"the weight sync of version {version}", members)
         return replies[0], replies[len(trainers) :]
 
@@ -201,7 +229,7 @@ class EnginePool:
     def _restart(self, number: int, death: ActorDied) -> None:
         """Start the engine `number` again, and all others that are dead, and bring them the weights of the last
         sync."""
-        names, started = [member.name for member in self._members], set[int]()
+        names, started = [member.name for member in self.members], set[int]()
         while True:
             for one, its_death in (self._dead() | {number: death}).items():
                 self._start_again(one, its_death)
@@ -237,7 +265,7 @@ class EnginePool:
     def _dead(self) -> dict[int, ActorDied]:
         """Return the engines whose process has ended, by number."""
         pings, dead = [handle.ping.remote() for handle in self._handles], dict[int, ActorDied]()
-        for number, (ping, member) in enumerate(zip(pings, self._members, strict=True)):
+        for number, (ping, member) in enumerate(zip(pings, self.members, strict=True)):
             try:
                 self._wait([ping], "a ping", [member])
             except ActorDied as death:
@@ -255,13 +283,13 @@ class EnginePool:
                 try:
                     return self._some(range(len(self)), what, method, *arguments)
                 except ActorDied as death:
-                    self._restart([member.name for member in self._members].index(death.name), death)
+                    self._restart([member.name for member in self.members].index(death.name), death)
 
     def _some(self, engines: Iterable[int], what: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of some engines and wait for the results."""
         numbers = sorted(engines)
         refs = [getattr(self._handles[number], method).remote(*arguments) for number in numbers]
-        return self._wait(refs, what, [self._members[number] for number in numbers])
+        return self._wait(refs, what, [self.members[number] for number in numbers])
 
     def _wait(self, refs: Sequence[ray.ObjectRef], what: str, members: Sequence[Member]) -> list[Any]:
-        return wait_for(refs, what, self._timeout_s, members)
+        return wait_for(refs, what, self.timeout_s, members)

@@ -8,8 +8,8 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -67,12 +67,31 @@ class EngineClient:
 
     def home(self, request: GenerationRequest) -> EngineLink:
         """Return the engine for a request: that of its affinity, else the one with the fewest requests."""
-        key = content_number(request.prompt_ids, request.images) if request.affinity is None else request.affinity
-        if key not in self.homes:
-            if len(self.homes) >= HOMES:
-                del self.homes[next(iter(self.homes))]
-            self.homes[key] = min(self.links, key=lambda link: len(link.pending))
-        return self.homes[key]
+        if request.affinity is not None:
+            return self.home_of(request.affinity)
+        return self.home_of(content_number(request.prompt_ids, request.images))
+
+    def home_of(self, affinity: int) -> EngineLink:
+        """Return the engine of an affinity; a new one gets that with the fewest requests and visits."""
+        if affinity not in self.homes:
+            self.settle(affinity, min(range(len(self.links)), key=lambda number: self.links[number].load))
+        return self.homes[affinity]
+
+    def settle(self, affinity: int, engine: int) -> None:
+        """Send requests of an affinity to the engine of this number."""
+        if affinity not in self.homes and len(self.homes) >= HOMES:
+            del self.homes[next(iter(self.homes))]
+        self.homes[affinity] = self.links[engine]
+
+    @contextmanager
+    def visit(self, affinity: int) -> Iterator[int]:
+        """Count an episode of another process to the engine of an affinity, and yield the number of the engine."""
+        link = self.home_of(affinity)
+        link.visits += 1
+        try:
+            yield self.links.index(link)
+        finally:
+            link.visits -= 1
 
     async def close(self, error: Exception) -> None:
         """Raise `error` in everyone who waits for a response, or asks for one later."""
@@ -87,6 +106,12 @@ class EngineLink(Link[GenerationRequest, Generation]):
 
     doing = "generations"
     again = "requests are sent again"
+    visits = 0  # episodes of other processes whose turns this engine writes
+
+    @property
+    def load(self) -> int:
+        """Return how much the engine has to do: requests of this process, and episodes of others."""
+        return len(self.pending) + self.visits
 
     async def interrupt(self) -> None:
         """End what the engine has or is about to get, and wait for the responses. The loop ends: while it runs nothing

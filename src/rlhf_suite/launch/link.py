@@ -83,12 +83,11 @@ class Link(Generic[Order, Result]):
         if not self.is_waiting:
             self.start(self.submit(bundle))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a coroutine, and return its task."""
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        return task
 
     async def submit(self, bundle: list[tuple[int, Order]]) -> None:
         """Send orders, and begin to receive if nobody does. Orders that the actor refuses fail."""
@@ -135,7 +134,6 @@ class Link(Generic[Order, Result]):
         if handle is not self.handle or self.is_waiting:
             return
         self.is_waiting = True
-        self.forget()
         try:
             restart = in_background("restart", lambda: self.replacement(handle, death))
             self.handle = await asyncio.wrap_future(restart)
@@ -149,9 +147,6 @@ class Link(Generic[Order, Result]):
         if self.orders:
             show_line(f"{self.member.name} runs again: its {len(self.orders)} unfinished {self.again}")
             self.start(self.submit([*self.orders.items()]))
-
-    def forget(self) -> None:
-        """End what else is under way for an actor that died."""
 
     async def call(self, ref: ray.ObjectRef, what: str) -> Any:
         return await reply(ref, what, self.timeout_s, self.member)

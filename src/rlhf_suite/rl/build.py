@@ -179,7 +179,7 @@ def make_watched_episodes(
         if episodes is not None:
             watch_calls(engines.loop, config.agent)
     if episodes is not None:
-        episodes.environments.timeline = timeline
+        episodes.record_in(timeline)
     return episodes
 
 

@@ -1,13 +1,14 @@
-"""One process that runs episodes of an agent: a Ray actor to which the driver sends episodes, and whose policy is the
-driver."""
+"""One process that runs episodes of an agent: a Ray actor to which the driver sends episodes, and which asks the
+engines itself. The driver hears of finished episodes, of engines that died, and now and then of what was done."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,35 +17,75 @@ import ray
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import Episodes
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.launch.actor_log import redirect_output
+from rlhf_suite.engines.requests import EngineClient
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.processes import end_marked
+from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.load import load_tokenizer, vision_processor
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.serving.chat_server import ChatServer
+from rlhf_suite.tracking.timeline import Activity, Interval, Timeline
+from rlhf_suite.waits import allow_silence, result
 
 T = TypeVar("T")
 Ledgers = list[Trajectory]
 NO_PROMPT = Prompt([], "", "", "", "")  # in ledgers on their way back: the driver has the prompt
+REPORT_S = 1.0  # between two reports of turns while no episode ends
 MARK = "RLHF_SUITE_EPISODES"  # environment variable of all that a worker starts; its value is the name of the worker
 
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """An episode to run: the arguments of `Episodes.run`, and of `Episodes.limit_turns` where it is not None."""
+    """An episode to run: the arguments of `Episodes.run`, and of `Episodes.limit_turns` where it is not None; `engine`
+    is the number of the engine that writes its turns."""
 
     ledger: Trajectory
     sampling: SamplingSettings
     seed: tuple[int, ...]
     max_turns: int | None = None
+    engine: int = 0
+
+
+@dataclass(frozen=True)
+class EngineAccess:
+    """What a process needs to ask the engines: their handles, their names, the limit of a wait in seconds, and whether
+    they are paused."""
+
+    handles: Sequence[Any]
+    members: Sequence[Member]
+    timeout_s: float
+    is_paused: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker has done since its last report: when its engines and environments were busy, and how many tokens
+    the prompts of its turns had, in all and in the caches of the engines."""
+
+    intervals: Sequence[Interval]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class EngineDeath:
+    """An engine that this worker found dead. The worker waits for the handle of another one in its place."""
+
+    engine: int
+    death: ActorDied
+
+
+News = Ledgers | Report | EngineDeath
 
 
 class EpisodeWorker:
-    """Runs episodes as the driver would, in an event loop of the same kind. What it wants of the driver (generations)
-    and what it brings (the ledgers of finished episodes) leave by `finished`, all that there is at once.
+    """Runs episodes as the driver would, in an event loop of the same kind, and asks the engines as it would. What the
+    driver is to know leaves by `finished`, all that there is at once.
 
     `model`: the folder of the policy, for its tokenizer. `name` is that of this worker alone: what a dead worker of
     this name has left running is ended.
@@ -55,12 +96,16 @@ class EpisodeWorker:
             redirect_output(log)
         end_marked(MARK, name)
         os.environ[MARK] = name
+        allow_silence(run.launch.timeout_s)
         self._run, self._model, self._name = run, model, name
         self._loop = LoopThread("episodes")
         self._episodes: Episodes | None = None
+        self._engines: EngineClient | None = None
+        self._timeline = Timeline()
+        self._busy = Activity(self._timeline, "engines", "generation")
+        self._turns = self._prompt_tokens = self._cached_tokens = 0  # since the last report
         self._outbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        self._asked: dict[int, asyncio.Future[Generation]] = {}  # generations that the driver is to bring, by number
-        self._numbers = count()
+        self._replaced: dict[int, Future[Any]] = {}  # handles that the driver is to bring, by the number of the engine
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
 
     async def ready(self) -> str:
@@ -68,29 +113,49 @@ class EpisodeWorker:
         self._episodes = await asyncio.to_thread(self._build)
         return str(ray.get_runtime_context().get_node_id())
 
+    async def connect(self, engines: EngineAccess) -> None:
+        """Ask these engines from now on. This comes before the first episode."""
+        await self._on_loop(self._connect(engines))
+
     async def submit(self, client: str, bundle: Sequence[tuple[int, EpisodeOrder]]) -> None:
         """Begin episodes, each with a number."""
         await self._on_loop(self._begin(bundle))
 
-    async def finished(self, client: str) -> list[tuple[int, GenerationRequest | Ledgers]]:
-        """Wait until there is something for the driver, and return all that there is: requests with numbers of this
-        worker, and the ledgers of finished episodes with the numbers of these."""
+    async def finished(self, client: str) -> list[tuple[int, News]]:
+        """Wait until there is something for the driver, and return all that there is: the ledgers of finished episodes
+        with their numbers, engines that died, and a report at the end."""
         return await self._on_loop(self._news())
 
-    async def answer(self, bundle: Sequence[tuple[int, Generation]]) -> None:
-        """Take the responses to requests, by their numbers."""
-        await self._on_loop(self._take(bundle))
+    async def pause(self) -> None:
+        """Interrupt the turns under way, which keep their tokens, and begin no others until `resume`."""
+        assert self._engines is not None
+        await self._on_loop(self._engines.pause())
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        assert self._engines is not None
+        await self._on_loop(self._engines.resume())
+
+    async def replace(self, engine: int, handle: Any) -> None:
+        """Take the handle of the engine in the place of one that died, or the error that there is none."""
+        future = self._replaced.pop(engine)
+        if isinstance(handle, Exception):
+            future.set_exception(handle)
+        else:
+            future.set_result(handle)
 
     async def close(self) -> None:
         """End what the episodes have left running."""
         end_marked(MARK, self._name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Ask the driver for the response to a request: this is the policy of the agent."""
-        number = next(self._numbers)
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        self._outbox.put_nowait((number, request))
-        return await self._asked[number]
+        """Return the response of an engine to a request: this worker is the policy of its agent."""
+        assert self._engines is not None
+        response = await self._engines.generate(request, self._busy)
+        self._turns += 1
+        self._prompt_tokens += len(request.prompt_ids)
+        self._cached_tokens += response.cached_tokens
+        return response
 
     def _build(self) -> Episodes:
         run, tokenizer = self._run, load_tokenizer(self._model, self._run.data)
@@ -98,12 +163,27 @@ class EpisodeWorker:
         stop_ids = stop_token_ids(self._model, tokenizer)
         episodes = make_episodes(run, self, tokenizer, stop_ids, ChatServer, vision)
         assert episodes is not None, "agent.num_workers needs an agent"
+        episodes.record_in(self._timeline)
         watch_calls(self._loop, run.agent)
         return episodes
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop of the episodes, which is the driver's kind of loop and not that of Ray."""
-        return await asyncio.wrap_future(self._loop.start(work))
+        try:
+            return await asyncio.wrap_future(self._loop.start(work))
+        except ActorDied as death:  # of an engine for good: the driver would take it for the death of this worker
+            raise RunError(str(death)) from None
+
+    async def _connect(self, engines: EngineAccess) -> None:
+        self._engines = EngineClient(engines.handles, engines.members, engines.timeout_s, self._replacement)
+        if engines.is_paused:
+            await self._engines.pause()
+
+    def _replacement(self, engine: int, handle: Any, death: ActorDied) -> Any:
+        """Have the driver bring the engine in the place of one that died; this runs on a thread of its own."""
+        future = self._replaced[engine] = Future()
+        self._loop.loop.call_soon_threadsafe(self._outbox.put_nowait, (engine, EngineDeath(engine, death)))
+        return result(future, f"the restart of {death.name}")
 
     async def _begin(self, bundle: Sequence[tuple[int, EpisodeOrder]]) -> None:
         for number, order in bundle:
@@ -114,7 +194,9 @@ class EpisodeWorker:
     async def _play(self, number: int, order: EpisodeOrder) -> None:
         """Run one episode. An error of it is what the driver gets next."""
         episodes = self._episodes
-        assert episodes is not None
+        assert episodes is not None and self._engines is not None
+        prompt = order.ledger.prompt
+        self._engines.settle(content_number(prompt.ids, prompt.images or ()), order.engine)
         if order.max_turns is not None:
             episodes = episodes.limit_turns(order.max_turns)
         try:
@@ -124,15 +206,20 @@ class EpisodeWorker:
             found = error
         self._outbox.put_nowait((number, found))
 
-    async def _news(self) -> list[tuple[int, GenerationRequest | Ledgers]]:
-        news = [await self._outbox.get()]
+    async def _news(self) -> list[tuple[int, News]]:
+        news = list[tuple[int, News]]()
+        while not news and not self._turns:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    news = [await self._outbox.get()]
         while not self._outbox.empty():
             news.append(self._outbox.get_nowait())
         for _, each in news:
             if isinstance(each, Exception):
                 raise each
-        return news
+        return [*news, (0, self._report())]
 
-    async def _take(self, bundle: Sequence[tuple[int, Generation]]) -> None:
-        for number, generation in bundle:
-            self._asked.pop(number).set_result(generation)
+    def _report(self) -> Report:
+        report = Report(self._timeline.take(), self._prompt_tokens, self._cached_tokens)
+        self._turns = self._prompt_tokens = self._cached_tokens = 0
+        return report

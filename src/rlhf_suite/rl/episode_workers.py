@@ -1,8 +1,9 @@
 """The episodes of a run in processes of their own (agent.num_workers), as the driver sees them.
 
-An episode goes to the worker that has the fewest. Its requests come back to the driver, which makes them with its own
-engines: so seeds, pauses, restarts of engines and weight versions are as for episodes in the driver. If a worker dies,
-another one is started in its place, and its unfinished episodes begin anew with their prompts and seeds.
+An episode goes to the worker that has the fewest, and its turns to the engine that has the fewest. The worker asks this
+engine itself, so turns do not pass the driver. The driver pauses the workers with the engines, starts engines again
+that workers find dead, and gets reports of what was done. If a worker dies, another one is started in its place, and
+its unfinished episodes begin anew with their prompts and seeds.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlhf_suite.agents.session import Policy
+from rlhf_suite.background import in_background
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.plan import ACTOR, Plan
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
-from rlhf_suite.launch.link import Bundle, Link, Restarts
+from rlhf_suite.launch.link import Link, Restarts
 from rlhf_suite.launch.wait import ActorDied, wait_for
-from rlhf_suite.rl.episode_worker import EpisodeOrder, EpisodeWorker
-from rlhf_suite.tracking.timeline import Activity, Timeline
+from rlhf_suite.rl.episode_worker import EngineAccess, EngineDeath, EpisodeOrder, EpisodeWorker, Report
+from rlhf_suite.tracking.timeline import Timeline
 from rlhf_suite.waits import waiting
 
 CLOSE_S = 5.0  # a worker that has not ended its children in this time is killed all the same
@@ -44,26 +46,27 @@ class EpisodeWorkers:
     """Runs the episodes of an agent in several processes, at most agent.max_concurrent at a time in all.
 
     `create(i, node)` starts worker i: on this node if it can be there, or (None) anywhere. All other calls than
-    `ready` and `close` must be made on the event loop of `policy`, which makes the requests of the episodes.
+    `ready`, `record_in` and `close` must be made on the event loop of `engines`.
     """
 
     def __init__(
         self,
         create: Callable[[int, str | None], Any],
         members: Sequence[Member],
-        policy: Policy,
+        engines: EnginePool,
         config: AgentConfig,
         timeout_s: float,
     ) -> None:
         self.create, self.members, self.timeout_s = create, members, timeout_s
         self.restarts = Restarts(len(members), config.max_restarts, "agent.max_restarts")
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
         self.nodes: list[str | None] = [None] * len(members)
         self.slots = asyncio.Semaphore(config.max_concurrent)
         self.max_turns: int | None = None  # of an episode; None: agent.max_turns
-        self.environments = Activity(Timeline(), "environments", "episodes")  # those that wait for no response
-        self.policy, self.episode_s = policy, config.timeout_s
+        self.timeline = Timeline()
+        self.engines, self.episode_s = engines, config.timeout_s
         self.links = [EpisodeLink(self, number) for number in range(len(members))]
+        engines.clients.append(self)
 
     def ready(self) -> None:
         """Wait until all workers can run episodes. One that dies while it starts is not started again."""
@@ -78,12 +81,27 @@ class EpisodeWorkers:
 
     async def run(self, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]) -> list[Trajectory]:
         """Do as `Episodes.run` does, in the worker that has the fewest episodes."""
-        order = EpisodeOrder(ledger, sampling, seed, self.max_turns)
+        prompt = ledger.prompt
         async with self.slots:
             link = min(self.links, key=lambda link: len(link.pending))
-            what = f"an episode of the prompt at {ledger.prompt.where}"
-            with self.environments, waiting(what, [link.member.name], alike="episode"):
-                return await link.send(order)
+            what = f"an episode of the prompt at {prompt.where}"
+            affinity = content_number(prompt.ids, prompt.images or ())
+            with self.engines.client.visit(affinity) as engine, waiting(what, [link.member.name], alike="episode"):
+                return await link.send(EpisodeOrder(ledger, sampling, seed, self.max_turns, engine))
+
+    def record_in(self, timeline: Timeline) -> None:
+        """From now on, record there when the engines and environments of the workers are busy."""
+        self.timeline = timeline
+
+    async def pause(self) -> None:
+        """Interrupt the turns under way in all workers, and let none begin until `resume`."""
+        self.is_paused = True
+        await asyncio.gather(*(link.obey() for link in self.links))
+
+    async def resume(self) -> None:
+        """Let all workers go on after `pause`."""
+        self.is_paused = False
+        await asyncio.gather(*(link.obey() for link in self.links))
 
     def replacement(self, number: int, handle: Any, death: ActorDied) -> Any:
         """Return the worker in the place of `handle`, the worker `number` that died. May be called on any thread.
@@ -115,8 +133,8 @@ class EpisodeWorkers:
 
 
 class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
-    """The connection to one worker. The worker's requests come with the results of its episodes, and go to the policy.
-    Episodes with a request under way are not with their environments."""
+    """The connection to one worker. A worker first gets the handles of the engines; a later one in its place does too.
+    Beside the results of episodes come reports, and engines that died."""
 
     doing = "episodes"
     again = "episodes begin anew"
@@ -126,52 +144,74 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
         handle, replacement = workers.create(number, None), partial(workers.replacement, number)
         super().__init__(handle, workers.members[number], workers.timeout_s, replacement)
         self.result_s += workers.episode_s
-        self.policy, self.environments = workers.policy, workers.environments
-        self.answers: Bundle[tuple[int, Generation]] = Bundle(self.bring)
-        self.asking: set[asyncio.Task[None]] = set()
+        self.workers = workers
+        self.connected: Any = None  # the worker that has the handles of the engines
+        self.engines: list[Any] = []  # these handles
+        self.telling = asyncio.Lock()  # what the worker was told last is how the workers are
+
+    async def submit(self, bundle: list[tuple[int, EpisodeOrder]]) -> None:
+        """Do as `Link.submit` does, to a worker that has the handles of the engines."""
+        handle = self.handle
+        try:
+            await self.connect(handle)
+        except ActorDied as death:
+            await self.recover(handle, death)
+        except Exception as error:
+            self.fail([number for number, _ in bundle], error)
+        else:
+            await super().submit(bundle)
+
+    async def connect(self, handle: Any) -> None:
+        """Give the worker the handles of the engines, unless it has them."""
+        async with self.telling:
+            if self.connected is not handle:
+                pool = self.workers.engines
+                engines = pool.handles
+                access = EngineAccess(engines, pool.members, pool.timeout_s, self.workers.is_paused)
+                await self.call(handle.connect.remote(access), "the connection to the engines")
+                self.connected, self.engines = handle, engines
+
+    async def obey(self) -> None:
+        """Pause the worker, or let it go on, as all workers are to. One that has no engines yet hears of it with
+        them."""
+        handle = self.handle
+        try:
+            async with self.telling:
+                if self.connected is handle and not self.is_waiting:
+                    method = handle.pause if self.workers.is_paused else handle.resume
+                    await self.call(method.remote(), "the pause of the engines")
+        except ActorDied as death:
+            await self.recover(handle, death)
 
     def take(self, number: int, result: Any) -> None:
-        """Take what the worker says: a request, or the ledgers of an episode."""
-        if isinstance(result, GenerationRequest):
-            task = self.start(self.ask(number, result))
-            self.asking.add(task)
-            task.add_done_callback(self.asking.discard)
+        """Take what the worker says: a report, an engine that died, or the ledgers of an episode."""
+        if isinstance(result, Report):
+            self.workers.timeline.add(result.intervals)
+            self.workers.engines.count(result.prompt_tokens, result.cached_tokens)
+        elif isinstance(result, EngineDeath):
+            self.start(self.replace(self.handle, result))
         else:
             order = self.orders.get(number)  # None: nobody waits for it any more
             super().take(number, [owned(ledger, order.ledger.prompt) for ledger in result] if order else [])
 
-    async def ask(self, number: int, request: GenerationRequest) -> None:
-        """Have the policy respond to a request of the worker. If the policy fails, so do all episodes."""
-        self.environments.end()
+    async def replace(self, handle: Any, found: EngineDeath) -> None:
+        """Bring the worker the engine in the place of one that it found dead, or the error that there is none."""
+        pool, dead = self.workers.engines, self.engines[found.engine]
+        restart = in_background("restart", lambda: pool.replacement(found.engine, dead, found.death))
         try:
-            # A worker that dies leaves its requests alone: others may be in the same bundle.
-            generation = await asyncio.shield(self.policy.generate(request))
+            answer = await asyncio.wrap_future(restart)
         except Exception as error:
-            self.fail([*self.pending], error)
-        else:
-            self.answers.add((number, generation))
-        finally:
-            self.environments.begin()
-
-    def bring(self, bundle: list[tuple[int, Generation]]) -> None:
-        """Send responses to the worker that asked for them."""
-        if not self.is_waiting:
-            self.start(self.answer(self.handle, bundle))
-
-    async def answer(self, handle: Any, bundle: list[tuple[int, Generation]]) -> None:
-        """Send responses, and wait until they have arrived."""
+            answer = error
+        if handle is not self.handle or self.is_waiting:
+            return  # the worker itself has died meanwhile
+        if not isinstance(answer, Exception):
+            self.engines[found.engine] = answer
         try:
-            await self.call(handle.answer.remote(bundle), f"{len(bundle)} turns")
+            await self.call(handle.replace.remote(found.engine, answer), "the restart of an engine")
         except ActorDied as death:
             await self.recover(handle, death)
         except Exception as error:
             self.fail([*self.pending], error)
-
-    def forget(self) -> None:
-        """Forget what the worker that died has asked for: the numbers of its requests come again."""
-        for task in self.asking:
-            task.cancel()
-        self.answers.items = []
 
 
 def owned(ledger: Trajectory, prompt: Prompt) -> Trajectory:
@@ -181,7 +221,7 @@ def owned(ledger: Trajectory, prompt: Prompt) -> Trajectory:
     return replace(ledger, prompt=prompt, **arrays)
 
 
-def start_episode_workers(run: PPORun, plan: Plan, policy: Policy, log_dir: Path) -> EpisodeWorkers | None:
+def start_episode_workers(run: PPORun, plan: Plan, engines: EnginePool, log_dir: Path) -> EpisodeWorkers | None:
     """Start the processes that run the episodes of a run; None if the driver runs them. Does not wait.
 
     They take no CPU of Ray's count: where all CPUs of a small machine are taken, they share them."""
@@ -196,4 +236,4 @@ def start_episode_workers(run: PPORun, plan: Plan, policy: Policy, log_dir: Path
         worker = ray.remote(EpisodeWorker).options(num_cpus=0, scheduling_strategy=place, runtime_env=environment)
         return worker.remote(run, plan.models[ACTOR].path, f"{own}-{number}", members[number].log.absolute())
 
-    return EpisodeWorkers(create, members, policy, run.agent, run.launch.timeout_s)
+    return EpisodeWorkers(create, members, engines, run.agent, run.launch.timeout_s)

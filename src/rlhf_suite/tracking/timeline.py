@@ -72,6 +72,21 @@ class Timeline:
         shares = {"perf/engine_idle": 1 - length(engines) / window, "perf/trainer_idle": 1 - length(trainer) / window}
         return shares | ({"perf/overlap": both / least} if least else {})
 
+    def add(self, intervals: Sequence[Interval]) -> None:
+        """Add intervals of another process."""
+        with self.lock:
+            self.intervals.extend(intervals)
+
+    def take(self) -> list[Interval]:
+        """Return and forget all intervals until now. Those that are not over begin anew."""
+        with self.lock:
+            now = self.window_begin = time.time()  # what has ended is not continued
+            taken = [replace(each, end=each.end or now) for each in self.intervals]
+            self.intervals = deque((each for each in self.intervals if each.end is None), KEPT)
+            for each in self.intervals:
+                each.begin = now
+        return taken
+
     def close(self, file: Path) -> None:
         """Write what is left when a run ends: intervals since the last window, and those that are not over, until
         now."""
