@@ -9,8 +9,9 @@ nothing is saved that weights wrote which are not proven.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.launch.loop_thread import LoopThread
@@ -54,16 +55,16 @@ class EngineUpdate:
             return self.update(version, batch, self.journal.phase)
         queued: Future[None] = Future()
 
-        def work() -> dict[str, float]:
-            try:
-                return self.update(version, batch, self.journal.background, lambda: queued.set_result(None))
-            except BaseException as error:
-                if not queued.done():
-                    queued.set_exception(error)
-                raise
+        def tell(*_: object) -> None:
+            with suppress(InvalidStateError):  # it was told before
+                queued.set_result(None)
 
+        work = partial(self.update, version, batch, self.journal.background, tell)
         self.version, self.outcome = version, self.beside.task(self.beside.blocking(THREAD, work))
+        self.outcome.add_done_callback(tell)  # nobody asks the policy if something has failed before
         result(queued, f"the policy to be asked for the weights {version}", THREAD)
+        if self.outcome.done() and (error := self.outcome.exception()) is not None:
+            raise error
         return {}
 
     def update(
