@@ -74,8 +74,8 @@ def test_the_metrics_are_those_of_an_uninterrupted_run(actor_critic, resumed):
 
 @pytest.mark.parametrize("kind", ["rollouts", "evaluations"])
 def test_the_samples_are_those_of_an_uninterrupted_run(actor_critic, resumed, kind):
-    files = sorted(path.name for path in (actor_critic / kind).iterdir())
-    assert sorted(path.name for path in (resumed[0] / kind).iterdir()) == files
+    files = sorted(path.name for path in (actor_critic / kind).glob("*.parquet"))
+    assert sorted(path.name for path in (resumed[0] / kind).glob("*.parquet")) == files
     assert len(files) == {"rollouts": STEPS, "evaluations": 4}[kind]
     for name in files:
         assert pq.read_table(resumed[0] / kind / name).equals(pq.read_table(actor_critic / kind / name)), name
