@@ -195,7 +195,6 @@ ROWS = (
             "tests/e2e/test_episode_workers_in_runs.py",
             "tests/e2e/test_images_run.py::test_workers_send_images_as_the_driver_does",
         ),
-        mistakes=("an episode worker gets answers to what the dead one before it asked",),
     ),
     Row(
         "A group that takes far longer than the others is waited for at its deadline, trained on, and named as the "
