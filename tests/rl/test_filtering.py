@@ -31,8 +31,8 @@ from pathlib import Path
 def look(name):
     async def turn():
         return True
-    (thread,) = (each for each in threading.enumerate() if each.name == "plain engines")
-    loop = thread._target.__self__
+    threads = [each for each in threading.enumerate() if each.name == "plain engines"]
+    loop = threads[-1]._target.__self__  # of this run, which is the newest
     is_free = asyncio.run_coroutine_threadsafe(turn(), loop).result(300)
     with Path(__file__).with_name("seen.txt").open("a") as file:
         file.write(f"{name} {is_free}\\n")

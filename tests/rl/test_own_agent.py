@@ -53,7 +53,7 @@ def undeclared(setup):
 
 
 def wrong(setup):
-    return print
+    return len
 '''
 
 

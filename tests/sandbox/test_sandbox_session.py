@@ -10,9 +10,13 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +25,7 @@ from rlhf_suite.sandbox.memory import family
 from rlhf_suite.sandbox.process import MAX_OUTPUT_BYTES, JailedProcess, Resources, SandboxError, Template
 from rlhf_suite.sandbox.session import Session
 
+T = TypeVar("T")
 LONG_S = 60.0  # for calls that end by themselves
 
 
@@ -256,13 +261,22 @@ def test_a_cancelled_call_ends_its_session(template):
 
 
 def descriptors() -> dict[int, Path]:
-    """The open descriptors of this process, each with its file. Earlier tests may have left some: they are closed."""
+    """The open descriptors of this process, each with its file."""
     gc.collect()
     paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return {int(path.name): path.readlink() for path in paths}
 
 
-def test_an_ended_session_leaves_no_process_and_no_descriptor(template):
+def alone(function: Callable[..., T], *args: object) -> T:
+    """Call a function in a process of its own, and return what it returns."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(function, *args).result(5 * LONG_S)
+
+
+def left_by_a_session() -> set[tuple[int, Path]]:
+    """The descriptors that a session leaves. To be called in a process of its own: threads of Ray, which other tests
+    start in this one, open some at any time."""
+    template = templates.get(chosen_jail(False, ""))
     template.wait_ready()
     before = descriptors()
     one = Session(template)
@@ -272,7 +286,11 @@ def test_an_ended_session_leaves_no_process_and_no_descriptor(template):
     one.close()
     assert select.select([watched], [], [], LONG_S)[0], "the guard lives on"
     os.close(watched)
-    assert not descriptors().items() - before.items()
+    return descriptors().items() - before.items()
+
+
+def test_an_ended_session_leaves_no_process_and_no_descriptor():
+    assert alone(left_by_a_session) == set()
 
 
 def test_a_template_that_is_killed_is_replaced():
@@ -318,8 +336,9 @@ def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_session
     template.close()
 
 
-@pytest.mark.parametrize("room", [0, 3, 6, 9])
-def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(template, room):
+def left_by_a_session_without_room(room: int) -> set[tuple[int, Path]]:
+    """The descriptors that a session leaves which may open `room` more. To be called in a process of its own."""
+    template = templates.get(chosen_jail(False, ""))
     template.wait_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
@@ -334,7 +353,12 @@ def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(template
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in filled:
             os.close(fd)
-    assert not descriptors().items() - before.items()
+    return descriptors().items() - before.items()
+
+
+@pytest.mark.parametrize("room", [0, 3, 6, 9])
+def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(room):
+    assert alone(left_by_a_session_without_room, room) == set()
 
 
 def test_closing_the_template_ends_its_sessions():

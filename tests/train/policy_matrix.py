@@ -27,6 +27,7 @@ from rlhf_suite.config.algo import (
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.data.batch import take
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.world import World
 from rlhf_suite.registry import aggregation, estimator, policy_loss
@@ -105,7 +106,7 @@ def ledger(generator: np.random.Generator, group: int, sample: int) -> Trajector
             result.append_environment(written.tolist())
         else:
             result.append_model(written, np.zeros(len(written), np.float32), 0)
-    result.finish_reason = "length" if generator.random() < 0.3 else "stop"
+    result.ending = Ending.CUT if generator.random() < 0.3 else Ending.FINISHED
     result.greedy = sample == SAMPLES
     return result
 
@@ -212,7 +213,7 @@ def responses(folder: Path) -> list[Response]:
         start += len(t.ids)
         old, reference, teacher, values = (rollout.tokens[name][own].tolist() for name in NUMBERS)
         others = int((t.owner == 2).sum())  # what an environment wrote took room
-        limits = (room(int((t.owner == 0).sum())) - others, t.finish_reason == "length", t.greedy)
+        limits = (room(int((t.owner == 0).sum())) - others, t.ending is Ending.CUT, t.greedy)
         engine = t.engine_log_probs[t.owner == 1].tolist()
         result.append(Response(t.group, float(score), *limits, old, reference, teacher, engine, values))
     return result

@@ -184,7 +184,7 @@ def scaled_by_all_ranks(world, *args):
 
 def with_gradients_of_norms_as_they_are(world, *args):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_parallel, "checked_plan", lambda config, size: config.base_model_tp_plan)
+        patch.setattr(tensor_parallel, "check_plan", lambda config, size: config.base_model_tp_plan)
         patch.setattr(tensor_parallel, "SUMMED", "nothing")
         return gradient(world, *args)
 
