@@ -61,7 +61,10 @@ def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
 def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
     """Yield the forms of a value: the value itself, an interpolation, and null where it is allowed."""
     expected = info.type
-    if expected.base is dict:
+    if expected.base is dict and not expected.is_table:
+        yield {"type": "object"}
+        return
+    if expected.is_table:
         yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
         return
     scalar: dict[str, Any] = {"type": JSON_TYPES[expected.scalar]}

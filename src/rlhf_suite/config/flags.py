@@ -1,7 +1,8 @@
 """How a flag is declared: a dataclass field with type, default, help, bounds and condition. `walk` lists all flags.
 
-A flag is of type bool, int, float, str, a list of these, or a table `dict[str, Section]` of named entries, each with
-the flags of a section. `list[float] | None` may be null.
+A flag is of type bool, int, float, str, a list of these, a table `dict[str, Section]` of named entries, each with the
+flags of a section, or a mapping `dict[str, Any]` whose names and values another program knows. `list[float] | None` may
+be null.
 """
 
 from __future__ import annotations
@@ -87,12 +88,15 @@ def all_values(section: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def with_values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meta]]:
-    """Yield every flag of a section and of the entries of its tables: key, value, and what its declaration says."""
+    """Yield every flag of a section and of the entries of its tables and mappings: key, value, and what its declaration
+    says."""
     for field in fields(section):
         value = getattr(section, field.name)
         if isinstance(value, dict):
+            is_table = field_types(type(section))[field.name].is_table
             for name, entry in value.items():
-                yield from with_values(entry, f"{prefix}{field.name}.{name}.")
+                key = f"{prefix}{field.name}.{name}"
+                yield from with_values(entry, f"{key}.") if is_table else [(key, entry, field.metadata["meta"])]
         elif "meta" in field.metadata:
             yield f"{prefix}{field.name}", value, field.metadata["meta"]
         else:
@@ -347,12 +351,17 @@ class FlagType:
     @property
     def name(self) -> str:
         """As users read it, e.g. `list[float] or null`."""
-        if self.base is dict and not dataclasses.is_dataclass(self.item):
-            return "{name: value}"
-        if self.base is dict:
+        if self.is_table:
             return f"{{name: {{{', '.join(field.name for field in fields(self.section))}}}}}"
+        if self.base is dict:
+            return "{name: value}"
         name = self.base.__name__ if self.item is None else f"list[{self.item.__name__}]"
         return f"{name} or null" if self.optional else name
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the flag holds named entries that are sections of flags."""
+        return self.base is dict and dataclasses.is_dataclass(self.item)
 
     @property
     def scalar(self) -> type:
@@ -362,7 +371,7 @@ class FlagType:
     @property
     def section(self) -> type:
         """The section of a table's entries."""
-        assert self.base is dict and self.item is not None
+        assert self.is_table and self.item is not None
         return self.item
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
@@ -72,14 +72,24 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     if owners:
         what = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
         return Problem(key, what, f"drop it, or {guess}" if guess else "drop it")
-    if (old := old_flag(key, known)) is not None:
-        return old
+    if (problem := old_flag(key, known) or entry_alone(key, known)) is not None:
+        return problem
     if new := renamed(key, known):
         return Problem(key, f"renamed to {new}", f"write {new}=...")
     what = f"task={task} has no such flag" if task else "no task has such a flag"
     if several := [name for name in known if name.rpartition(".")[2] == key]:
         return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
     return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
+
+
+def entry_alone(key: str, known: Collection[str]) -> Problem | None:
+    """Return the problem of an entry of a table that is written by itself."""
+    table = next((name for name in known if key.startswith(f"{name}.")), None)
+    if table is None:
+        return None
+    names = key.removeprefix(f"{table}.").split(".")
+    value = reduce(lambda inner, name: f"{{{name}: {inner}}}", reversed(names), "...")
+    return Problem(key, f"{table} takes all its entries as one value", f"write '{table}={value}'")
 
 
 def with_value(problem: Problem, value: object) -> Problem:

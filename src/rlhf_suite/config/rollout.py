@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_set, is_true
 
@@ -84,6 +85,9 @@ class EngineConfig:
     enable_prefix_caching: bool = flag(False)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
     the tokens of all prompts that were in it"""
+    engine_args: dict[str, Any] = flag({})
+    """Further arguments of vLLM's EngineArgs by name, such as {enable_expert_parallel: true}; arguments that the suite
+    decides are refused"""
 
     @property
     def devices(self) -> int:

@@ -84,7 +84,7 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
     if value is None:
         return
     if isinstance(value, dict):
-        yield from entry_problems(info, value)
+        yield from entry_problems(info, value) if info.type.is_table else ()
         return
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         yield wrong_type(info, value)
@@ -177,7 +177,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         problems += wrong
         if not wrong:
             owner, name = owner_of(run, info)
-            is_table = isinstance(value, dict)
+            is_table = info.type.is_table
             setattr(owner, name, {each: info.type.section(**value[each]) for each in value} if is_table else value)
     expand_home(run, flags.values())
     return run, problems
@@ -259,7 +259,7 @@ def expand_home(section: Any, flags: Iterable[FlagInfo]) -> None:
     for info in flags:
         owner, name = owner_of(section, info)
         value = getattr(owner, name)
-        if isinstance(value, dict):
+        if info.type.is_table:
             for entry in value.values():
                 expand_home(entry, walk(entry))
         elif value is not None and is_path(info):

@@ -6,12 +6,13 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.errors import UserError
@@ -53,12 +54,15 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         if spec.device == "cpu":
             check_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except ValueError as error:  # raised by vLLM for settings that it does not support
-        reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
+    except (ValueError, TypeError) as error:  # raised by vLLM for settings that it does not support
+        if isinstance(error, TypeError) and not spec.vllm.engine_args:
+            raise
+        reason = "; ".join(map(what_is_wrong, error.errors())) if isinstance(error, ValidationError) else str(error)
         raise UserError(
             f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
             f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}, "
-            f"vllm.pipeline_parallel_size={spec.vllm.pipeline_parallel_size}: {reason}"
+            f"vllm.pipeline_parallel_size={spec.vllm.pipeline_parallel_size}, "
+            f"vllm.engine_args={spelled(spec.vllm.engine_args)}: {reason}"
         ) from None
     engine.set_weight_version("0")
     if spec.vllm.devices > 1:
@@ -66,6 +70,11 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         engine.collective_rpc(unname_shared_memory)
         unname_shared_memory()
     return engine
+
+
+def what_is_wrong(error: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors in words, after the name of the argument if it has one."""
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}".removeprefix(": ")
 
 
 @contextmanager
@@ -150,4 +159,4 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
-    return arguments
+    return arguments | config.engine_args

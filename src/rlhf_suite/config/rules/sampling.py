@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlhf_suite.config.engine_arguments import owned_problems, rounding_problems
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
@@ -61,6 +62,15 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
     if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
         what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
         yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+
+
+@rule
+def engine_arguments_are_free(run: PPORun | SamplingRun) -> Iterator[Problem]:
+    """Refuse arguments of the engines that the suite decides."""
+    yield from owned_problems(run.vllm.engine_args, run.launch.device)
+    if isinstance(run, PPORun):
+        is_corrected = run.algo.advantage.is_correction_level != "off" and run.algo.mismatch_max is not None
+        yield from rounding_problems(run.vllm.engine_args, is_corrected)
 
 
 @rule

@@ -9,7 +9,7 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.metrics import direction_of
-from rlhf_suite.config.names import unknown_flag
+from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.record import resume_of
@@ -225,9 +225,11 @@ def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
 
 @rule
 def allowed_changes_are_flags(run: ResumableRun) -> Iterator[Problem]:
-    key, values = "ckpt.allow_changes", all_values(run)
+    key, flags = "ckpt.allow_changes", flags_of(run.task)
+    known = {*all_values(run), *flags}
+    tables = tuple(f"{name}." for name, info in flags.items() if info.type.base is dict)  # an entry may be gone
     for name in run.ckpt.allow_changes:
-        if name not in values and not any(each.startswith(f"{name}.") for each in values):
+        if name not in known and not name.startswith(tables) and not any(each.startswith(f"{name}.") for each in known):
             unknown = unknown_flag(name, run.task)
             yield Problem(key, f"{name}: {unknown.what}", unknown.fix)
         elif resume_of(name, run.task) == FIXED:

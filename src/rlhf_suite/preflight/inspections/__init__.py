@@ -14,6 +14,7 @@ from pathlib import Path
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
+from rlhf_suite.preflight.inspections.engines import engine_arguments_exist
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, machine
 from rlhf_suite.preflight.inspections.models import models_fit, others_have_embeddings, reward_model_reads_the_policy
@@ -33,6 +34,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     machine,
     cluster_accepts,
     commands_of_tools_exist,
+    engine_arguments_exist,
     models_fit,
     reward_model_reads_the_policy,
     others_have_embeddings,

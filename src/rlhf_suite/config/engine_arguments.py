@@ -1,0 +1,85 @@
+"""`vllm.engine_args`: which arguments of vLLM's EngineArgs a run may set, and who decides the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rlhf_suite.config.problems import Problem
+
+KEY = "vllm.engine_args"
+BY_FLAG = {  # the flag that decides an argument
+    "dtype": "ds.param_dtype",
+    "enable_prefix_caching": "vllm.enable_prefix_caching",
+    "enable_sleep_mode": "vllm.enable_sleep",
+    "enforce_eager": "vllm.enforce_eager",
+    "gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "vllm.kv_cache_mb",
+    "limit_mm_per_prompt": "data.max_images_per_prompt",
+    "max_model_len": "data.max_len",
+    "max_num_seqs": "vllm.max_num_seqs",
+    "model": "actor.model_name_or_path",
+    "pipeline_parallel_size": "vllm.pipeline_parallel_size",
+    "tensor_parallel_size": "vllm.tensor_parallel_size",
+    "tokenizer": "actor.model_name_or_path",
+    "trust_remote_code": "launch.trust_remote_code",
+}
+OTHER_WEIGHTS = "a weight sync brings whole weights in ds.param_dtype, and compares them with those of the trainer"
+OTHER_TOKENS = "it changes what is sampled, and the trainer's log-probs would not be those of the samples"
+PLACEMENT = "the suite places the engines, vllm.num_engines of them"
+REQUESTS = "the suite makes the requests and reads the answers"
+BY_SUITE = {  # why the suite itself decides an argument
+    "disable_log_stats": REQUESTS,
+    "generation_config": OTHER_TOKENS,
+    "logits_processors": OTHER_TOKENS,
+    "logprobs_mode": REQUESTS,
+    "override_generation_config": OTHER_TOKENS,
+    "runner": REQUESTS,
+    "skip_tokenizer_init": REQUESTS,
+    "use_tqdm_on_load": REQUESTS,
+    "convert": OTHER_WEIGHTS,
+    "default_mm_loras": OTHER_WEIGHTS,
+    "enable_lora": OTHER_WEIGHTS,
+    "load_format": OTHER_WEIGHTS,
+    "quantization": OTHER_WEIGHTS,
+    "quantization_config": OTHER_WEIGHTS,
+    "spec_method": OTHER_WEIGHTS,
+    "spec_model": OTHER_WEIGHTS,
+    "spec_tokens": OTHER_WEIGHTS,
+    "speculative_config": OTHER_WEIGHTS,
+    "weight_transfer_config": OTHER_WEIGHTS,
+    "distributed_executor_backend": PLACEMENT,
+    "master_addr": PLACEMENT,
+    "master_port": PLACEMENT,
+    "nnodes": PLACEMENT,
+    "node_rank": PLACEMENT,
+    "worker_cls": PLACEMENT,
+    "worker_extension_cls": PLACEMENT,
+    "hf_token": "keys come from the environment: export HF_TOKEN",
+    "seed": "the seed of each response comes from that of the run",
+}
+DATA_PARALLEL = "data_parallel_"
+NOT_ON_CPU = {
+    "enable_chunked_prefill": "a prompt that the CPU engine reads in two steps would change its random numbers"
+}
+ROUNDED = "kv_cache_dtype"  # sampled log-probs are then further from the trainer's
+
+
+def owned_problems(arguments: Iterable[str], device: str) -> Iterator[Problem]:
+    """Yield why arguments of EngineArgs cannot be set with `vllm.engine_args`."""
+    for name in arguments:
+        reason = BY_SUITE.get(name) or (PLACEMENT if name.startswith(DATA_PARALLEL) else None)
+        if device == "cpu":
+            reason = reason or NOT_ON_CPU.get(name)
+        if name in BY_FLAG:
+            yield Problem(f"{KEY}.{name}", f"{BY_FLAG[name]} decides it", f"write {BY_FLAG[name]}=...")
+        elif reason is not None:
+            yield Problem(f"{KEY}.{name}", f"cannot be chosen: {reason}", f"remove {name}")
+
+
+def rounding_problems(arguments: dict[str, Any], is_corrected: bool) -> Iterator[Problem]:
+    """Yield a problem of a KV cache of lower precision where nothing corrects for it."""
+    if arguments.get(ROUNDED, "auto") != "auto" and not is_corrected:
+        what = f"{arguments[ROUNDED]} moves the log-probs of the engine away from those of the trainer"
+        fix = "add correction=tis (or icepop) and algo.mismatch_max=<nats>, or remove it"
+        yield Problem(f"{KEY}.{ROUNDED}", what, fix)

@@ -1,0 +1,110 @@
+"""`vllm.engine_args`: what reaches vLLM, what the suite decides itself, and what the installed vLLM does not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhf_suite.config.engine_arguments import BY_FLAG, BY_SUITE, NOT_ON_CPU
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.record import load, save
+from rlhf_suite.config.resume import changes
+from rlhf_suite.config.rollout import EngineConfig, VLLMConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.engines.build import engine_args
+from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.engines import names_of_arguments
+
+PPO = "task=ppo demo=ppo launch.device=cpu"
+SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a user may choose others
+
+
+@pytest.mark.notices(
+    "arguments of the engines are not passed on",
+    "engines/build.py",
+    "return arguments | config.engine_args",
+    "return arguments",
+)
+@pytest.mark.notices(
+    "the suite's own arguments of the engines win over the user's",
+    "engines/build.py",
+    "return arguments | config.engine_args",
+    "return config.engine_args | arguments",
+)
+def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
+    spec = EngineSpec("model", "float32", "cpu", 64, 0, VLLMConfig(engine_args={"block_size": 64, "watermark": 0.1}))
+    arguments = engine_args(spec, "shm")
+    assert (arguments["block_size"], arguments["watermark"]) == (64, 0.1)
+    assert engine_args(replace(spec, vllm=VLLMConfig()), "shm")["block_size"] != 64
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_suite_sets_cannot_be_set_twice(device):
+    spec = EngineSpec("model", "float32", device, 64, 0, EngineConfig(), image_token=1, max_images=1)
+    owned = {*BY_FLAG, *BY_SUITE} | ({*NOT_ON_CPU} if device == "cpu" else set())
+    assert {*engine_args(spec, "shm")} - owned == (SUGGESTED if device == "cpu" else set())
+
+
+def test_what_is_refused_exists():
+    names = names_of_arguments()
+    assert {"model", "async_scheduling"} < {*names} and len(names) > 100
+    assert {*BY_FLAG, *BY_SUITE, *NOT_ON_CPU} <= {*names}
+    assert {*BY_FLAG.values()} <= {*flags_of("ppo")}
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "said"),
+    [
+        ("{dtype: float16}", "dtype", "ds.param_dtype decides it"),
+        ("{quantization: fp8}", "quantization", "a weight sync brings whole weights"),
+        ("{data_parallel_size: 2}", "data_parallel_size", "the suite places the engines"),
+        ("{hf_token: abc}", "hf_token", "export HF_TOKEN"),
+        ("{enable_chunked_prefill: true}", "enable_chunked_prefill", "would change its random numbers"),
+        ("{kv_cache_dtype: fp8}", "kv_cache_dtype", "away from those of the trainer"),
+    ],
+)
+def test_what_the_suite_decides_is_refused(checked, value, key, said):
+    (problem,) = checked(f"{PPO} 'vllm.engine_args={value}'").problems
+    assert (problem.key, said in f"{problem.what} {problem.fix}") == (f"vllm.engine_args.{key}", True)
+
+
+def test_a_cache_of_lower_precision_needs_a_correction(checked):
+    line = f"{PPO} 'vllm.engine_args={{kv_cache_dtype: fp8}}' correction=tis algo.mismatch_max=0.5"
+    assert checked(line).problems == []
+    assert checked(f"{PPO} 'vllm.engine_args={{kv_cache_dtype: auto}}'").problems == []
+
+
+def test_a_name_that_vllm_does_not_have_gets_the_nearest_one(checked):
+    (run,) = checked(f"{PPO} 'vllm.engine_args={{max_num_batched_token: 4096}}'").runs
+    (problem,) = [problem for problem in inspect([run]) if problem.key.startswith("vllm.engine_args")]
+    assert problem.what == "the installed vLLM has no such argument"
+    assert problem.fix.startswith("did you mean max_num_batched_tokens?")
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("vllm.engine_args.block_size=64", "write 'vllm.engine_args={block_size: ...}'"),
+        ("reward.sources.math.rule=length", "write 'reward.sources={math: {rule: ...}}'"),
+    ],
+)
+def test_entries_are_written_as_one_value(checked, word, fix):
+    (problem,) = checked(f"{PPO} {word}").problems
+    assert problem.fix == fix
+
+
+def test_a_continued_run_names_the_argument_that_differs(tmp_path):
+    run = PPORun()
+    now = replace(run, vllm=replace(run.vllm, engine_args={"block_size": 64}))
+    save(now, tmp_path / "config.yaml")
+    before = load(tmp_path / "config.yaml")
+    assert before.vllm.engine_args == {"block_size": 64} and changes(before, now) == []
+    assert [str(change) for change in changes(run, now)] == ["vllm.engine_args.block_size: null -> 64"]
+    assert [str(change) for change in changes(before, run)] == ["vllm.engine_args.block_size: 64 -> null"]
+
+
+@pytest.mark.parametrize("name", ["vllm.engine_args", "vllm.engine_args.block_size", "reward.sources.math.rule"])
+def test_an_entry_that_is_gone_can_be_allowed_to_change(checked, name):
+    assert checked(f"{PPO} ckpt.load_enable=true 'ckpt.allow_changes=[{name}]'").problems == []
