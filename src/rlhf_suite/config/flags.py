@@ -90,10 +90,11 @@ def all_values(section: Any, prefix: str = "") -> dict[str, Any]:
 def with_values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meta]]:
     """Yield every flag of a section and of the entries of its tables and mappings: key, value, and what its declaration
     says."""
+    owner: SectionClass = type(section)
     for field in fields(section):
         value = getattr(section, field.name)
         if isinstance(value, dict):
-            is_table = field_types(type(section))[field.name].is_table
+            is_table = field_types(owner)[field.name].is_table
             for name, entry in value.items():
                 key = f"{prefix}{field.name}.{name}"
                 yield from with_values(entry, f"{key}.") if is_table else [(key, entry, field.metadata["meta"])]
