@@ -5,31 +5,37 @@ beside the rows that the page has.
     @pytest.mark.notices("the reward is a penalty", "algo/advantage.py", "rewards = +", "rewards = -", cases="gae")
 
 A mark has a title, a file below src/rlhf_suite, a text that stands in it once, and what it becomes. `cases` chooses
-cases of a parametrised test in pytest's words (-k). Marks are read from the sources of the tests, without an import.
+cases of a parametrised test in pytest's words (-k); `limit_s` is how long the test may take with the mistake. Marks are
+read from the sources of the tests, without an import.
 
 Every run is forked from this process, so that the heavy imports are paid once: the ranks that tests ask for are in it,
-too, unless there are several of them.
+too, unless there are several of them. A run that is not over in time is killed with all processes that it started: then
+the mistake is noticed by the time-out. Nothing that a run started outlives it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,11 +44,13 @@ PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
 MEMORY = 12 * 2**30
 LIMIT_S = 600
+ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
 `python benchmarks/mutations.py` writes this page from the marks `notices` of the tests. Each mistake is made by itself,
-in a copy of the sources. Without it the same test passes. The last column has the test that failed, or SURVIVED.
+in a copy of the sources. Without it the same test passes. The last column has the test that failed, or SURVIVED;
+`time-out` or a signal stands behind a test that did not come to its end.
 
 | mistake | file | edit | noticed by |
 |---|---|---|---|
@@ -51,7 +59,8 @@ in a copy of the sources. Without it the same test passes. The last column has t
 
 @dataclass(frozen=True)
 class Mutation:
-    """A mistake: `before` becomes `after` in `file` (below src/rlhf_suite), and `test` must fail in one of `cases`."""
+    """A mistake: `before` becomes `after` in `file` (below src/rlhf_suite), and `test` must fail in one of `cases`, or
+    take longer than `limit_s`."""
 
     test: str
     title: str
@@ -59,6 +68,7 @@ class Mutation:
     before: str
     after: str
     cases: str = ""
+    limit_s: int = LIMIT_S
 
 
 def mutations() -> list[Mutation]:
@@ -143,17 +153,17 @@ def must_pass(folder: Path, mutations: list[Mutation]) -> None:
     for mutation in mutations:
         together[mutation.test.partition("::")[0], mutation.cases].add(mutation.test)
     for (_, cases), tests in together.items():
-        if failed := first_failure(folder, sorted(tests), cases):
+        if failed := first_failure(folder, sorted(tests), cases, LIMIT_S * len(tests)):
             said = (folder / "log").read_text()
             raise SystemExit(f"{failed} fails without any mutation:\n{said[-4000:]}")
 
 
 def noticed_by(place: Path, mutation: Mutation) -> str:
-    """The first test that fails with the mutation."""
+    """Return how the mutation is noticed: by the first test that fails with it, or SURVIVED."""
     apply(mutation, copy_of_sources(place))
-    found = first_failure(place, [mutation.test], mutation.cases)
+    verdict = first_failure(place, [mutation.test], mutation.cases, mutation.limit_s)
     shutil.rmtree(place)
-    return f"`{found}`" if found else "SURVIVED"
+    return verdict or "SURVIVED"
 
 
 def apply(mutation: Mutation, place: Path) -> None:
@@ -165,37 +175,68 @@ def apply(mutation: Mutation, place: Path) -> None:
     path.write_text(text.replace(mutation.before, mutation.after))
 
 
-def first_failure(place: Path, tests: list[str], cases: str) -> str | None:
-    """The first of `tests`, or of their cases, that fails with the sources in `place`."""
+def first_failure(place: Path, tests: list[str], cases: str, limit_s: float) -> str:
+    """Return the first of `tests`, or of their cases, that fails with the sources in `place`, and how, if it does not
+    come to its end; "" if all pass."""
     log = place / "log"
+    adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        sys.path[:0] = [str(place / "src"), str(ROOT)]
-        os.environ |= {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        os.chdir(ROOT)
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test,
-        signal.signal(signal.SIGALRM, end_test)  # and so does what hangs
-        signal.alarm(LIMIT_S)
-        keep_single_ranks_here()
-        code = pytest.main(["-x", "-rfE", "-k", cases, *tests])
-        sys.stdout.flush()
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        run_tests(place, log, tests, cases)
+    try:
+        code = exit_code(pid, limit_s)
+    finally:
+        end_children()
     if code == 0:
-        return None
-    said = log.read_text()
-    found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", said, re.MULTILINE)
-    if not found:
+        return ""
+    if code is None:
+        return f"`{' '.join(tests)}` (time-out: {limit_s:g} s)"
+    if code < 0:
+        return f"`{' '.join(tests)}` ({signal.Signals(-code).name})"
+    said = log.read_text(errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", said, re.MULTILINE)
+    if not failed:
         raise SystemExit(f"pytest {' '.join(tests)} ended with {code}:\n{said[-4000:]}")
-    return found[1]
+    return f"`{failed[1]}`"
 
 
-def end_test(*_: object) -> None:
-    """End the test that runs when the time is up."""
-    raise TimeoutError(f"the tests of a mutation did not end within {LIMIT_S} s")
+def run_tests(place: Path, log: Path, tests: list[str], cases: str) -> NoReturn:
+    """Be the process of a run: its output goes to `log`, and its exit code is that of pytest."""
+    sys.path[:0] = [str(place / "src"), str(ROOT)]
+    os.environ |= {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir(ROOT)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test
+    keep_single_ranks_here()
+    code = pytest.main(["-x", "-rfE", "-k", cases, *tests])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def exit_code(pid: int, limit_s: float) -> int | None:
+    """Wait for a child of this process and return its exit code; None if it has not ended in time."""
+    handle = os.pidfd_open(pid)
+    try:
+        is_over, _, _ = select.select([handle], [], [], limit_s)
+    finally:
+        os.close(handle)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if is_over else None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes whose parents end, so that `end_children` knows them."""
+    ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)
+
+
+def end_children() -> None:
+    """Kill all processes that this one has started, those of other process groups and sessions too."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, 1.0)
 
 
 def keep_single_ranks_here() -> None:

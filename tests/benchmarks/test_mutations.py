@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,3 +57,34 @@ def test_a_mark_that_cannot_be_read_is_an_error(monkeypatch, tmp_path, words):
     path.write_text(f"@pytest.mark.notices({words})\ndef test_it(): ...\n")
     with pytest.raises((TypeError, ValueError)):
         list(marks(path))
+
+
+def in_a_process(*lines: str) -> list[str]:
+    """Run Python with all of benchmarks/mutations.py at hand in a process of its own, and return what it prints."""
+    script = "\n".join(
+        [f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})", "from mutations import *", *lines]
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
+    return run.stdout.splitlines()
+
+
+def test_a_test_that_takes_too_long_or_takes_its_process_with_it_is_a_verdict(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("import os, signal\n\ndef test_it():\n    os.kill(os.getpid(), signal.SIGSEGV)\n")
+    limits = (0.01, 600)  # the first is over before the tests begin
+    lines = [f"print(first_failure(Path({str(tmp_path)!r}), [{str(file)!r}], '', {limit}))" for limit in limits]
+    assert in_a_process(*lines) == [f"`{file}` (time-out: 0.01 s)", f"`{file}` (SIGSEGV)"]
+
+
+def test_no_process_outlives_a_run():
+    """Neither those of other sessions, nor those whose parents have ended."""
+    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; sleep 1000 >/dev/null 2>&1 & echo $!"
+    processes = in_a_process(
+        "import subprocess",
+        "adopt_orphans()",
+        f"subprocess.run(['sh', '-c', {shell!r}], check=True)",
+        "print(len(psutil.Process().children(recursive=True)), flush=True)",
+        "end_children()",
+    )
+    assert processes[2:] == ["2"]
+    assert [pid for pid in processes[:2] if psutil.pid_exists(int(pid))] == []

@@ -276,6 +276,12 @@ def kill(workers: EpisodeWorkers | EnginePool, number: int) -> None:
     raise AssertionError(f"nobody writes to {log}")
 
 
+@pytest.mark.notices(
+    "an episode worker may die as often as it likes",
+    "rl/episode_workers.py",
+    "            self.restarts.count(number, death)\n",
+    "",
+)
 def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is_final(cluster, model, tmp_path, capfd):
     job = Job(tmp_path, model, agent__num_workers=2, agent__max_restarts=1)
     workers = job.workers()
@@ -437,6 +443,18 @@ def test_turns_of_an_engine_that_dies_are_written_by_the_one_in_its_place(cluste
     "engines/requests.py",
     "return len(self.pending) + self.visits",
     "return len(self.pending)",
+)
+@pytest.mark.notices(
+    "the timeline has no episodes of workers",
+    "rl/episode_workers.py",
+    "self.workers.timeline.add(result.intervals)",
+    "pass",
+)
+@pytest.mark.notices(
+    "the tokens of episode workers are not counted",
+    "rl/episode_workers.py",
+    "self.workers.engines.count(result.prompt_tokens, result.cached_tokens)",
+    "pass",
 )
 def test_engines_get_equal_shares_of_the_prompts_of_all_workers_and_all_turns_of_a_prompt(cluster, model, tmp_path):
     job = Job(tmp_path, model, agent__num_workers=2, engines=2)

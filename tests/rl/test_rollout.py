@@ -26,7 +26,7 @@ from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
-from rlhf_suite.rl.schedules import WithTheStep
+from rlhf_suite.rl.schedules import Rest, WithTheStep
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.slots import GroupOrder
@@ -174,6 +174,7 @@ class Answers(Scorer):
         super().__init__(RLRewardConfig(), None, SimpleNamespace(reads_text_alone=True), journal)
         self.asked: dict[int, list[int]] = {}  # prompts by stream of random numbers
         self.waits, self.open = waits, dict[int, tuple[Future[list[Trajectory]], int]]()
+        self.happened: list[str] = []  # in this order
 
     def start(self, group: int, prompt: Prompt, stream: int) -> Future[list[Trajectory]]:
         self.asked.setdefault(stream, []).append(prompt.index)
@@ -187,7 +188,14 @@ class Answers(Scorer):
         future, index = self.open.pop(group)
         future.set_result([trajectory(index, group, sample) for sample in range(2)])
 
+    def pause(self) -> None:
+        self.happened.append("pause")
+
+    def wake(self) -> None:
+        self.happened.append("wake")
+
     def score(self, trajectories, is_part=False):
+        self.happened.append("score")
         groups = sorted({t.group for t in trajectories})
         if self.waits:
             assert len(groups) == 1
@@ -204,7 +212,7 @@ def rollouts(tmp_path):
 
     loops = []
 
-    def make(waits=False, state=None, round_size=4, **algo):
+    def make(waits=False, state=None, round_size=4, rests=Rest.NEVER, **algo):
         config = AlgoConfig(**{"dynamic_filtering_enable": True} | algo)
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
@@ -213,7 +221,7 @@ def rollouts(tmp_path):
         rounds = replace(batches, batch_size=round_size) if config.filters else batches
         order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=True)
         max_rounds = config.dynamic_filtering_max_rounds if config.filters else 1
-        schedule, loop = WithTheStep(3, max_rounds, config.filters), LoopThread("test")
+        schedule, loop = WithTheStep(3, max_rounds, config.filters, rests), LoopThread("test")
         loops.append(loop)
         made = Rollouts(schedule, order, builder, answers, loop, journal, tmp_path / "rollouts", is_beside=False)
         if state is not None:
@@ -308,6 +316,12 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(rollouts, tmp_path):
         rollouts(state=tmp_path)
 
 
+@pytest.mark.notices(
+    "a rollout of no groups is handed over",
+    "rl/rollout_tasks.py",
+    "            self.check(chosen)\n",
+    "",
+)
 def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(rollouts):
     samples, _ = rollouts(dynamic_filtering_max_rounds=1).take(0)
     assert 0 < len(prompts_of(samples)) <= 3
@@ -315,6 +329,12 @@ def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(rollouts):
         rollouts(dynamic_filtering_range=[0.9, 1.0]).take(0)
 
 
+@pytest.mark.notices(
+    "the record of rejected groups names the step before",
+    "rl/rollout_tasks.py",
+    '"step": table.step + 1,',
+    '"step": table.step,',
+)
 def test_groups_that_are_left_out_are_on_record(rollouts):
     one = rollouts()
     step_of(one, 0)
@@ -352,6 +372,35 @@ def test_the_pass_rate_is_of_all_rounds_of_a_step(rollouts):
     asked = [index for each in one.sampler.asked.values() for index in each]
     assert rounds == 2 and len(asked) == 4
     assert metrics["rollout/filter_pass_rate"] == sum(index % 2 == 0 for index in asked) / len(asked)
+
+
+@pytest.mark.notices(
+    "engines keep their memory while the last of a round is scored",
+    "rl/rollout_tasks.py",
+    "if is_written and self.schedule.rests == Rest.AFTER_ROUNDS:",
+    "if False:",
+)
+@pytest.mark.notices(
+    "engines that rest are asked for another round",
+    "rl/rollout_tasks.py",
+    "await self.loop.blocking(ENGINES, self.sampler.wake)",
+    "pass",
+)
+@pytest.mark.notices(
+    "engines that a sync has woken are woken again",
+    "rl/rollout_tasks.py",
+    "self.are_resting = False  # a sync",
+    "pass  # a sync",
+)
+def test_engines_lend_their_memory_before_the_last_of_a_round_is_scored_and_wake_for_the_next(rollouts):
+    """Each step has several rounds, whose groups are scored in one or several parts. A sync wakes the engines, too."""
+    one = rollouts(round_size=2, rests=Rest.AFTER_ROUNDS)
+    for step in range(2):
+        step_of(one, step)
+        happened, one.sampler.happened = one.sampler.happened, []
+        rounds = " ".join(happened).split(" wake ")
+        assert len(rounds) > 1 and all(each.endswith("pause score") for each in rounds), happened
+        assert all(each.count("pause") == 1 for each in rounds) and happened[0] != "wake", happened
 
 
 def test_groups_put_together_are_numbered_anew():

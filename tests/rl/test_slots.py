@@ -59,6 +59,7 @@ class World:
         self.table: SlotTable[str] = SlotTable(self.case.order)
         for step in range(self.case.order.total_steps):
             self.until(lambda: self.syncing is None or (self.case.overlaps and self.may_sync()))
+            assert isinstance(self.case.schedule, Ahead) or self.table.taken == step, "no step has asked"
             self.table.asked = step
             self.until(lambda step=step: self.table.taken > step and self.syncing is None)
             batch = self.table.batches[step].groups
@@ -132,13 +133,22 @@ def assert_sound(world: World) -> None:
     table, order = world.table, world.case.order
     trained = [index for batch in world.batches for index in batch]
     assert len(trained) == len({*trained}) and not {*trained} & {*world.rejected}
-    under_way = {*table.waiting, *table.running, *table.scoring, *table.ready}
+    states = {
+        State.WAITING: table.waiting,
+        State.RUNNING: table.running,
+        State.SCORING: table.scoring,
+        State.READY: table.ready,
+    }
+    assert all({group.state for group in groups.values()} <= {state} for state, groups in states.items())
+    under_way = {index for groups in states.values() for index in groups}
     under_way |= {group.index for batch in table.batches.values() for group in batch.groups}
     places = [{*trained}, {*world.rejected}, world.left_out, under_way]
     assert sum(map(len, places)) == table.next and set.union(*places) == {*range(table.next)}
     assert all(batch == sorted(batch) and batch for batch in world.batches)
     assert table.num_rejected == len(world.rejected) == len({*world.rejected})
-    if isinstance(world.case.schedule, Stream):
+    if not isinstance(world.case.schedule, Stream):
+        assert not table.is_at_work, "nothing is made for steps behind the last one"
+    else:
         for step, ages in enumerate(world.begun_at):
             assert len(ages) == order.before(step + 1) - order.before(step)
             assert max(step - version for version in ages) <= world.case.schedule.bound

@@ -113,6 +113,12 @@ def shared(ranks, tmp_path_factory):
     return folder
 
 
+@pytest.mark.notices(
+    "engines write on shared devices while the models train",
+    "rl/rollout_tasks.py",
+    "if self.schedule.rests != Rest.NEVER:",
+    "if False:",
+)
 def test_engines_that_share_their_devices_write_nothing_while_the_models_train(shared):
     assert_sound(shared)
     lines = [json.loads(line) for line in (shared / "timeline.jsonl").read_text().splitlines()]
@@ -346,6 +352,7 @@ def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:
     "rl/engine_update.py",
     "self.beside.task(",
     "self.beside.start(",
+    limit_s=120,
 )
 def test_a_step_that_waits_for_groups_ends_when_the_weights_do_not_arrive(ranks, tmp_path):
     (said,) = ranks(1).call(said_by_a_run_whose_engine_hangs, tmp_path, small(**FLAGS))

@@ -1,0 +1,401 @@
+"""The rules of each schedule on tables that are set up by hand: what may begin, what a step gets, and when the engines
+get weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.rl.schedules import Ahead, Schedule, Stream, WithTheStep, select
+from rlhf_suite.rl.slots import GroupOrder, SlotTable, State
+
+BATCHES = BatchOrder(100, 2, 0)  # two groups a step
+IS_FILTERED = {"whole_batches": True, "stream_by_round": True}
+
+
+def make_table(total_steps: int = 10, round_size: int = 2, **order: bool) -> SlotTable[str]:
+    options = {"whole_batches": False, "stream_by_round": False} | order
+    return SlotTable(GroupOrder(BATCHES, replace(BATCHES, batch_size=round_size), total_steps, **options))
+
+
+def begin_all(table: SlotTable[str], schedule: Schedule) -> list[int]:
+    """Begin whatever may begin, and return the groups."""
+    begun = []
+    while schedule.may_begin(table):
+        if table.waiting:
+            begun.append(table.begin().index)
+        else:
+            table.open_round(range(len(table.candidates())))
+    return begun
+
+
+def accept(table: SlotTable[str], *indices: int) -> None:
+    for index in indices:
+        table.responded(index)
+        table.scored(index, f"samples {index}")
+
+
+def reject(table: SlotTable[str], *indices: int, has_failed: bool = False) -> None:
+    for index in indices:
+        table.responded(index)
+        table.rejected(index, has_failed)
+
+
+@pytest.mark.notices(
+    "a rollout begins before its step asks for it",
+    "rl/schedules.py",
+    "return table.asked == table.taken",
+    "return True",
+)
+@pytest.mark.notices(
+    "a round of candidates begins while groups of the one before are scored",
+    "rl/schedules.py",
+    "is_over = not (table.running or table.scoring)",
+    "is_over = not table.running",
+)
+@pytest.mark.notices(
+    "a step gets its batch while groups of its round are written",
+    "rl/schedules.py",
+    "if table.is_at_work or not self.is_due(table)",
+    "if not self.is_due(table)",
+)
+@pytest.mark.notices(
+    "groups begin in any order", "rl/slots.py", "next(iter(self.waiting))", "next(reversed(self.waiting))"
+)
+def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
+    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(2, max_rounds=3, is_filtered=True)
+    assert begin_all(table, schedule) == [] and schedule.select(table) is None, "no step has asked"
+    table.asked = 0
+    assert begin_all(table, schedule) == [0, 1, 2]
+    accept(table, 2, 0)
+    assert begin_all(table, schedule) == [] and schedule.select(table) is None, "group 1 is written"
+    table.responded(1)
+    assert begin_all(table, schedule) == [] and schedule.select(table) is None, "group 1 is scored"
+    table.rejected(1, has_failed=False)
+    assert begin_all(table, schedule) == [] and schedule.select(table) == [0, 2]
+    table.take([0, 2], {})
+    table.asked = 1
+    assert begin_all(table, schedule) == [3, 4, 5]
+    reject(table, 3, 5)
+    accept(table, 4)
+    assert schedule.select(table) is None, "one group is missing"
+    assert begin_all(table, schedule) == [6, 7, 8]
+
+
+@pytest.mark.notices(
+    "a rollout has rounds of candidates without end",
+    "rl/schedules.py",
+    "len(table.ready) < self.size and table.tally.rounds < self.max_rounds",
+    "len(table.ready) < self.size",
+    limit_s=60,
+)
+@pytest.mark.notices(
+    "the counts of a batch are those of all batches before",
+    "rl/slots.py",
+    "self.batches[self.taken], self.tally = batch, Tally()",
+    "self.batches[self.taken] = batch",
+)
+def test_a_rollout_has_at_most_so_many_rounds():
+    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(2, max_rounds=2, is_filtered=True)
+    for step in range(2):
+        table.asked = step
+        for number in range(2):
+            first = 3 * (2 * step + number)
+            assert begin_all(table, schedule) == [first, first + 1, first + 2]
+            reject(table, first, first + 1)
+            reject(table, first + 2, has_failed=True)
+        assert begin_all(table, schedule) == [] and schedule.select(table) == []
+        assert (table.tally.objected, table.tally.failed, table.tally.rejected) == (4, 2, 6)
+        table.take([], {})
+    assert table.num_rejected == 12
+
+
+@pytest.mark.notices(
+    "a rollout takes the groups that ended first",
+    "rl/schedules.py",
+    "return sorted(table.ready)[: self.size]",
+    "return [*table.ready][: self.size]",
+)
+@pytest.mark.notices(
+    "groups of which a reward failed count against the filter",
+    "rl/schedules.py",
+    "if sampled := tally.accepted + tally.objected:",
+    "if sampled := tally.accepted + tally.rejected:",
+)
+def test_a_step_takes_the_first_groups_and_leaves_others_for_the_next_and_says_so():
+    table, schedule = make_table(round_size=5, **IS_FILTERED), WithTheStep(2, max_rounds=9, is_filtered=True)
+    table.asked = 0
+    begin_all(table, schedule)
+    accept(table, 4, 2, 0)
+    reject(table, 1)
+    reject(table, 3, has_failed=True)
+    chosen = schedule.select(table)
+    assert chosen == [0, 2]
+    metrics = schedule.metrics(table, chosen)
+    assert metrics == {
+        "rollout/filter_rounds": 1,
+        "rollout/waiting_groups": 1,
+        "rollout/filter_pass_rate": 3 / 4,
+    }, "a group without a reward is not one that the filter saw"
+    table.tally.counts["rollout/prompts_not_chosen"] = 7
+    assert table.take(chosen, metrics).metrics == metrics | {"rollout/prompts_not_chosen": 7}
+    table.asked = 1
+    assert schedule.metrics(table, []) == {"rollout/filter_rounds": 0, "rollout/waiting_groups": 1}
+    assert begin_all(table, schedule) == [5, 6, 7, 8, 9]
+    assert WithTheStep(2, 1).metrics(table, []) == {}, "without filters there is nothing to say"
+
+
+@pytest.mark.notices(
+    "a wait for rewards is one for the engines",
+    "rl/schedules.py",
+    'return "waiting_for_reward" if table.scoring else ""',
+    'return "generation" if table.scoring else ""',
+)
+def test_a_rollout_with_its_step_is_in_the_phase_of_what_it_waits_for():
+    table, schedule = make_table(), WithTheStep(2, 1)
+    assert (schedule.phase(table), schedule.reason(table)) == ("", "generation")
+    table.open_round([0, 1])
+    assert schedule.phase(table) == "generation"
+    begin_all(table, schedule)
+    assert schedule.phase(table) == "generation"
+    table.responded(0)
+    assert schedule.phase(table) == "generation", "group 1 is written"
+    table.responded(1)
+    assert (schedule.phase(table), schedule.reason(table)) == ("waiting_for_reward", "waiting_for_reward")
+    assert Ahead(2, 1).reason(table) == "waiting_for_rollout"
+
+
+def make_rollout(table: SlotTable[str], schedule: Schedule) -> list[int]:
+    """Make the next rollout and hand it over, and return the groups that began."""
+    begun = begin_all(table, schedule)
+    accept(table, *reversed(begun))
+    if begun:
+        table.take(schedule.select(table) or [], {})
+    return begun
+
+
+@pytest.mark.notices(
+    "rollouts are made for steps behind the last one",
+    "rl/schedules.py",
+    "return table.taken < self.total_steps and table.version",
+    "return table.version",
+)
+@pytest.mark.notices(
+    "the last weights wait for rollouts that nobody makes",
+    "rl/schedules.py",
+    "table.taken >= min(version + self.depth, self.total_steps)",
+    "table.taken >= version + self.depth",
+)
+def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
+    table, schedule = make_table(total_steps=4), Ahead(2, 1, depth=2, total_steps=4)
+    assert [make_rollout(table, schedule) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
+    assert [schedule.may_sync(table, version) for version in (1, 2)] == [True, False]
+    table.synced(1)
+    assert [make_rollout(table, schedule) for _ in range(2)] == [[6, 7], []]
+    assert [schedule.may_sync(table, version) for version in (2, 3, 4)] == [True, True, True]
+    table.synced(4)
+    assert make_rollout(table, schedule) == []
+    assert [[group.begun_at for group in table.batches[step].groups] for step in range(4)] == [
+        [0, 0],
+        [0, 0],
+        [0, 0],
+        [1, 1],
+    ]
+
+
+@pytest.mark.notices(
+    "with filters the last step of an epoch is short",
+    "rl/slots.py",
+    "return step * self.batches.batch_size if self.whole_batches else",
+    "return",
+)
+@pytest.mark.notices(
+    "a stream begins groups for steps behind the last one",
+    "rl/slots.py",
+    "step = min(step, self.total_steps)",
+    "step = min(step, step)",
+)
+@pytest.mark.parametrize(("whole", "expected"), [(False, [0, 2, 4, 5, 7, 7]), (True, [0, 2, 4, 6, 8, 8])])
+def test_steps_take_batches_up_to_the_last_step(whole, expected):
+    """5 rows in batches of 2: the third step of an epoch has one row, but for filters."""
+    batches = BatchOrder(5, 2, 0)
+    order = GroupOrder(batches, batches, total_steps=4, whole_batches=whole)
+    assert [order.before(step) for step in range(6)] == expected
+
+
+@pytest.mark.notices(
+    "one group too many of a stream is outstanding",
+    "rl/schedules.py",
+    "return table.outstanding < table.order.before",
+    "return table.outstanding <= table.order.before",
+)
+@pytest.mark.notices(
+    "groups of a stream begin for the weights that are trained, before the engines have them",
+    "rl/schedules.py",
+    "table.order.before(table.version + self.run_ahead + 1)",
+    "table.order.before(table.step + self.run_ahead + 1)",
+)
+@pytest.mark.notices(
+    "groups that a step has taken are no longer outstanding",
+    "rl/slots.py",
+    "self.taken + 1, self.num_taken + len(chosen)",
+    "self.taken + 1, self.num_taken",
+)
+def test_a_stream_runs_so_many_steps_ahead_of_the_weights_of_the_engines():
+    table, schedule = make_table(total_steps=3), Stream(bound=2, run_ahead=1, max_rejected=100)
+    assert begin_all(table, schedule) == [0, 1, 2, 3], "the groups of steps 0 and 1"
+    accept(table, 1, 3)
+    table.asked = 0
+    table.take([1, 3], {})
+    table.trained(0)
+    assert begin_all(table, schedule) == [], "the engines still have version 0"
+    table.synced(1)
+    assert begin_all(table, schedule) == [4, 5]
+    table.synced(3)
+    assert begin_all(table, schedule) == [], "there are no more steps"
+
+
+@pytest.mark.notices(
+    "a stream chooses groups before their step asks",
+    "rl/schedules.py",
+    "if table.asked != table.taken:\n            return None\n        if len",
+    "if len",
+)
+@pytest.mark.notices(
+    "groups that are scored count as overtaken only while they are written",
+    "rl/schedules.py",
+    "unfinished = [*table.running, *table.scoring]",
+    "unfinished = [*table.running]",
+)
+def test_a_step_of_a_stream_gets_the_groups_that_ended_first():
+    table, schedule = make_table(), Stream(bound=4, run_ahead=2, max_rejected=100)
+    begin_all(table, schedule)
+    accept(table, 4)
+    table.asked = 0
+    assert schedule.select(table) is None and schedule.reason(table) == "waiting_for_batch"
+    accept(table, 3, 5)
+    table.responded(0)
+    table.asked = -1
+    assert schedule.select(table) is None, "no step has asked"
+    table.asked = 0
+    assert schedule.reason(table) == "waiting_for_deadline", "there are enough"
+    chosen = schedule.select(table)
+    assert chosen == [4, 3]
+    assert schedule.metrics(table, chosen) == {"async/outstanding": 4, "async/rejected": 0, "async/overtaken": 3}
+    assert [group.index for group in table.take(chosen, {}).groups] == [3, 4]
+    assert schedule.phase(table) == "generation" and schedule.may_sync(table, 1)
+    for index in (1, 2):
+        table.responded(index)
+    assert schedule.phase(table) == "", "only rewards are waited for"
+
+
+@pytest.mark.notices(
+    "a stream that rejects everything goes on for ever",
+    "rl/schedules.py",
+    "return [] if table.tally.rejected > self.max_rejected else None",
+    "return None",
+)
+def test_a_stream_ends_when_it_has_rejected_too_many_groups_without_a_batch():
+    table, schedule = make_table(**IS_FILTERED), Stream(bound=1, run_ahead=1, max_rejected=3)
+    table.asked = 0
+    begin_all(table, schedule)
+    accept(table, 0)
+    reject(table, 1, 2, has_failed=True)
+    reject(table, 3)
+    assert schedule.select(table) is None, "three are allowed"
+    reject(table, *begin_all(table, schedule)[:1])
+    assert schedule.select(table) == []
+    accept(table, 5)
+    assert schedule.select(table) == [0, 5], "a batch is better than an end"
+
+
+def total(step: int) -> int:
+    return 2 * step
+
+
+@pytest.mark.notices(
+    "of groups that must not get older, those that ended first are trained on, not the oldest",
+    "rl/schedules.py",
+    "key=lambda group: (begun[group], group)",
+    "key=finished.index",
+)
+@pytest.mark.notices(
+    "the steps up to a deadline have room for one batch more",
+    "rl/schedules.py",
+    "later = total(due + 1) - total(step + 1)",
+    "later = total(due + 1) - total(step)",
+)
+def test_groups_that_fit_into_no_later_step_are_trained_on_now():
+    """Four groups began at version 0 and must not be older than 1: two of them fit into step 1, so step 0 takes two."""
+    begun = dict.fromkeys(range(4), 0)
+    assert select(begun, [3, 2, 1, 0], 0, total, bound=1) == [0, 1]
+    assert select(begun, [3, 2], 0, total, bound=1) == [2, 3], "any two of them"
+    assert select(begun, [3], 0, total, bound=1) is None
+    assert select(begun, [3, 2, 1, 0], 0, total, bound=2) == [3, 2], "all of them fit into steps 1 and 2"
+    assert select({0: 0, 1: 0, 2: 1, 3: 1}, [2, 3, 1], 1, total, bound=1) is None, "0 would be 2 versions old in step 2"
+    assert select({0: 0, 2: 1, 3: 1, 4: 1}, [4, 2, 0], 1, total, bound=1) == [0, 2], "one of 2, 3 and 4 is due as well"
+    assert select({0: 0, 2: 1, 3: 1}, [3, 2, 0], 1, total, bound=1) == [0, 3]
+
+
+@pytest.mark.notices(
+    "a checkpoint forgets the batches that wait for their steps",
+    "rl/slots.py",
+    "[group for batch in self.batches.values() for group in batch.groups] + [*self.ready.values()]",
+    "[*self.ready.values()]",
+)
+@pytest.mark.notices(
+    "groups that wait for their rewards are lost when a run continues",
+    "rl/slots.py",
+    "sorted(begun((self.running | self.scoring).values()))",
+    "sorted(begun(self.running.values()))",
+)
+@pytest.mark.notices(
+    "a continued run gives the batches that wait to steps once more",
+    "rl/slots.py",
+    "max([table.step, *(step + 1 for step in table.batches)])",
+    "table.step",
+)
+@pytest.mark.notices(
+    "groups that were written again by a continued run count as begun with its weights",
+    "rl/slots.py",
+    "table.running[index] = Group(index, *order.prompt(index), version, State.RUNNING)",
+    "table.running[index] = Group(index, *order.prompt(index), table.version, State.RUNNING)",
+)
+@pytest.mark.notices(
+    "batches that were trained are kept",
+    "rl/slots.py",
+    "in self.batches.pop(step).groups:",
+    "in self.batches[step].groups:",
+)
+def test_a_table_that_continues_has_every_group_where_it_was():
+    """Step 0 is trained, the batch of step 1 waits, and groups of versions 0 and 1 are in each state."""
+    table, schedule = make_table(), Stream(bound=4, run_ahead=4, max_rejected=100)
+    begin_all(table, schedule)
+    accept(table, 0, 5, 2, 1, 7)
+    reject(table, 3)
+    for step, chosen in enumerate([[0, 5], [1, 2]]):
+        table.asked = step
+        table.take(chosen, {"a metric": 0.5})
+    table.trained(0)
+    table.synced(1)
+    table.open_round([0, 1])
+    table.begin()
+    table.responded(4)
+    kept = [group.samples for group in table.groups_to_keep()]
+    assert kept == ["samples 1", "samples 2", "samples 7"]
+    again = SlotTable[str].from_json(table.order, json.loads(json.dumps(table.to_json())), kept)
+    assert vars(again.batches[1].groups[0]) == vars(table.batches[1].groups[0]) and again.batches == table.batches
+    assert (again.ready, again.waiting) == (table.ready, table.waiting)
+    assert again.running == {index: replace(group, state=State.RUNNING) for index, group in running(table).items()}
+    assert {group.begun_at for group in again.running.values()} == {0, 1} and not again.scoring
+    for name in ("version", "step", "taken", "num_taken", "num_rejected", "next", "tally"):
+        assert getattr(again, name) == getattr(table, name), name
+    assert again.asked == 0, "the step that was trained now has not asked yet"
+
+
+def running(table: SlotTable[str]) -> dict[int, object]:
+    """Return the groups that a run which continues has written again."""
+    return dict(sorted((table.running | table.scoring).items()))
