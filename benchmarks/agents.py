@@ -19,7 +19,7 @@ import numpy as np
 
 from common import ROOT, Run, publish, scratch, suite_run, watch
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.tracking.timeline import Span, length, merged, overlap
+from rlhf_suite.tracking.timeline import Span, length, merge_spans, overlap
 from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
 LAST = 3  # steps at the end of a run that are taken together
@@ -110,7 +110,7 @@ def ran(example: str, seed: int, folder: Path) -> tuple[Run, dict[str, float]]:
 
 def tool_time(run: Run, timeline: Sequence[Row]) -> dict[str, float]:
     """Return the share of the RL steps in which environments worked, and the share in which nothing else did."""
-    steps = merged([(row["time"] - row["timing/step_total"], row["time"]) for row in run.steps])
+    steps = merge_spans([(row["time"] - row["timing/step_total"], row["time"]) for row in run.steps])
     tools = intersection(spans(timeline, {"environments"}), steps)
     others = spans(timeline, {"engines", "trainer", "rewards"})
     whole, working = length(steps), length(tools)
@@ -122,13 +122,13 @@ def tool_time(run: Run, timeline: Sequence[Row]) -> dict[str, float]:
 
 def spans(timeline: Sequence[Row], who: set[str]) -> list[Span]:
     """Return when one of `who` was busy."""
-    return merged([(row["begin"], row["end"]) for row in timeline if row["who"] in who])
+    return merge_spans([(row["begin"], row["end"]) for row in timeline if row["who"] in who])
 
 
 def intersection(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     """Return what two unions of spans have in common."""
     pairs = [(max(a, c), min(b, d)) for a, b in first for c, d in second]
-    return merged([(begin, end) for begin, end in pairs if begin < end])
+    return merge_spans([(begin, end) for begin, end in pairs if begin < end])
 
 
 def write(rows: Sequence[Row]) -> None:

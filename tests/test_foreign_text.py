@@ -68,7 +68,7 @@ def test_the_last_message_shows_what_others_wrote_in_it(capsys):
 
 def test_an_evaluation_of_a_data_source_with_a_hostile_name_is_shown(capsys):
     progress = Progress(LoggerConfig(), "ppo", total=2, start=0)
-    progress.evaluated(1, {f"eval/{HOSTILE}/pass1": 0.5})
+    progress.print_evaluation(1, {f"eval/{HOSTILE}/pass1": 0.5})
     assert SHOWN in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.images import expanded
+from rlhf_suite.data.images import expand_placeholders
 from rlhf_suite.models.builtin import SHAPES, create
 from rlhf_suite.models.forward import LanguageModel
 from rlhf_suite.models.load import load_model, load_tokenizer, vision_processor
@@ -49,7 +49,7 @@ class Seeing:
 
     def example(self, files: list[bytes], answer: list[int], text: str = "digit?") -> Example:
         """Return an example whose answer is trained on."""
-        ids, images = expanded(self.ids(len(files), text), files, self.processor)
+        ids, images = expand_placeholders(self.ids(len(files), text), files, self.processor)
         return Example(ids + answer, [0] * len(ids) + [1] * len(answer), images=images)
 
     def examples(self) -> list[Example]:

@@ -23,11 +23,11 @@ import torch
 from rlhf_suite.algo.advantage import (
     Credit,
     CreditInput,
+    compute_reward_to_go,
     discounted_sums,
     group_mean,
     group_norm,
     token_rewards,
-    undiscounted,
     whiten,
     whole_rewards,
 )
@@ -74,7 +74,7 @@ def dpg(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 @estimator(reads=("no_std_norm",))
 def no_mean(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with a baseline, without the baseline: whole rewards, whitened over the rollout."""
-    returns = undiscounted(inputs, whole_rewards(inputs))
+    returns = compute_reward_to_go(inputs, whole_rewards(inputs))
     return Credit(whiten(returns, config.no_std_norm), returns)
 
 
@@ -93,7 +93,7 @@ def positive_gamma(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 def whitened_by_length(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline, whitened among responses of about the same length."""
     rewards = whole_rewards(inputs)
-    returns = undiscounted(inputs, rewards - group_mean(rewards, inputs))
+    returns = compute_reward_to_go(inputs, rewards - group_mean(rewards, inputs))
     bins = torch.repeat_interleave(inputs.lengths // BIN, inputs.lengths)  # [T]
     advantages = torch.empty_like(returns)
     for number in bins.unique():

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted, whole_rewards
+from rlhf_suite.algo.advantage import Credit, CreditInput, compute_reward_to_go, whole_rewards
 from rlhf_suite.algo.correction import CorrectionInput, band
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
@@ -39,7 +39,7 @@ def median_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     for group in inputs.groups[written].unique():
         members = written & (inputs.groups == group)
         baseline[members] = rewards[members].median()
-    returns = undiscounted(inputs, rewards - baseline)  # [T]
+    returns = compute_reward_to_go(inputs, rewards - baseline)  # [T]
     return Credit(returns, returns)
 
 

@@ -227,8 +227,8 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
 @pytest.mark.notices(
     "the fields of what an environment returns may be anything",
     "agents/environment.py",
-    "what in wrong_fields(answer):",
-    "what in ():",
+    "problem in wrong_fields(answer):",
+    "problem in ():",
 )
 @pytest.mark.parametrize(
     ("method", "answer", "reason"),

@@ -61,7 +61,7 @@ def test_without_a_chat_template_observations_are_raw_text(tokenizer, server):
 @pytest.mark.notices(
     "an action that a server refuses is a failure of the episode",
     "agents/openenv.py",
-    'if kind == "step" and found.get("code") == WRONG_ACTION:',
+    'if kind == "step" and content.get("code") == WRONG_ACTION:',
     "if False:",
 )
 @pytest.mark.notices(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, make_kl_controller, unbiased_kl
+from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, estimate_unbiased_kl, make_kl_controller
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.errors import UserError
 
@@ -57,7 +57,10 @@ def test_k3_of_small_log_ratios_is_accurate_in_float32():
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_extreme_log_ratios_are_bounded_with_finite_gradients(estimator):
-    for estimate in (estimate_kl, lambda *args: unbiased_kl(*args[:2], torch.tensor([0.0, -1e4, -1.0]), args[2])):
+    for estimate in (
+        estimate_kl,
+        lambda *args: estimate_unbiased_kl(*args[:2], torch.tensor([0.0, -1e4, -1.0]), args[2]),
+    ):
         log_probs = torch.tensor([-1e4, 1e4, -1.0], requires_grad=True)
         kl = estimate(log_probs, torch.zeros(3), estimator)
         kl.sum().backward()
@@ -72,7 +75,7 @@ def test_the_unbiased_gradient_is_that_of_the_reverse_kl_also_off_policy(estimat
     reference, old = torch.tensor([0.2, 0.3, 0.5]).double().log(), torch.tensor([0.4, 0.4, 0.2]).double().log()
     log_probs = logits.log_softmax(-1)
     (exact,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits, retain_graph=True)
-    kl = unbiased_kl(log_probs, reference, old, estimator)
+    kl = estimate_unbiased_kl(log_probs, reference, old, estimator)
     (found,) = torch.autograd.grad((old.exp() * kl).sum(), logits)
     assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-12)
     assert kl.tolist() == pytest.approx(estimate_kl(log_probs, reference, estimator).tolist())
@@ -80,7 +83,7 @@ def test_the_unbiased_gradient_is_that_of_the_reverse_kl_also_off_policy(estimat
 
 def test_the_importance_weight_of_the_unbiased_gradient_is_at_most_10():
     log_probs = torch.tensor([-1.0], requires_grad=True)
-    unbiased_kl(log_probs, torch.tensor([-3.0]), torch.tensor([-9.0]), "k2").sum().backward()
+    estimate_unbiased_kl(log_probs, torch.tensor([-3.0]), torch.tensor([-9.0]), "k2").sum().backward()
     assert log_probs.grad is not None and log_probs.grad.item() == pytest.approx(10 * 2)
 
 

@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
 @pytest.mark.notices(
     "what an own estimator returns is used whatever it is",
     "algo/advantage.py",
-    "    if not all(is_like(each, inputs.kl_penalty) for each in numbers):\n",
+    "    if not all(is_like(values, inputs.kl_penalty) for values in numbers):\n",
     "    if False:\n",
 )
 @pytest.mark.notices(

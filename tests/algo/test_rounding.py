@@ -10,7 +10,7 @@ import torch
 
 from given import prompt
 from rlhf_suite.algo.advantage import CreditInput, assign_credit, whiten
-from rlhf_suite.algo.scores import are_equal, normalize_scores, standardized, teaches
+from rlhf_suite.algo.scores import are_equal, normalize_scores, standardize, teaches
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.rewards.base import Sample
@@ -111,7 +111,7 @@ def test_scores_that_differ_by_rounding_are_equal_at_any_scale():
     for scale in (1e-5, 1.0, 1e6):
         near, far = [scale, scale * (1 + 1e-7)], [scale, scale * 1.001]
         assert are_equal(near) and not are_equal(far)
-        assert standardized(near) == [0, 0] and standardized(far)[1] == pytest.approx(2**-0.5)
+        assert standardize(near) == [0, 0] and standardize(far)[1] == pytest.approx(2**-0.5)
         assert not teaches(near, -1e9, 1e9, 0.0) and teaches(far, -1e9, 1e9, 0.0)
     assert abs(float(normalize_scores(torch.tensor([100.00001]), 100.0, 0.0))) < 1
 

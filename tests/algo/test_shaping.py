@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.algo.scores import clip_scores, normalize_scores, overlong_penalty, standardized, stop_properly, teaches
+from rlhf_suite.algo.scores import clip_scores, normalize_scores, overlong_penalty, standardize, stop_properly, teaches
 
 
 def test_scores_are_standardised_over_all_of_them_and_those_that_agree_are_0():
-    assert standardized([3.0, 1.0, 0.0, 0.0]) == pytest.approx([2 / 2**0.5, 0, -1 / 2**0.5, -1 / 2**0.5])
-    assert standardized([0.7, 0.7, 0.7]) == pytest.approx([0, 0, 0], abs=1e-6) and standardized([5.0]) == [0]
+    assert standardize([3.0, 1.0, 0.0, 0.0]) == pytest.approx([2 / 2**0.5, 0, -1 / 2**0.5, -1 / 2**0.5])
+    assert standardize([0.7, 0.7, 0.7]) == pytest.approx([0, 0, 0], abs=1e-6) and standardize([5.0]) == [0]
 
 
 @pytest.mark.notices(

@@ -24,7 +24,7 @@ from rlhf_suite.config.record import save
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.sweep_folder import extended
+from rlhf_suite.tracking.sweep_folder import extend_sweep
 
 pytestmark = pytest.mark.stack
 
@@ -55,7 +55,7 @@ def write_runs() -> None:
         (run,) = preflight(parse(shlex.split(words))).runs
         save(run, Path("outputs") / task / "T" / "config.yaml")
     Path("sweeps/seeds").mkdir(parents=True)
-    extended(Path("sweeps/seeds"), [])
+    extend_sweep(Path("sweeps/seeds"), [])
     Path("train_ppo.sh").write_text("python -m openrlhf.cli.train_sft --max_len 2048 --dataset my.jsonl\n")
 
 

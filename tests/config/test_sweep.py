@@ -20,7 +20,7 @@ from rlhf_suite.sweeps.local_jobs import gpu_slots, run_here
 from rlhf_suite.sweeps.slurm_jobs import GONE_POLLS, watch
 from rlhf_suite.sweeps.table import finish
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, Sweep, chosen_metric, extended
+from rlhf_suite.tracking.sweep_folder import Job, Sweep, choose_metric, extend_sweep
 
 SITE = """# @package _global_
 hydra:
@@ -59,7 +59,7 @@ def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
         a_job(tmp_path, 1, words=["task=nope"]),
         a_job(tmp_path, 2, done={"eval/gpt_loss": 1.5}),
     ]
-    run_here(extended(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
+    run_here(extend_sweep(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
     assert [job.state for job in jobs] == ["done", "failed", "done"]
     assert finish(tmp_path) == 1
     rows = json.loads((tmp_path / "summary.json").read_text())
@@ -73,7 +73,7 @@ def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
 @pytest.mark.stack
 def test_a_sweep_whose_jobs_are_done_succeeds(tmp_path):
     jobs = [a_job(tmp_path, 0, done={})]
-    run_here(extended(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
+    run_here(extend_sweep(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
     assert finish(tmp_path) == 0
 
 
@@ -86,20 +86,20 @@ def test_a_sweep_whose_jobs_are_done_succeeds(tmp_path):
 @pytest.mark.stack
 def test_parallel_jobs_have_logs_of_their_own(tmp_path):
     jobs = [a_job(tmp_path, number, words=["--help", "task=sft", "ckpt"], done={}) for number in range(2)]
-    run_here(extended(tmp_path, jobs), jobs, parallel=2, gpus_per_job=None)
+    run_here(extend_sweep(tmp_path, jobs), jobs, parallel=2, gpus_per_job=None)
     assert all("ckpt.save_steps" in (tmp_path / str(number) / "job.log").read_text() for number in range(2))
 
 
 def test_a_sweep_that_goes_on_keeps_the_rows_of_its_other_jobs(tmp_path):
-    extended(tmp_path, [a_job(tmp_path, 0)])
-    assert [job.number for job in extended(tmp_path, [a_job(tmp_path, 1)]).jobs] == [0, 1]
+    extend_sweep(tmp_path, [a_job(tmp_path, 0)])
+    assert [job.number for job in extend_sweep(tmp_path, [a_job(tmp_path, 1)]).jobs] == [0, 1]
 
 
 def test_jobs_that_run_again_replace_their_earlier_rows(tmp_path):
-    extended(tmp_path, [a_job(tmp_path, 0), a_job(tmp_path, 1)])
+    extend_sweep(tmp_path, [a_job(tmp_path, 0), a_job(tmp_path, 1)])
     again = a_job(tmp_path, 0)
     again.overrides = ["later"]
-    assert [job.overrides for job in extended(tmp_path, [again]).jobs] == [["later"], ["task=sft", "train.seed=1"]]
+    assert [job.overrides for job in extend_sweep(tmp_path, [again]).jobs] == [["later"], ["task=sft", "train.seed=1"]]
 
 
 def continued(checked, tmp_path, values, flags="ckpt.load_enable=true"):
@@ -131,7 +131,7 @@ def test_jobs_of_a_continued_sweep_are_found_by_their_words(checked, tmp_path):
     jobs = [a_job(tmp_path, 0, done={}), a_job(tmp_path, 1), a_job(tmp_path, 2, error="no memory")]
     for job, seed in zip(jobs, (5, 6, 7), strict=True):
         job.overrides = ["task=sft", "demo=sft", f"train.seed={seed}"]
-    extended(tmp_path, jobs)
+    extend_sweep(tmp_path, jobs)
     numbers = [3, 2, 0, 4, 1]
     assert continued(checked, tmp_path, "4,7,5,8,6") == [(number, str(number)) for number in numbers]
     assert continued(checked, tmp_path, "4,7,5", flags="") == [(0, "0"), (1, "1"), (2, "2")]  # a new sweep
@@ -144,7 +144,7 @@ def test_a_sweep_may_continue_to_more_steps(checked, tmp_path):
     for job, run in zip(jobs, earlier.runs, strict=True):
         RunFolder(Path(job.folder)).start(fingerprint(run))
         save(run, RunFolder(Path(job.folder)).config)
-    extended(tmp_path, jobs)
+    extend_sweep(tmp_path, jobs)
     flags = "train.max_steps=3 ckpt.load_enable=true 'ckpt.allow_changes=[train.max_steps]'"
     assert continued(checked, tmp_path, "5,6,7", flags) == [(0, "0"), (1, "1"), (2, "2")]
 
@@ -163,7 +163,7 @@ def test_the_table_of_a_sweep_that_nobody_waited_for(tmp_path, capsys):
     (tmp_path / "3" / "status.json").write_text(json.dumps(status | {"pid": 2**30}))
     for job in jobs:
         job.state = f"submitted as 7_{job.number}"
-    extended(tmp_path, jobs)
+    extend_sweep(tmp_path, jobs)
     assert main(["sweep", "status", str(tmp_path)]) == 1
     states = ["done", "submitted as 7_1", "running", "failed"]
     assert [row["state"] for row in json.loads((tmp_path / "summary.json").read_text())] == states
@@ -207,7 +207,7 @@ def test_slots_split_the_visible_gpus(monkeypatch):
     ],
 )
 def test_a_run_is_judged_by_its_evaluation(metrics, name):
-    assert chosen_metric(metrics) == (name, metrics.get(name))
+    assert choose_metric(metrics) == (name, metrics.get(name))
 
 
 def watched(tmp_path, jobs, states):

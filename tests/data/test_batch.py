@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from rlhf_suite.data.batch import Example, PerRow, PerToken, TokenBatch, collate, needed, take, weightless
+from rlhf_suite.data.batch import Example, PerRow, PerToken, TokenBatch, collate, require_column, take, weightless
 
 EXAMPLES = [
     Example([10, 11, 12], [0, 1, 1], "a:1", {"margin": 0.5}),
@@ -87,9 +87,9 @@ def test_a_column_of_the_wrong_size_is_refused(name, size):
 
 def test_a_column_that_is_needed_and_missing_is_named():
     batch = batch_of(EXAMPLES)
-    assert torch.equal(needed(batch.margin, "margin"), torch.tensor([0.5, 2, -1]))
+    assert torch.equal(require_column(batch.margin, "margin"), torch.tensor([0.5, 2, -1]))
     with pytest.raises(AssertionError, match="no column 'vectors'"):
-        needed(batch.vectors, "vectors")
+        require_column(batch.vectors, "vectors")
 
 
 def test_a_weightless_batch_keeps_everything_but_its_mask():
@@ -108,8 +108,8 @@ def test_a_batch_pickles_and_moves():
 @pytest.mark.notices(
     "batches from Ray's store cannot be written to",
     "data/batch.py",
-    "torch.from_numpy(each.copy())",
-    "torch.from_numpy(each)",
+    "torch.from_numpy(value.copy())",
+    "torch.from_numpy(value)",
 )
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_a_batch_crosses_processes_as_arrays_beside_the_pickle_and_owns_its_memory_there():

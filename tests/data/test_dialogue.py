@@ -59,8 +59,8 @@ def test_a_dialogue_is_rendered_with_the_chat_template(tokenizer):
 @pytest.mark.notices(
     "a dialogue may begin anywhere in a text",
     "data/messages.py",
-    "    if not found or found[0].start() > 0:",
-    "    if not found:",
+    "    if not starts or starts[0].start() > 0:",
+    "    if not starts:",
 )
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize(

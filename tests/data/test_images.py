@@ -20,8 +20,8 @@ from rlhf_suite.data import images
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.data.images import (
     Image,
-    collapsed,
-    expanded,
+    collapse_images,
+    expand_placeholders,
     image_file,
     open_image,
     row_images,
@@ -194,7 +194,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
 @pytest.mark.notices(
     "an image may be in any format that Pillow knows",
     "data/images.py",
-    ", formats=[each for each in FORMATS if each in Pillow.OPEN]",
+    ", formats=[name for name in FORMATS if name in Pillow.OPEN]",
     "",
 )
 def test_only_formats_that_pillow_decodes_itself_are_opened(monkeypatch):
@@ -334,24 +334,24 @@ def test_places_and_images_must_be_equally_many(text, count):
 
 def test_a_placeholder_becomes_the_tokens_of_its_image_and_back():
     short = [1, PLACEHOLDER, 2, PLACEHOLDER, PLACEHOLDER, 3]
-    ids, images = expanded(short, FILES, Doubling(), offset=100)
+    ids, images = expand_placeholders(short, FILES, Doubling(), offset=100)
     assert ids == [1, 8, 9, 8, 2, 8, 9, 9, 9, 8, 8, 9, 9, 8, 3]
     assert [(i.start, i.length, i.data) for i in images] == [(101, 3, b"\x01"), (105, 5, b"\x03"), (110, 4, b"\x02")]
-    again = expanded(short, FILES, Doubling())[1]
-    assert collapsed(ids, again, PLACEHOLDER) == short
-    assert collapsed([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response behind it stays"
+    again = expand_placeholders(short, FILES, Doubling())[1]
+    assert collapse_images(ids, again, PLACEHOLDER) == short
+    assert collapse_images([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response behind it stays"
 
 
 @pytest.mark.notices(
     "placeholders and images need not be equally many",
     "data/images.py",
-    "if found != len(images):",
-    "if found > len(images):",
+    "if num_placeholders != len(images):",
+    "if num_placeholders > len(images):",
 )
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_text_with_other_placeholders_than_images_is_refused(count):
     with pytest.raises(ValueError, match=f"places for 2 images, and there are {count}"):
-        expanded([PLACEHOLDER, PLACEHOLDER], FILES[:count], Doubling())
+        expand_placeholders([PLACEHOLDER, PLACEHOLDER], FILES[:count], Doubling())
 
 
 def seen(*files: bytes, length: int = 3) -> Example:

@@ -9,7 +9,7 @@ import pytest
 from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, ScoreDataConfig, SFTDataConfig, StepDataConfig
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
-from rlhf_suite.data.render import begin_ids, following, pieces, tokens
+from rlhf_suite.data.render import begin_ids, encode_after, pieces, tokens
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.steps import SolutionEncoder, StepEncoder, StepFormat
 from rlhf_suite.data.text_encoders import ConversationEncoder
@@ -52,7 +52,7 @@ def test_an_answer_has_the_tokens_of_the_whole_text(tokenizer):
 @pytest.mark.parametrize("before", ["Assistant: ", "Assistant:", "hel", "the 1", "[INST]", "</s>", "a\n", "so  "])
 @pytest.mark.parametrize("text", ["Paris.", " Paris.", "lo", "2 is 4", "\n\nhello", "  so", "</s>[INST] hello"])
 def test_a_border_within_a_token_adds_nothing(tokenizer, before, text):
-    ids = [*tokens(tokenizer, before), *following(tokenizer, before, text)]
+    ids = [*tokens(tokenizer, before), *encode_after(tokenizer, before, text)]
     assert ids[: len(tokens(tokenizer, before))] == tokens(tokenizer, before)
     assert decoded(tokenizer, ids) == decoded(tokenizer, tokens(tokenizer, before + text))
 

@@ -193,8 +193,8 @@ def test_rows_that_one_run_skipped_end_a_later_run_that_stops_at_bad_rows(tokeni
 @pytest.mark.notices(
     "both answers of a stored pair have the numbers of the first",
     "data/store.py",
-    "own = {name: each[place]",
-    "own = {name: each[0]",
+    "own = {name: column[place]",
+    "own = {name: column[0]",
 )
 def test_the_sequences_of_a_group_keep_the_numbers_of_their_own():
     pair = [Example([1, number], [0, 1], "a:1", numbers={"number": number / 2}) for number in (5, 7)]
@@ -373,9 +373,9 @@ def test_encoding_says_about_how_many_rows_there_are(tokenizer, tmp_path):
     pq.write_table(pa.Table.from_pylist([ROW] * 5), tmp_path / "e.parquet")
     config, found, passed = replace(SFT, cache_enable=False), [], 0
 
-    def shown(rows, total, what):
+    def shown(rows, total, unit):
         nonlocal passed
-        found.append((what.rpartition("/")[2], total))
+        found.append((unit.rpartition("/")[2], total))
         for row in rows:
             passed += 1
             yield row

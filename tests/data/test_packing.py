@@ -55,8 +55,8 @@ def walked(lengths, parts):
 @pytest.mark.notices(
     "the largest bin of a partition takes the next sequence",
     "data/packing.py",
-    "_joined(one.pop(), other[0])",
-    "_joined(one.pop(0), other[0])",
+    "_join(one.pop(), other[0])",
+    "_join(one.pop(0), other[0])",
 )
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("parts", [1, 2, 3, 6, 13, 50])

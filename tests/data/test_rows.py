@@ -12,7 +12,7 @@ import pytest
 
 from rlhf_suite.data.combine import combine, mixture
 from rlhf_suite.data.row import BadRows, DataError, RowError
-from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limited, locate, source_names
+from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limit_rows, locate, source_names
 from rlhf_suite.errors import UserError
 
 
@@ -24,7 +24,7 @@ def load(spec, *, split="train", probs=None, max_samples=None, seed=0, bad=None,
 def read(name, sources, bad):
     """The rows of a source as the loader takes them."""
     good = []
-    for row in limited(locate(name, sources.split, sources.flags).rows(), sources.max_samples):
+    for row in limit_rows(locate(name, sources.split, sources.flags).rows(), sources.max_samples):
         if isinstance(row, RowError):
             bad.add(row.where, row.reason)
         else:
@@ -305,8 +305,8 @@ def test_a_folder_of_unmarked_files_is_read_whole_in_order(tmp_path):
 @pytest.mark.notices(
     "the files of all splits of a folder are read",
     "data/sources.py",
-    "if split.lower() in words[path]] if found",
-    "] if found",
+    "if split.lower() in words[path]] if named_splits",
+    "] if named_splits",
 )
 def test_a_folder_of_marked_files_needs_its_split(tmp_path):
     write_jsonl(tmp_path / "train-00000.jsonl", [{"n": 1}])

@@ -19,7 +19,7 @@ def encoders(tokenizer, step_separator=None, data_separator="\n", max_len=200, *
     data = StepDataConfig(max_len=max_len, step_separator=data_separator, **flags)
     form = StepFormat.of(data, ALGO)
     assert form is not None
-    saved = StepFormat.read(form.saved())
+    saved = StepFormat.read(form.to_json())
     assert saved == form
     return StepEncoder(tokenizer, data, ALGO), SolutionEncoder(tokenizer, saved, step_separator)
 

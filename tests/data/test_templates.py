@@ -233,7 +233,7 @@ def test_arguments_of_tools_may_be_json_text(tokenizer):
 @pytest.mark.notices(
     "keys without a value reach the chat template",
     "data/messages.py",
-    "message = {name: each for name, each in value.items() if each is not None}",
+    "message = {name: item for name, item in value.items() if item is not None}",
     "message = dict(value)",
 )
 def test_keys_without_a_value_are_not_passed_to_the_template(tokenizer):

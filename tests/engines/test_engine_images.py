@@ -13,7 +13,7 @@ import torch
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
-from rlhf_suite.data.images import Image, expanded
+from rlhf_suite.data.images import Image, expand_placeholders
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import EngineSpec
@@ -73,7 +73,7 @@ def requests(seeing: Seeing, count: int = 6, tokens: int = 8) -> list[Generation
     found = []
     for number in range(count):
         files = [PICTURES[:1], PICTURES[1:3], [], [PICTURES[3]], [PICTURES[0], PICTURES[0]], PICTURES[4:]][number % 6]
-        ids, images = expanded(seeing.ids(len(files), "x" * number), files, seeing.processor)
+        ids, images = expand_placeholders(seeing.ids(len(files), "x" * number), files, seeing.processor)
         found.append(GenerationRequest(number, ids, tokens, number, settings, images=images))
     return found
 
@@ -94,7 +94,7 @@ def gap(model, asked, answers) -> float:
 @pytest.mark.notices(
     "the engine gets tokens of images that are expanded already",
     "engines/actor.py",
-    "prompt_token_ids=collapsed(job.prompt_ids, job.images, image_token),",
+    "prompt_token_ids=collapse_images(job.prompt_ids, job.images, image_token),",
     "prompt_token_ids=list(job.prompt_ids),",
 )
 @pytest.mark.notices(
@@ -149,7 +149,7 @@ def test_a_continued_request_sees_its_images_again(pool, seeing):
 
 def test_more_images_than_the_flag_allows_are_refused_and_affect_no_other(pool, seeing):
     files = PICTURES[:3]
-    ids, images = expanded(seeing.ids(3), files, seeing.processor)
+    ids, images = expand_placeholders(seeing.ids(3), files, seeing.processor)
     with pytest.raises(UserError, match=r"3 images, and data.max_images_per_prompt=2"):
         pool.generate_all([GenerationRequest(0, ids, 4, 0, SamplingSettings(), images=images)])
     assert len(pool.generate_all(requests(seeing, 2))) == 2

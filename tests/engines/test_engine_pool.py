@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, continued, whole
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, continue_request, whole
 from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.engines.start import engine_env
 
@@ -56,10 +56,10 @@ def test_the_turns_of_an_episode_share_an_engine_though_their_prompts_differ():
 def test_a_response_is_continued_from_its_tokens_by_other_random_numbers():
     request = GenerationRequest(3, [7, 8], 10, 42, SamplingSettings())
     parts = [part([4, 5], version=1), part([], version=1), part([6], version=2)]
-    rest = continued(request, parts)
+    rest = continue_request(request, parts)
     assert (rest.prompt_ids, rest.max_new_tokens) == ([7, 8, 4, 5, 6], 7)
-    assert len({request.seed, continued(request, parts[:1]).seed, rest.seed}) == 3
-    assert continued(request, [part([], version=1)]) == request
+    assert len({request.seed, continue_request(request, parts[:1]).seed, rest.seed}) == 3
+    assert continue_request(request, [part([], version=1)]) == request
     joined = whole([*parts, part([9], version=2, finish_reason="stop")])
     assert (joined.ids.tolist(), joined.versions.tolist()) == ([4, 5, 6, 9], [1, 1, 2, 2])
     assert (joined.id, joined.finish_reason, len(joined.log_probs)) == (3, "stop", 4)

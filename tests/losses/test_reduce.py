@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlhf_suite.losses.reduce import (
-    counted_sequences,
     counted_sum,
+    mark_counted_sequences,
     masked_mean,
     masked_sum,
     num_units,
@@ -94,7 +94,7 @@ def test_a_metric_carries_no_gradient():
 
 
 def test_sequences_with_one_masked_token_or_more_count():
-    assert counted_sequences(MASK, SEGMENTS, 3).tolist() == [1, 0, 1]
+    assert mark_counted_sequences(MASK, SEGMENTS, 3).tolist() == [1, 0, 1]
 
 
 def test_what_does_not_count_may_be_nan():

@@ -15,7 +15,7 @@ from rlhf_suite.models.experts import expert_counts, expert_shares, load_balanci
 from rlhf_suite.models.forward import (
     ScalarOutputs,
     check_layout,
-    hidden_states,
+    compute_hidden_states,
     map_logits,
     sequence_outputs,
     sequence_scores,
@@ -318,4 +318,4 @@ def test_values_read_from_logits_and_their_gradients_do_not_depend_on_the_chunks
 
 def hidden_of(model, batch):
     """The last hidden states, [T, H]."""
-    return hidden_states(model.model, batch, SequenceLayout.of(batch.lengths, model.packed), False)[0]
+    return compute_hidden_states(model.model, batch, SequenceLayout.of(batch.lengths, model.packed), False)[0]

@@ -16,7 +16,7 @@ from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.head import check_head
-from rlhf_suite.models.load import load_model, load_tokenizer, padding_token
+from rlhf_suite.models.load import choose_padding_token, load_model, load_tokenizer
 from rlhf_suite.models.prepare import make_trainable
 
 FP32 = DeepSpeedConfig(param_dtype="fp32")
@@ -124,9 +124,9 @@ def test_padding_is_never_the_token_that_ends_a_sequence(folder, tmp_path):
 
 def test_padding_falls_back_to_the_first_token_of_a_text():
     tokenizer = byte_tokenizer()
-    assert padding_token(tokenizer) == "<|pad|>"
+    assert choose_padding_token(tokenizer) == "<|pad|>"
     tokenizer.eos_token = "<|pad|>"
-    assert padding_token(tokenizer) == tokenizer.bos_token
+    assert choose_padding_token(tokenizer) == tokenizer.bos_token
 
 
 def test_the_chat_template_comes_from_text_or_a_file(folder, tmp_path):

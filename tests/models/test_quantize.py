@@ -14,7 +14,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
-from rlhf_suite.models.lora import adapters_disabled
+from rlhf_suite.models.lora import disable_adapters
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.quantize import dequantize
 from rlhf_suite.models.save import save_adapter, save_hf
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_dequantised_model(base, load, batch, tokeniz
     models = [adapted(small), adapted(load(path=tmp_path / "whole"))]
     for model in models:
         token_log_probs(model, batch).log_probs.sum().backward()
-    with torch.no_grad(), adapters_disabled(small):
+    with torch.no_grad(), disable_adapters(small):
         assert (token_log_probs(small, batch).log_probs - token_log_probs(models[1], batch).log_probs).abs().max() > 0.1
     wanted = {name: p.grad for name, p in models[1].named_parameters() if p.requires_grad}
     for name, parameter in small.named_parameters():

@@ -36,7 +36,7 @@ def judge(folder, tmp_path_factory):
     shutil.copytree(folder(), path)
     config = json.loads((path / "config.json").read_text())
     data = StepDataConfig(step_separator="", max_len=MAX_LEN)
-    config[KEY] = StepFormat.of(data, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-", "0"])).saved()
+    config[KEY] = StepFormat.of(data, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-", "0"])).to_json()
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -13,7 +13,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import SeeingActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
-from rlhf_suite.data.images import collapsed, image_file, open_image
+from rlhf_suite.data.images import collapse_images, image_file, open_image
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model, vision_processor
@@ -74,7 +74,10 @@ def test_images_in_another_order_are_another_batch(seeing, batch):
 
 
 @pytest.mark.notices(
-    "more features than placeholders are not noticed", "models/vision.py", "assert found == expected,", "assert found,"
+    "more features than placeholders are not noticed",
+    "models/vision.py",
+    "assert counts == expected,",
+    "assert counts,",
 )
 def test_more_or_fewer_images_than_places_are_noticed(seeing, batch):
     """Idefics3 takes too many images without a word, and the features of one in the place of another."""
@@ -184,7 +187,7 @@ def test_an_image_of_zeros_is_refused(seeing):
 
 def test_the_processor_and_the_folder_agree_about_places(seeing):
     example = seeing.examples()[2]
-    short = collapsed(example.ids, example.images, seeing.processor.placeholder)
+    short = collapse_images(example.ids, example.images, seeing.processor.placeholder)
     assert short.count(seeing.processor.placeholder) == 2
     assert example.ids.count(seeing.processor.placeholder) == 2 * 4
     text = seeing.tokenizer.decode(short[:-3])

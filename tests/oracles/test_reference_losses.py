@@ -10,7 +10,7 @@ import torch
 from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
-from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
+from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
@@ -188,7 +188,7 @@ def test_the_unbiased_kl_gradient_agrees_with_verl_on_policy(estimator):
     """verl has no weight for samples of an older policy."""
     for case in cases(f"verl/kl/{estimator}+"):
         log_probs = case.flat("logp").requires_grad_()
-        kl = unbiased_kl(log_probs, case.flat("ref_logp"), log_probs.detach(), estimator)
+        kl = estimate_unbiased_kl(log_probs, case.flat("ref_logp"), log_probs.detach(), estimator)
         check(kl.detach(), case.outputs["kl"], case.fields["mask"])
         (gradient,) = torch.autograd.grad((kl * case.flat("mask")).sum(), log_probs)
         check(gradient, case.outputs["grad"], case.fields["mask"])
@@ -198,7 +198,7 @@ def test_the_unbiased_kl_gradient_agrees_with_verl_on_policy(estimator):
 def test_the_unbiased_kl_gradient_agrees_with_openrlhf(estimator):
     for case in cases(f"openrlhf/kl_unbiased/{estimator}"):
         mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
-        kl = unbiased_kl(log_probs, case.flat("ref_logp"), case.flat("old_logp"), estimator)
+        kl = estimate_unbiased_kl(log_probs, case.flat("ref_logp"), case.flat("old_logp"), estimator)
         check(kl.detach(), case.outputs["kl"], case.fields["mask"])
         (gradient,) = torch.autograd.grad((kl * mask).sum(), log_probs)
         check(gradient, case.outputs["grad"], case.fields["mask"])

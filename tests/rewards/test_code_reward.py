@@ -29,7 +29,7 @@ def scored(response: str, label: object) -> Scored:
     "right = float(passed == 1.0)",
     "right = float(passed > 0.0)",
 )
-@pytest.mark.notices("the first program of a response is run", "rewards/code.py", "found[-1]", "found[0]")
+@pytest.mark.notices("the first program of a response is run", "rewards/code.py", "chosen[-1]", "chosen[0]")
 @pytest.mark.notices(
     "a program's exit code does not matter",
     "sandbox/programs.py",

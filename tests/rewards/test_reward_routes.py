@@ -151,8 +151,8 @@ def test_a_source_of_weight_0_is_measured_but_changes_nothing(rewards, length_fi
 @pytest.mark.notices(
     "what a source says of its rows goes to the first rows",
     "rewards/sources.py",
-    "dict(zip(chosen, found, strict=True))",
-    "dict(enumerate(found))",
+    "dict(zip(chosen, results, strict=True))",
+    "dict(enumerate(results))",
 )
 def test_rows_go_to_the_sources_of_their_datasource(rewards):
     seen = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.rewards.answers import is_too_much, last_boxed, number
+from rlhf_suite.rewards.answers import find_last_box, is_too_much, number
 from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.gym import answer_of
 from rlhf_suite.rewards.mathematics import box_text
@@ -184,7 +184,7 @@ def test_math_does_not_blame_the_response_for_a_useless_label(scorers):
     ],
 )
 def test_last_boxed_takes_the_last_box_that_closes(text, content):
-    assert last_boxed(text) == content
+    assert find_last_box(text) == content
 
 
 @pytest.mark.notices(
@@ -271,7 +271,7 @@ def test_numbers_are_read_exactly(text, value):
 
 @pytest.mark.timeout(60)  # quadratic time would be hours
 def test_last_boxed_is_linear_in_the_number_of_open_boxes():
-    assert last_boxed(r"\boxed{" * 50_000) is None
+    assert find_last_box(r"\boxed{" * 50_000) is None
 
 
 def test_a_bare_percent_sign_does_not_comment_the_box_out():
@@ -322,7 +322,7 @@ def test_length_falls_from_its_limit_to_twice_that():
 
 
 @pytest.mark.notices(
-    "the first answer of a response is scored", "rewards/gym.py", "found[-1] if found", "found[0] if found"
+    "the first answer of a response is scored", "rewards/gym.py", "answers[-1] if answers", "answers[0] if answers"
 )
 def test_the_last_answer_of_a_response_is_the_one_that_reasoning_gym_scores():
     assert answer_of("<answer>3</answer> no: <answer> 4\n</answer>.") == "4"

@@ -71,11 +71,11 @@ class Environment:
     async def close(self): ...
 """
 ESTIMATOR = """
-from rlhf_suite.algo.advantage import Credit, undiscounted
+from rlhf_suite.algo.advantage import Credit, compute_reward_to_go
 
 def own(inputs, config):
     reach()
-    each = undiscounted(inputs, inputs.rewards - inputs.rewards.mean())
+    each = compute_reward_to_go(inputs, inputs.rewards - inputs.rewards.mean())
     return Credit(each, each)
 """
 OF_ROLLOUT, OF_GROUPS = 4, 2  # samples and groups of a step

@@ -166,7 +166,7 @@ def test_what_an_environment_wrote_changes_no_bit_of_the_credit(name):
     turns = with_every_column([ledger(0, -2, 3, -4, 1), ledger(0, 2, -1), ledger(1, -3), ledger(1, 1, -1, 1, -1, 4)])
     own = turns.mask.bool()
     lengths = torch.zeros(len(turns), dtype=torch.int64).index_add(0, turns.segments, own.long())
-    alone = replace(turns.mapped(lambda tokens: tokens[own], lambda rows: rows, None), lengths=lengths)
+    alone = replace(turns.map_columns(lambda tokens: tokens[own], lambda rows: rows, None), lengths=lengths)
     advantage = AdvantageConfig(estimator=name, gamma=0.8, lambd=0.9)
     config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
     one, other = (CreditAssigner(config).assign(batch)[0] for batch in (turns, alone))

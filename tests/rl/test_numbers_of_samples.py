@@ -22,7 +22,7 @@ from rlhf_suite.rl.credit import CreditAssigner
 pytestmark = pytest.mark.stack
 
 OWN = """
-from rlhf_suite.algo.advantage import Credit, undiscounted
+from rlhf_suite.algo.advantage import Credit, compute_reward_to_go
 from rlhf_suite.registry import estimator
 
 
@@ -33,7 +33,7 @@ def reward_func(queries, prompts, labels):
 
 @estimator(needs=("rewards", "number:confidence"))
 def sure(inputs, config):
-    credit = undiscounted(inputs, inputs.rewards * inputs.numbers["confidence"])
+    credit = compute_reward_to_go(inputs, inputs.rewards * inputs.numbers["confidence"])
     return Credit(credit, credit)
 
 

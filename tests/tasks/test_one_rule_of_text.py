@@ -102,7 +102,7 @@ class Answered:
             [(n, row, prompt) for n, (row, prompt) in enumerate(zip(self.rows, self.prompts, strict=True))],
             {n: self.trajectories[n * PER_PROMPT : (n + 1) * PER_PROMPT] for n in range(len(self.rows))},
         )
-        made = Answerer(self.config, self.tokenizer, None, scorer, limit=1).finished(work).rows
+        made = Answerer(self.config, self.tokenizer, None, scorer, limit=1).finish(work).rows
         path = folder / "generated.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in made))
         return path

@@ -109,7 +109,7 @@ def step_model(tmp_path_factory):
     create_tiny(folder)
     config = json.loads((folder / "config.json").read_text())
     data, algo = StepDataConfig(step_separator="", max_len=20), PRMAlgoConfig(";", ["+", "-"])
-    config[KEY] = StepFormat.of(data, algo).saved()
+    config[KEY] = StepFormat.of(data, algo).to_json()
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -210,7 +210,7 @@ def test_every_evaluation_is_printed_with_and_without_a_terminal():
         console = Console(file=out, force_terminal=terminal, width=200)
         shown = Progress(LoggerConfig(), "ppo", total=40, start=0, console=console)
         shown.update(7, {"train/reward": 0.5})
-        shown.evaluated(7, results)
+        shown.print_evaluation(7, results)
         shown.close()
         assert "ppo 7/40  evaluation: pass1 0.8926 ± 0.019  pass4 0.98" in out.getvalue()
         assert "512" not in out.getvalue()
@@ -258,9 +258,9 @@ def test_a_long_phase_shows_how_far_it_is_and_how_long_it_takes():
 
 def test_a_journal_counts_what_comes_and_passes_it_on(tmp_path):
     journal, out = Journal(LoggerConfig(), RunFolder(tmp_path), "ppo"), io.StringIO()
-    assert list(journal.counted(iter("ab"), 2, "letters")) == ["a", "b"], "before the run begins"
+    assert list(journal.track(iter("ab"), 2, "letters")) == ["a", "b"], "before the run begins"
     journal.progress = Progress(LoggerConfig(), "ppo", 1, 0, console=Console(file=out, force_terminal=True, width=200))
-    assert list(journal.counted(iter("ab"), 2, "letters")) == ["a", "b"]
+    assert list(journal.track(iter("ab"), 2, "letters")) == ["a", "b"]
     journal.progress.close()
     assert "letters 2/2, 0:00 left" in out.getvalue()
 
@@ -289,8 +289,8 @@ def test_a_phase_before_the_first_step_is_shown_if_it_lasts(tmp_path, monkeypatc
     monkeypatch.setattr(journal_module, "TICK_S", 0.0)
     monkeypatch.setattr(console_module, "PART_S", 0.0)
     journal = Journal(LoggerConfig(), RunFolder(tmp_path), "sft")
-    assert list(journal.counted(iter("abc"), 3, "rows")) == ["a", "b", "c"]
+    assert list(journal.track(iter("abc"), 3, "rows")) == ["a", "b", "c"]
     assert capsys.readouterr().out == said
     silent = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "sft")
-    assert list(silent.counted(iter("abc"), 3, "rows")) == ["a", "b", "c"]
+    assert list(silent.track(iter("abc"), 3, "rows")) == ["a", "b", "c"]
     assert capsys.readouterr().out == ""

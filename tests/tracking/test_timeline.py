@@ -102,8 +102,8 @@ def test_the_first_window_begins_with_the_run_and_not_with_the_loading_of_models
 @pytest.mark.notices(
     "what is not over when a run ends is not in the timeline",
     "tracking/timeline.py",
-    "for each in self.intervals], deque(maxlen=KEPT)",
-    "for each in self.intervals if each.end], deque(maxlen=KEPT)",
+    "or now) for interval in intervals])",
+    "or now) for interval in intervals if interval.end])",
 )
 def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_path):
     timeline = Timeline()
@@ -122,7 +122,7 @@ def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_pa
 @pytest.mark.notices(
     "intervals of another process that are not over are told twice",
     "tracking/timeline.py",
-    "                each.begin = now\n",
+    "                interval.begin = now\n",
     "                pass\n",
 )
 @pytest.mark.notices(

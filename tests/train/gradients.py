@@ -160,7 +160,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
         gradient_checkpointing_enable=bool(split.checkpointing),
         gradient_checkpointing_reentrant=split.checkpointing == "re-entrant",
     )
-    with strategy.loading_context(ds):
+    with strategy.make_load_context(ds):
         module = load_model(str(folder / head), head=head, ds=ds)
     make_trainable(module, config, ds.lora)
     strategy.split_tokens(module, ds, world)

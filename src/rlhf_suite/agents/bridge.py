@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.agents.base import Schema
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.data.messages import Message
-from rlhf_suite.data.render import begin_ids, following, tokens
+from rlhf_suite.data.render import begin_ids, encode_after, tokens
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
@@ -68,7 +68,7 @@ class Bridge:
 
     def behind(self, ids: Sequence[int], text: str) -> list[int]:
         """Return the ids of a text that stands behind `ids`, which stay as they were sampled."""
-        return following(self.tokenizer, str(self.tokenizer.decode(ids[-TAIL:])), text)
+        return encode_after(self.tokenizer, str(self.tokenizer.decode(ids[-TAIL:])), text)
 
     def on_from(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int] | None:
         """Return what `after` returns, or None where the template does not let a conversation go on with such
@@ -89,14 +89,14 @@ class Bridge:
 
     def text_after(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> str | None:
         """Return the text of the bridge, or None; see `after`."""
-        closing = self.closing(answers, stop, tools)
+        closing = self.render_closing(answers, stop, tools)
         if closing is None:
             return None
         rest = self.rest(answers, tools)
         assert rest.startswith(closing), f"the chat template ends a turn with {rest[:40]!r}, and with {closing!r}"
         return rest[len(closing) :]
 
-    def closing(self, answers: Sequence[Message], stop: int, tools: Sequence[Schema]) -> str | None:
+    def render_closing(self, answers: Sequence[Message], stop: int, tools: Sequence[Schema]) -> str | None:
         """Return what the template writes behind the text of a turn, up to and including `stop`.
 
         None if the template writes no such token there. A token in the text of an answer does not count.
@@ -105,8 +105,8 @@ class Bridge:
         if (role, stop) not in self.closings:
             tried = {**answers[0], "content": ANSWER}
             header, answered, _ = self.rest([tried], tools).partition(ANSWER)
-            before, found, _ = header.partition(self.stops.get(stop, ANSWER))
-            self.closings[role, stop] = before + found if answered and found else None
+            before, mark, _ = header.partition(self.stops.get(stop, ANSWER))
+            self.closings[role, stop] = before + mark if answered and mark else None
         return self.closings[role, stop]
 
     def rest(self, answers: Sequence[Message], tools: Sequence[Schema]) -> str:
@@ -119,8 +119,8 @@ class Bridge:
             if len(calls) < 2:
                 raise
             text = self.render([QUESTION, stand_in(calls[:1]), *answers], tools)  # it allows one call in a turn
-        _, found, rest = text.rpartition(STANDIN)
-        if not found:
+        _, standin, rest = text.rpartition(STANDIN)
+        if not standin:
             raise RowError(ASKED.where, "the chat template does not render " + ("tool calls" if calls else "a turn"))
         return rest
 
@@ -152,15 +152,15 @@ class Bridge:
         if role == "tool":
             answer |= {"name": "add", "tool_call_id": CALL_ID.format(1)}
         tools = [TRIED] if role == "tool" else []
-        found = [stop for stop in self.stops if self.closing([answer], stop, tools) is not None]
-        if not found:
+        stops = [stop for stop in self.stops if self.render_closing([answer], stop, tools) is not None]
+        if not stops:
             return f"it does not end a turn with one of {', '.join(self.stops.values())}, which end responses"
         turn: Message = {"role": "assistant", "content": "2 + 2"}
         if role == "tool":
             turn |= {"content": "", "tool_calls": [call_of(answer, "2 + 2")]}
         for before in ([QUESTION], [QUESTION, {"role": "assistant", "content": "Yes."}, QUESTION]):
             whole = self.render([*before, turn, answer], tools)
-            for stop in found:
+            for stop in stops:
                 if problem := self.problem_in(whole, stop, answer, tools):
                     return problem
         return None
@@ -185,7 +185,7 @@ def stand_in(calls: Sequence[Message]) -> Message:
     """Return the message in place of a sampled turn: text, or the calls that `calls`, messages of tools, answer."""
     if not calls:
         return {"role": "assistant", "content": STANDIN}
-    return {"role": "assistant", "content": "", "tool_calls": [call_of(each, STANDIN) for each in calls]}
+    return {"role": "assistant", "content": "", "tool_calls": [call_of(call, STANDIN) for call in calls]}
 
 
 def call_of(answer: Message, value: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def make_episodes(
     shared_setup = (not has_source(run.reward), Choice(run.reward.reward_key, run.reward.combine), serve, most)
     agent = make_agent(first, *shared_setup)
     if others:
-        made = [(each.datasets, make_agent(each, *shared_setup)) for each in others]
+        made = [(agent_config.datasets, make_agent(agent_config, *shared_setup)) for agent_config in others]
         agent = AgentsByDatasource({name: other for names, other in made for name in names}, agent)
     is_cut = reads("max_feedback_tokens", config)  # a message that was cut is not known again to a program
     feedback = config.max_feedback_tokens if is_cut else None
@@ -111,9 +111,9 @@ def watch_calls(loop: LoopThread, config: AgentConfig) -> None:
 
 def roles(chosen: ChosenAgent) -> list[str]:
     """Return the roles of the messages with which conversations go on."""
-    found = [role for need, role in ROLES.items() if chosen.config.needs(need)]
+    roles = [role for need, role in ROLES.items() if chosen.config.needs(need)]
     if not chosen.config.needs("environment"):
-        return found
+        return roles
     form = OURS if chosen.file is None else export_of(chosen.file).form
     beside = ["tool"] if has_tools_beside(chosen) else []
-    return [*found, *beside, *([] if form in RAW else {TRL: ["tool"]}.get(form, ["user"]))]
+    return [*roles, *beside, *([] if form in RAW else {TRL: ["tool"]}.get(form, ["user"]))]

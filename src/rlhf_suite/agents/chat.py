@@ -78,7 +78,7 @@ def read_request(body: Mapping[str, Any], sampling: SamplingSettings) -> ChatReq
         raise Refused(f"tool_choice={choice!r}: write auto or none; a turn cannot be forced into a call")
     stop = given.get("stop")
     stop = [stop] if isinstance(stop, str) else stop
-    if stop is not None and not (isinstance(stop, list) and all(isinstance(each, str) and each for each in stop)):
+    if stop is not None and not (isinstance(stop, list) and all(isinstance(text, str) and text for text in stop)):
         raise Refused("stop must be a text or a list of texts")
     options = given.get("stream_options")
     return ChatRequest(
@@ -115,8 +115,8 @@ def check_sampling(given: Mapping[str, Any], sampling: SamplingSettings) -> None
                 )
         elif name in NEUTRAL:
             if value not in NEUTRAL[name]:
-                what = "would change how tokens are sampled, which the trainer could not know"
-                raise Refused(f"{name}={value!r} {what}. Leave {name} out of the request")
+                reason = "would change how tokens are sampled, which the trainer could not know"
+                raise Refused(f"{name}={value!r} {reason}. Leave {name} out of the request")
         elif name not in READ and name not in UNUSED:
             raise Refused(f"{name} is not supported here. Leave it out of the request")
 
@@ -133,8 +133,8 @@ def tools_of(given: Any) -> tuple[Schema, ...]:
     """Return the tools of a request."""
     if not isinstance(given, list):
         raise Refused("tools must be a list")
-    for each in given:
-        function = each.get("function") if isinstance(each, dict) and each.get("type") == "function" else None
+    for tool in given:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
             raise Refused('each of tools must be {"type": "function", "function": {"name": ..., ...}}')
     if (count := len(json.dumps(given))) > MAX_TOOLS:
@@ -147,10 +147,10 @@ def messages_of(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise Refused("messages must be a list with at least one message")
     names: dict[str, str] = {}  # of functions, by the ids of their calls
-    found = tuple(message_of(each, place, names) for place, each in enumerate(given))
-    if found[-1]["role"] == "assistant":
+    messages = tuple(message_of(message, place, names) for place, message in enumerate(given))
+    if messages[-1]["role"] == "assistant":
         raise Refused("the last message is of the assistant: a turn that is begun cannot be continued")
-    return found
+    return messages
 
 
 def message_of(given: Any, place: int, names: dict[str, str]) -> Message:
@@ -162,7 +162,7 @@ def message_of(given: Any, place: int, names: dict[str, str]) -> Message:
     message: Message = {"role": role, "content": content_of(given.get("content"), where)}
     if role == "assistant" and given.get("tool_calls"):
         calls = given["tool_calls"]
-        message["tool_calls"] = [call_of(each, where) for each in calls] if isinstance(calls, list) else []
+        message["tool_calls"] = [call_of(item, where) for item in calls] if isinstance(calls, list) else []
         names.update({call["id"]: call["function"]["name"] for call in message["tool_calls"]})
     if role == "tool":
         identity = str(given.get("tool_call_id", ""))
@@ -256,7 +256,7 @@ class Completion:
 
     def token_log_probs(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return the log-prob of each token, with its text."""
-        texts = [str(tokenizer.decode([each])) for each in self.ids]
+        texts = [str(tokenizer.decode([token])) for token in self.ids]
         return {
             "content": [
                 {"token": text, "logprob": float(log_prob), "bytes": [*text.encode()], "top_logprobs": []}

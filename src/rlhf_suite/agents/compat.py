@@ -32,8 +32,8 @@ class TRLEnvironment:
         self.tools = ToolEnvironment([FunctionTools(tools_of(self.instance))], self.timeout_s)
         row = {"prompt": list(task.messages), "label": task.label, "datasource": task.datasource, **task.columns}
         parameters = inspect.signature(self.instance.reset).parameters.values()
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            row = {name: value for name, value in row.items() if name in {each.name for each in parameters}}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            row = {name: value for name, value in row.items() if name in {parameter.name for parameter in parameters}}
         text = await call(self.instance.reset, **row)
         start = await self.tools.reset(task)
         return start if not text else Start(tuple(with_text(task.messages, str(text))), tools=start.tools)
@@ -133,7 +133,7 @@ def place_of(cls: Any) -> str:
 
 def with_text(messages: tuple[Message, ...], text: str) -> Iterator[Message]:
     """Yield a conversation with a text at the end of its last message of the user."""
-    last = max((place for place, each in enumerate(messages) if each["role"] == "user"), default=None)
+    last = max((place for place, entry in enumerate(messages) if entry["role"] == "user"), default=None)
     for place, message in enumerate(messages):
         yield {**message, "content": f"{message['content']}{text}"} if place == last else message
 
@@ -163,4 +163,4 @@ def reward_of(value: Any) -> float | dict[str, float] | None:
 def takes(cls: type, name: str) -> bool:
     """Return whether the constructor of a class takes an argument of this name."""
     parameters = inspect.signature(cls).parameters.values()
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

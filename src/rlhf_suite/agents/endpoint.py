@@ -95,9 +95,9 @@ class ChatSession:
             raise Refused(f"the chat template does not render this conversation: {error.reason}") from error
         if not fits:
             raise self.too_long("the conversation leaves no room for a turn in data.max_len, or rollout.max_new_tokens")
-        for each in (each for several in self.asked.values() for each in several):
-            if each.branch is branch and each.end is not None and each.end[0] == end:
-                each.is_continued = True
+        for asked in (asked for several in self.asked.values() for asked in several):
+            if asked.branch is branch and asked.end is not None and asked.end[0] == end:
+                asked.is_continued = True
         self.limit, self.refused = None, ""  # the program has found a way to go on
         asked = Asked(session.open)
         prompt_ids = session.open.ledger.ids.tolist()
@@ -156,10 +156,10 @@ class ChatSession:
         """End the conversations, and return the number of orphans: turns of requests that were sent several times,
         of which the program used another one. They are not trained on."""
         self.is_over = True
-        orphans = [each for several in self.asked.values() for each in self.find_unused(several)]
-        for each in (each for several in self.asked.values() for each in several):
-            if each.work is not None:
-                each.work.cancel()
+        orphans = [asked for several in self.asked.values() for asked in self.find_unused(several)]
+        for asked in (asked for several in self.asked.values() for asked in several):
+            if asked.work is not None:
+                asked.work.cancel()
         for orphan in orphans:
             assert orphan.end is not None
             self.session.forget(orphan.branch, orphan.end)
@@ -170,11 +170,15 @@ class ChatSession:
     def find_unused(self, siblings: Sequence[Asked]) -> list[Asked]:
         """Return which turns of equal requests the program did not go on with. Where it did with none, the last one
         counts as used."""
-        written = [each for each in siblings if each.end is not None]
+        written = [sibling for sibling in siblings if sibling.end is not None]
         last = self.session.latest
-        used = [each for each in written if each.is_continued or (each.branch is last and each.end == last.ends[-1])]
+        used = [
+            sibling
+            for sibling in written
+            if sibling.is_continued or (sibling.branch is last and sibling.end == last.ends[-1])
+        ]
         used = used or written[-1:]
-        return [each for each in written if each not in used]
+        return [sibling for sibling in written if sibling not in used]
 
 
 def characters(message: Message) -> int:
@@ -288,8 +292,8 @@ class EndpointAgent:
         """
 
         def work() -> Any:
-            found = self.program(task, url, chat.key)
-            return program_loop().run(found) if inspect.iscoroutine(found) else found
+            result = self.program(task, url, chat.key)
+            return program_loop().run(result) if inspect.iscoroutine(result) else result
 
         running = asyncio.ensure_future(call(work))
         try:
@@ -358,9 +362,9 @@ def numbers(given: Any, name: str) -> dict[str, float]:
 def number(value: Any, name: str) -> float:
     """Return a finite number."""
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if isinstance(value, str) or not math.isfinite(found):
+        number = math.nan
+    if isinstance(value, str) or not math.isfinite(number):
         raise ValueError(f"{name}={value!r}, not a finite number")
-    return found
+    return number

@@ -70,8 +70,8 @@ class Progress:
         """Return the reward of a step, and add its named parts to those of the episode."""
         if not isinstance(step.reward, Mapping):
             if step.reward is not None and self.choice.key is not None:
-                what = "the environment gave a number without a name"
-                raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, and {what}")
+                problem = "the environment gave a number without a name"
+                raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, and {problem}")
             return step.reward
         for name, value in step.reward.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
@@ -180,8 +180,8 @@ class EnvironmentAgent:
             return outcome
         if ending is not Ending.FINISHED:
             return Scored(0.0, 0.0, dict(progress.extra))
-        what = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
-        raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
+        problem = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
+        raise EnvironmentFailure(f"{problem} reward, and the run has no reward source")
 
     def append_answer(self, turn: Turn, step: Step, session: Session) -> Ending | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
@@ -242,16 +242,18 @@ def check_answer(answer: object, wanted: type[T], name: str, where: str) -> T:
     if not isinstance(answer, wanted):
         shown = printable(repr(answer), 60)
         raise EnvironmentFailure(f"{where}{name} of the environment returned {shown}, not a {wanted.__name__}")
-    for field_name, value, what in wrong_fields(answer):
+    for field_name, value, problem in wrong_fields(answer):
         shown = f"{field_name}={printable(repr(value), 60)}"
-        raise EnvironmentFailure(f"{where}{name} of the environment returned a {wanted.__name__} with {shown}: {what}")
+        raise EnvironmentFailure(
+            f"{where}{name} of the environment returned a {wanted.__name__} with {shown}: {problem}"
+        )
     return answer
 
 
 def wrong_fields(answer: Start | Step) -> Iterator[tuple[str, object, str]]:
     """Yield the fields of an answer that are of another type: name, value, and what is wrong."""
     messages = () if answer.messages is None else answer.messages
-    if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
         yield "messages", messages, "it is not a list of messages"
     if not isinstance(answer.text, str | None):
         yield "text", answer.text, "it is not a text"

@@ -135,8 +135,8 @@ class Episodes:
 
 def with_outcome(episode: Episode) -> list[Trajectory]:
     """Return the ledgers of an episode, numbered, with its outcome and metrics in the last one."""
-    for number, each in enumerate(episode.ledgers):
-        each.fork = number
+    for number, ledger in enumerate(episode.ledgers):
+        ledger.fork = number
     ledger, outcome = episode.ledgers[-1], episode.outcome
     if isinstance(outcome, RewardFailure):
         ledger.failure = outcome.reason

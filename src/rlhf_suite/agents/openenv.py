@@ -53,10 +53,10 @@ class OpenEnvEnvironment:
         try:
             given = await self.ask("step", self.action(turn))
         except WrongAction as error:
-            return self.said(f"Error: {error}")
-        return self.said(self.text(given.get("observation")), number(given.get("reward")), bool(given.get("done")))
+            return self.make_step(f"Error: {error}")
+        return self.make_step(self.text(given.get("observation")), number(given.get("reward")), bool(given.get("done")))
 
-    def said(self, text: str, reward: float | None = None, done: bool = False) -> Step:
+    def make_step(self, text: str, reward: float | None = None, done: bool = False) -> Step:
         """Return a step that answers with a text, as a message if the conversation has messages."""
         if self.has_messages:
             return Step.say(text or "(nothing)", reward=reward, done=done)
@@ -77,16 +77,16 @@ class OpenEnvEnvironment:
     async def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the answer to a message."""
         answer = await self.answer(json.dumps({"type": kind, "data": data}))
-        found = answer.get("data") or {}
+        content = answer.get("data") or {}
         if answer.get("type") == "error":
-            message = printable("; ".join([str(found.get("message")), *mistakes(found)]))
-            if kind == "step" and found.get("code") == WRONG_ACTION:
+            message = printable("; ".join([str(content.get("message")), *mistakes(content)]))
+            if kind == "step" and content.get("code") == WRONG_ACTION:
                 raise WrongAction(message)
-            advice = "; let it take agent.max_concurrent sessions" if found.get("code") == FULL else ""
-            raise EnvironmentFailure(f"{self.url}: {found.get('code')}: {message}{advice}")
+            advice = "; let it take agent.max_concurrent sessions" if content.get("code") == FULL else ""
+            raise EnvironmentFailure(f"{self.url}: {content.get('code')}: {message}{advice}")
         if answer.get("type") != "observation":
             raise EnvironmentFailure(f"{self.url} answered {printable(str(answer.get('type')))}, not an observation")
-        return dict(found)
+        return dict(content)
 
     async def answer(self, message: str) -> dict[str, Any]:
         """Return the answer to a message; of a connection that was closed, what the server said before."""
@@ -123,7 +123,7 @@ class OpenEnvEnvironment:
 def mistakes(data: dict[str, Any]) -> list[str]:
     """Return the mistakes in an action that an error lists: the field of each, and what is wrong with it."""
     listed = data.get("errors") or []
-    return [f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg')}" for each in listed]
+    return [f"{'.'.join(map(str, mistake.get('loc', ())))}: {mistake.get('msg')}" for mistake in listed]
 
 
 class WrongAction(Exception):

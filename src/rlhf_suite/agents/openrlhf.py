@@ -114,5 +114,5 @@ def check_sampling(given: Any, kept: SimpleNamespace) -> None:
     for name, flag in FLAGS.items():
         wanted, own = getattr(given, name, getattr(kept, name)), getattr(kept, name)
         if wanted != own and (wanted or own):
-            what = f"the environment changed sampling_params.{name} from {own!r} to {wanted!r}"
-            raise EnvironmentFailure(f"{what}; every turn is sampled alike: set {flag} instead")
+            problem = f"the environment changed sampling_params.{name} from {own!r} to {wanted!r}"
+            raise EnvironmentFailure(f"{problem}; every turn is sampled alike: set {flag} instead")

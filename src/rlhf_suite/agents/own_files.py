@@ -21,16 +21,16 @@ def import_export(chosen: ChosenAgent, export: Export | None = None) -> Any:
     export = export or export_of(chosen.file)
     offer_openrlhf()
     try:
-        found = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
+        exported = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
         kinds = {OPENRLHF_EXECUTOR: class_of_executor, OPENRLHF_STEP: class_of_step}
-        return kinds[export.form](found) if export.form in kinds else found
+        return kinds[export.form](exported) if export.form in kinds else exported
     except (Exception, SystemExit) as error:
         raise import_failure(f"{chosen.file_flag}={chosen.file}", error) from error
 
 
 def tool_environment(sources: Sequence[ToolSource], config: AgentConfig) -> ToolEnvironment:
     """Return the tools of an episode as an environment."""
-    return ToolEnvironment([each.of_episode() for each in sources], config.tool_timeout_s)
+    return ToolEnvironment([source.of_episode() for source in sources], config.tool_timeout_s)
 
 
 def tools_of(chosen: ChosenAgent) -> list[ToolSource]:

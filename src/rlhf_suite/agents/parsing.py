@@ -114,7 +114,7 @@ def without_reasoning(written: Written) -> tuple[str, str]:
 def hermes(written: Written, tools: Sequence[Schema]) -> Parsed:
     """Calls as JSON objects between <tool_call> and </tool_call>, as Hermes and Qwen write them."""
     reasoning, text = without_reasoning(written)
-    calls = tuple(call_of_json(found[1]) for found in HERMES.finditer(text))
+    calls = tuple(call_of_json(match[1]) for match in HERMES.finditer(text))
     return Parsed(HERMES.sub("", text).strip(), calls, reasoning)
 
 
@@ -136,13 +136,15 @@ def whole_json(written: Written, tools: Sequence[Schema]) -> Parsed:
 def response_template(written: Written, tools: Sequence[Schema]) -> Parsed:
     """Calls as the tokenizer's own response_template describes them (transformers)."""
     try:
-        found = written.tokenizer.parse_response(list(written.ids), prefix=list(written.prompt_ids), tools=list(tools))
+        message = written.tokenizer.parse_response(
+            list(written.ids), prefix=list(written.prompt_ids), tools=list(tools)
+        )
     except ValueError as error:
         reasoning, text = without_reasoning(written)
         return Parsed(text, (ToolCall("", "", problem=f"the call cannot be read: {error}"),), reasoning)
-    calls = tuple(call_of_value(each.get("function", each)) for each in found.get("tool_calls") or ())
-    thinking = found.get("reasoning_content") or found.get("thinking") or ""
-    return Parsed(str(found.get("content") or "").strip(), calls, str(thinking).strip())
+    calls = tuple(call_of_value(call.get("function", call)) for call in message.get("tool_calls") or ())
+    thinking = message.get("reasoning_content") or message.get("thinking") or ""
+    return Parsed(str(message.get("content") or "").strip(), calls, str(thinking).strip())
 
 
 @tool_parser(reads=("vllm_tool_parser",))
@@ -151,11 +153,11 @@ def vllm(written: Written, tools: Sequence[Schema]) -> Parsed:
     assert written.read_calls is not None, "the reader of turns loads it"
     reasoning, text = without_reasoning(written)
     try:
-        content, found = written.read_calls(text, tools)
+        content, named_calls = written.read_calls(text, tools)
     except Exception as error:  # whatever a foreign parser makes of what a model wrote
         problem = f"the call cannot be read: {type(error).__name__}: {error}"
         return Parsed(text, (ToolCall("", "", problem=problem),), reasoning)
-    calls = tuple(call_of_value({"name": name, "arguments": arguments}) for name, arguments in found)
+    calls = tuple(call_of_value({"name": name, "arguments": arguments}) for name, arguments in named_calls)
     return Parsed(content.strip(), calls, reasoning)
 
 

@@ -23,7 +23,7 @@ from rlhf_suite.data.generation import (
     content_number,
     sample_seed,
 )
-from rlhf_suite.data.images import Image, ImageReader, expanded, image_file, with_places
+from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, image_file, with_places
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
@@ -213,7 +213,9 @@ class Session:
         self, ids: Sequence[int], files: Sequence[bytes], offset: int = 0
     ) -> tuple[list[int], tuple[Image, ...]]:
         """Return ids with the tokens of the images `files`, and where these are."""
-        return (list(ids), ()) if self.image_reader is None else expanded(ids, files, self.image_reader, offset)
+        return (
+            (list(ids), ()) if self.image_reader is None else expand_placeholders(ids, files, self.image_reader, offset)
+        )
 
     def render_again(self, messages: Sequence[Message]) -> bool:
         """Continue with a rendering of the whole conversation, and return whether a turn fits behind it. Where it
@@ -233,7 +235,7 @@ class Session:
         """
         if images and self.image_reader is None:
             raise ValueError("it has images, and the policy reads text; set data.image_key (docs/vision.md)")
-        files = [image_file(each) for each in images]
+        files = [image_file(image) for image in images]
         return self.append(
             self.bridge.behind(self.open.ledger.ids.tolist(), before + self.cut(text) + after), (), files
         )
@@ -303,16 +305,16 @@ class Session:
     def find_known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:
         """Return the branch that knows the longest beginning of a conversation, how many messages that is, and the
         number of its tokens."""
-        found: tuple[Branch | None, int, int] = (None, 0, 0)
+        best: tuple[Branch | None, int, int] = (None, 0, 0)
         asked = [normal(message) for message in messages]
         for branch in self.branches:
             if branch.tools != tuple(tools):
                 continue
             said = [normal(message) for message in branch.messages]
             for end, length in branch.ends:
-                if end > found[1] and end < len(asked) and said[:end] == asked[:end]:
-                    found = (branch, end, length)
-        return found
+                if end > best[1] and end < len(asked) and said[:end] == asked[:end]:
+                    best = (branch, end, length)
+        return best
 
     def fork(self, ids: Sequence[int], messages: Sequence[Message], tools: tuple[Schema, ...]) -> bool:
         """Begin a new ledger with this prompt. What the model wrote of it is trained on in the ledger where it was

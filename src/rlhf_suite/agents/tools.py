@@ -102,12 +102,12 @@ class ToolEnvironment:
             ToolError: two of them have the same name.
         """
         schemas: list[Schema] = []
-        for each in self.tools:
-            for schema in await each.schemas():
+        for tool in self.tools:
+            for schema in await tool.schemas():
                 name = schema["function"]["name"]
                 if name in self.owners:
                     raise ToolError(two_tools(name))
-                self.owners[name] = each
+                self.owners[name] = tool
                 schemas.append(schema)
         return Start(tools=tuple(schemas))
 
@@ -142,7 +142,7 @@ class ToolEnvironment:
 
     async def close(self) -> None:
         """End what belongs to the episode alone."""
-        await asyncio.gather(*(each.close() for each in self.tools))
+        await asyncio.gather(*(tool.close() for tool in self.tools))
 
 
 class EnvironmentWithTools:
@@ -225,9 +225,9 @@ def schema_of(function: Callable[..., Any]) -> Schema:
     except (DocstringParsingException, TypeHintParsingException) as error:
         code = getattr(function, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
-        what = f"{where}: the tool {function.__name__} cannot be described to the model: {error}"
+        problem = f"{where}: the tool {function.__name__} cannot be described to the model: {error}"
         fix = "give it a docstring, and each argument a type hint and a line in the docstring below Args:"
-        raise SourceError(what, fix) from error
+        raise SourceError(problem, fix) from error
     schema["function"].pop("return", None)  # templates show all of a schema, and some models know no such key
     return schema
 

@@ -36,9 +36,9 @@ def call_reader(name: str | None, tokenizer: PreTrainedTokenizerBase) -> CallRea
 
     def read(text: str, tools: Sequence[Schema]) -> tuple[str, list[tuple[str, str]]]:
         request = ChatCompletionRequest(messages=[], model="", tools=list(tools) or None)
-        found = make(tokenizer, request.tools).extract_tool_calls(text, request)
-        calls = [(call.function.name, call.function.arguments) for call in found.tool_calls]
-        return found.content or "", calls
+        result = make(tokenizer, request.tools).extract_tool_calls(text, request)
+        calls = [(call.function.name, call.function.arguments) for call in result.tool_calls]
+        return result.content or "", calls
 
     try:
         read("", [])

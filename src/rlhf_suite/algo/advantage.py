@@ -20,7 +20,7 @@ compared between responses, and what is left stands at the last token (R').
     remax                R - R of the prompt's greedy response      reward-to-go, gamma 1                  no
     on_policy_distill    0                                          reward of the token itself             no
 
-* and reinforce_baseline: 0 in a group whose rewards agree but for rounding (`centred_in_groups`).
+* and reinforce_baseline: 0 in a group whose rewards agree but for rounding (`subtract_group_means`).
 
 All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
 carry its reward, and baselines count it once. The KL penalty of a token counts for earlier tokens of its own row. gae
@@ -57,35 +57,36 @@ class Numbers(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class CreditInput:
-    """What an estimator reads, on the CPU: the tokens that the model wrote in the B rows of a rollout, T in all."""
+    """What an estimator reads: B rows (ledgers) of a rollout, and the T tokens that the model wrote in them, laid end
+    to end. All tensors are on the CPU, and float32 unless they say int."""
 
-    rewards: Tensor  # [B] R, clipped already
-    kl_penalty: Tensor  # [T] beta x KL estimate; zeros without a reference or with KL as a loss
-    lengths: Tensor  # [B] int, model tokens of each row; their sum is T
-    groups: Tensor  # [B] int, which prompt a row answers
-    values: Tensor | None = None  # [T] V(state before token t); gae only
-    greedy: Tensor | None = None  # [B] the whole reward of the greedy response to the row's prompt; remax only
+    rewards: Tensor  # [B] R: the reward of the row's episode besides its turns, after shaping
+    kl_penalty: Tensor  # [T] beta x the estimate of the KL in nats; zeros without a reference or with KL as a loss
+    lengths: Tensor  # [B] int, the number of tokens that the model wrote in each row; their sum is T
+    groups: Tensor  # [B] int, the number of the prompt that each row answers
+    values: Tensor | None = None  # [T] the critic's value of the state before each token; only for "values"
+    greedy: Tensor | None = None  # [B] the whole reward of the greedy response to the row's prompt; only for "greedy"
     turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
-    episodes: Tensor | None = None  # [B] int, which episode a row belongs to; None: each row is one
-    entropies: Tensor | None = None  # [T] nats, of the policy where token t was chosen; where they are needed
+    episodes: Tensor | None = None  # [B] int, the number of the episode that each row belongs to; None: each is one
+    entropies: Tensor | None = None  # [T] nats, of the policy where each token was chosen; only for "entropies"
     totals: Tensor | None = None  # [B] the whole reward of each row's episode; None: R and its turns, added up
-    kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is no penalty
-    numbers: Numbers = field(default_factory=Numbers)  # those that the estimator needs (`number:<name>`)
+    kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is not a penalty
+    numbers: Numbers = field(default_factory=Numbers)  # [B] for each name in `needs=("number:<name>",)`
 
     def __post_init__(self) -> None:
         per_token = (self.values, self.turn_rewards, self.entropies)
-        same_shape(self.kl_penalty, *(each for each in per_token if each is not None))
-        per_row = (each for each in (self.greedy, self.episodes, self.totals) if each is not None)
+        same_shape(self.kl_penalty, *(column for column in per_token if column is not None))
+        per_row = (column for column in (self.greedy, self.episodes, self.totals) if column is not None)
         same_shape(self.rewards, self.lengths, self.groups, *per_row, *self.numbers.values())
         assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What an estimator returns: a number for each token that the model wrote."""
+    """What an estimator returns: two numbers for each of the T tokens that the model wrote, in units of the reward."""
 
-    advantages: Tensor  # [T]
-    returns: Tensor  # [T] target of the critic (gae) or the reward-to-go; never whitened
+    advantages: Tensor  # [T] how much better than the baseline each token is; whitened where the estimator whitens
+    returns: Tensor  # [T] the value that the critic is trained towards (gae), or the reward-to-go; never whitened
 
 
 def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
@@ -103,7 +104,7 @@ def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
         )
     credit: Credit = estimator.load(config.estimator)(inputs, config)
     numbers = (credit.advantages, credit.returns) if isinstance(credit, Credit) else (None,)
-    if not all(is_like(each, inputs.kl_penalty) for each in numbers):
+    if not all(is_like(values, inputs.kl_penalty) for values in numbers):
         wanted = f"Credit(advantages, returns), each one number for each of the {len(inputs.kl_penalty)} tokens"
         raise estimator.wrong_result(config.estimator, credit, wanted)
     return credit
@@ -116,7 +117,7 @@ def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lambda A_{t+1};  return = A_t + V_t before whitening.
     """
     assert inputs.values is not None, "gae needs values"
-    deltas = token_rewards(inputs) + config.gamma * following(inputs.values, inputs.lengths) - inputs.values
+    deltas = token_rewards(inputs) + config.gamma * shift_left(inputs.values, inputs.lengths) - inputs.values
     advantages = discounted_sums(deltas, inputs.lengths, config.gamma * config.lambd)
     return Credit(whiten(advantages, config.no_std_norm), advantages + inputs.values)
 
@@ -131,7 +132,7 @@ def reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 @estimator(needs=("rewards", "groups"), reads=("no_std_norm",))
 def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline (Hu 2025)."""
-    returns = undiscounted(inputs, centred_in_groups(inputs))
+    returns = compute_reward_to_go(inputs, subtract_group_means(inputs))
     return Credit(whiten(returns, config.no_std_norm), returns)
 
 
@@ -142,17 +143,17 @@ def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     members = group_sizes(inputs)  # [B] n
     others = group_sum(rewards, inputs) - rewards  # [B] sum over the other episodes
     baseline = torch.where(members > 1, others / (members - 1).clamp(min=1), rewards)
-    returns = undiscounted(inputs, rewards - baseline.to(rewards.dtype))
+    returns = compute_reward_to_go(inputs, rewards - baseline.to(rewards.dtype))
     return Credit(returns, returns)
 
 
 @estimator(needs=("rewards", "groups"))
 def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. One alone gets 0."""
-    centred = centred_in_groups(inputs)
+    centred = subtract_group_means(inputs)
     variance = group_sum(centred.square(), inputs) / (group_sizes(inputs) - 1).clamp(min=1)
     deviation = variance.sqrt().to(centred.dtype)
-    returns = undiscounted(inputs, centred / (deviation + 1e-9))
+    returns = compute_reward_to_go(inputs, centred / (deviation + 1e-9))
     return Credit(returns, returns)
 
 
@@ -163,7 +164,7 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     The paper also divides the loss by a constant instead of lengths: `actor.loss_agg_mode=seq-mean-token-sum-norm`.
     """
     rewards = whole_rewards(inputs)
-    returns = undiscounted(inputs, rewards - group_mean(rewards, inputs))
+    returns = compute_reward_to_go(inputs, rewards - group_mean(rewards, inputs))
     return Credit(returns, returns)
 
 
@@ -172,7 +173,7 @@ def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE)."""
     rewards = whole_rewards(inputs)
     whole = replace(inputs, groups=torch.zeros_like(inputs.groups))
-    returns = undiscounted(inputs, rewards - group_mean(rewards, whole))
+    returns = compute_reward_to_go(inputs, rewards - group_mean(rewards, whole))
     return Credit(returns, returns)
 
 
@@ -186,7 +187,7 @@ def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     rewards = whole_rewards(inputs)
     lengths = episode_sum(inputs.lengths, inputs)  # [B]
     weighted = group_sum(rewards.double() * lengths, inputs) / group_sum(lengths, inputs).clamp(min=1)
-    returns = undiscounted(inputs, rewards - weighted.to(rewards.dtype))
+    returns = compute_reward_to_go(inputs, rewards - weighted.to(rewards.dtype))
     return Credit(returns, returns)
 
 
@@ -194,7 +195,7 @@ def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """ReMax (Li et al. 2024): the reward of the greedy response to the same prompt as baseline."""
     assert inputs.greedy is not None, "remax needs greedy responses"
-    returns = undiscounted(inputs, whole_rewards(inputs) - inputs.greedy)
+    returns = compute_reward_to_go(inputs, whole_rewards(inputs) - inputs.greedy)
     return Credit(returns, returns)
 
 
@@ -238,7 +239,7 @@ def turn_sums(turns: Tensor, inputs: CreditInput) -> Tensor:
     return torch.zeros(len(inputs.rewards), dtype=torch.float64).index_add(0, rows, turns.double())
 
 
-def centred_in_groups(inputs: CreditInput) -> Tensor:
+def subtract_group_means(inputs: CreditInput) -> Tensor:
     """Return the whole reward of each row less the mean of its group, [B]; 0 in a group whose rewards agree.
 
     They agree where they differ by no more than `ROUNDING` of what they are sums of: episodes that earn the same by
@@ -257,7 +258,7 @@ def centred_in_groups(inputs: CreditInput) -> Tensor:
     return torch.where(spread <= ROUNDING * largest, 0, centred)
 
 
-def undiscounted(inputs: CreditInput, rewards: Tensor) -> Tensor:
+def compute_reward_to_go(inputs: CreditInput, rewards: Tensor) -> Tensor:
     """Return the reward-to-go with gamma 1 of `rewards` [B] at the last tokens, less the KL penalty, [T]: a baseline
     that compares whole responses leaves no room for discounts."""
     return discounted_sums(with_outcomes(inputs, rewards), inputs.lengths, 1.0)
@@ -276,7 +277,7 @@ def discounted_sums(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
     longest_first = lengths.sort(descending=True, stable=True)
     places = (lengths.cumsum(0) - 1)[longest_first.indices].numpy()  # [B] the token each row is at
     sums = np.zeros(len(places), result.dtype)  # [B] y of the token behind it
-    for count in rows_left(longest_first.values.numpy()):
+    for count in count_longer_rows(longest_first.values.numpy()):
         now, sums = places[:count], sums[:count]
         sums *= decay
         sums += result[now]
@@ -285,14 +286,14 @@ def discounted_sums(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
     return torch.from_numpy(result)
 
 
-def rows_left(lengths: np.ndarray) -> np.ndarray:
+def count_longer_rows(lengths: np.ndarray) -> np.ndarray:
     """Return how many of `lengths` [B] (descending) are above 0, above 1, and so on, [longest]."""
     steps = np.arange(lengths[0] if len(lengths) else 0)
     ended: np.ndarray = np.searchsorted(lengths[::-1], steps, side="right")
     return len(lengths) - ended
 
 
-def following(values: Tensor, lengths: Tensor) -> Tensor:
+def shift_left(values: Tensor, lengths: Tensor) -> Tensor:
     """Return the value of the row's next token, [T]; 0 behind the last one."""
     result = torch.cat([values[1:], values[:1]])
     result[last_tokens(lengths)] = 0

@@ -51,7 +51,7 @@ def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) 
     any. All any one shape."""
     parts = []
     for engine, trainer, chosen in slabs(engine_log_probs, trainer_log_probs, mask):
-        difference = masked(engine, chosen).double() - masked(trainer, chosen).double()  # [N]
+        difference = select_masked(engine, chosen).double() - select_masked(trainer, chosen).double()  # [N]
         kl = (-difference).expm1() + difference  # expm1: near zero it is d^2 / 2, far below the rounding of exp
         if len(difference):
             parts.append(torch.stack([difference.abs().sum(), difference.abs().max(), kl.sum()]))
@@ -64,10 +64,10 @@ def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) 
 
 def slabs(*values: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield parts of tensors of one length, so that not all of them is in memory in double precision at a time."""
-    return zip(*(each.split(SLAB) for each in values), strict=True)
+    return zip(*(value.split(SLAB) for value in values), strict=True)
 
 
-def masked(values: Tensor, mask: Tensor) -> Tensor:
+def select_masked(values: Tensor, mask: Tensor) -> Tensor:
     """Return the values of the N masked tokens, [N], all on the CPU: NumPy selects them much faster than torch."""
     return torch.from_numpy(values.numpy()[mask.bool().numpy()])
 
@@ -193,8 +193,8 @@ def unit_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
 def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
     """Return the mean of `values` [T], 0 outside the mask, over the masked tokens of each sequence, [B]."""
     sums, counts = (
-        torch.zeros(len(inputs.lengths), dtype=torch.float64).index_add(0, inputs.segments, each.double())
-        for each in (values, inputs.mask)
+        torch.zeros(len(inputs.lengths), dtype=torch.float64).index_add(0, inputs.segments, tokens.double())
+        for tokens in (values, inputs.mask)
     )
     return sums / counts.clamp(min=1)
 
@@ -207,7 +207,7 @@ def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, fl
         return {}
     parts = []
     for log_weights, chosen, mask in slabs(inputs.log_weights, weights, inputs.mask):
-        ratio, used = masked(log_weights, mask).double().exp(), masked(chosen, mask).double()
+        ratio, used = select_masked(log_weights, mask).double().exp(), select_masked(chosen, mask).double()
         parts.append(torch.stack([(used == 0).sum(), *(x.sum() for x in (ratio, ratio**2, used, used**2))]))
     zero, ratios, ratio_squares, total, squares = (torch.stack(parts).sum(0) / count).tolist()
     return {

@@ -54,7 +54,9 @@ def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) 
     return kl.clamp(-MAX_KL, MAX_KL)
 
 
-def unbiased_kl(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor, estimator: str) -> Tensor:
+def estimate_unbiased_kl(
+    log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor, estimator: str
+) -> Tensor:
     """The value of `estimate_kl`, with an unbiased gradient of KL(pi || pi_ref) under samples of pi_old.
 
     The gradient is w l grad log pi, that of w k2, with l = log pi - log pi_ref in [-10, 10] and w = min(pi / pi_old,

@@ -24,7 +24,7 @@ def normalize_scores(scores: Tensor, mean: float, std: float) -> Tensor:
     return (scores - mean) / max(std, ROUNDING * abs(mean), 1e-8)
 
 
-def standardized(scores: Sequence[float]) -> list[float]:
+def standardize(scores: Sequence[float]) -> list[float]:
     """(score - mean) / deviation over all of them, with the unbiased deviation; scores that agree are all 0."""
     mean = math.fsum(scores) / len(scores)
     if are_equal(scores):

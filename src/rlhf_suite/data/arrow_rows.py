@@ -30,11 +30,11 @@ EXACT = 2.0**53  # integers up to here are floating-point numbers without roundi
 def changes(schema: pyarrow.Schema, integers: Iterable[str] = ()) -> dict[str, Change]:
     """Return how the values of columns change, by name, without the columns that stay as they are. `integers`: the
     columns whose floating-point numbers are integers."""
-    found = {field.name: change_of(field.type) for field in schema} | dict.fromkeys(integers, whole)
-    return {name: change for name, change in found.items() if change is not None}
+    column_changes = {field.name: change_of(field.type) for field in schema} | dict.fromkeys(integers, whole)
+    return {name: change for name, change in column_changes.items() if change is not None}
 
 
-def changed(values: Mapping[str, object], how: Mapping[str, Change]) -> dict[str, object]:
+def apply_changes(values: Mapping[str, object], how: Mapping[str, Change]) -> dict[str, object]:
     """Return the values of a row, changed."""
     return {name: how[name](value) if name in how else value for name, value in values.items()}
 
@@ -75,7 +75,7 @@ def change_of(kind: pyarrow.DataType) -> Change | None:
     from pyarrow import types
 
     if isinstance(kind, pyarrow.JsonType):
-        return _parsed
+        return _parse_json
     if types.is_struct(kind):
         return _struct_change({field.name: field.type for field in kind})
     if types.is_map(kind):
@@ -85,7 +85,7 @@ def change_of(kind: pyarrow.DataType) -> Change | None:
     return None
 
 
-def _parsed(value: object) -> object:
+def _parse_json(value: object) -> object:
     """Return the value of a text of JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -94,14 +94,16 @@ def _parsed(value: object) -> object:
 
 
 def _list_change(item: Change | None) -> Change | None:
-    return None if item is None else lambda value: [item(each) for each in value] if isinstance(value, list) else value
+    return (
+        None if item is None else lambda value: [item(entry) for entry in value] if isinstance(value, list) else value
+    )
 
 
 def _map_change(item: Change | None) -> Change:
     def change(value: object) -> object:
         if not isinstance(value, list):
             return value
-        return {key: each if item is None else item(each) for key, each in value}
+        return {key: entry if item is None else item(entry) for key, entry in value}
 
     return change
 
@@ -116,9 +118,11 @@ def _struct_change(kinds: Mapping[str, pyarrow.DataType]) -> Change:
     def change(value: object) -> object:
         if not isinstance(value, dict):  # null, or what the library `datasets` made of it
             return value
-        given = {name: _apply(how.get(name), each) for name, each in value.items()}
+        given = {name: _apply(how.get(name), entry) for name, entry in value.items()}
         _drop_defaults_of_required(given)
-        return {name: each for name, each in given.items() if each is not None or _is_written(name, given, always_null)}
+        return {
+            name: entry for name, entry in given.items() if entry is not None or _is_written(name, given, always_null)
+        }
 
     return change
 
@@ -132,9 +136,9 @@ def _drop_defaults_of_required(schema: Mapping[str, object]) -> None:
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict) and isinstance(required, list):
         for name in required:
-            each = properties.get(name) if isinstance(name, str) else None
-            if isinstance(each, dict) and each.get("default", "") is None and not _allows_null(each):
-                del each["default"]
+            declared = properties.get(name) if isinstance(name, str) else None
+            if isinstance(declared, dict) and declared.get("default", "") is None and not _allows_null(declared):
+                del declared["default"]
 
 
 def _is_written(name: str, schema: Mapping[str, object], always_null: set[str]) -> bool:
@@ -143,11 +147,13 @@ def _is_written(name: str, schema: Mapping[str, object], always_null: set[str]) 
     `default`: the schema allows null, or no schema of the column has another default. `const`: nothing else says which
     values are valid, or that is null too.
     """
-    if name not in VALUES or not (schema.keys() <= KEYWORDS or any(schema.get(each) is not None for each in KEYWORDS)):
+    if name not in VALUES or not (
+        schema.keys() <= KEYWORDS or any(schema.get(keyword) is not None for keyword in KEYWORDS)
+    ):
         return False
     if name == "default":
         return name in always_null or _allows_null(schema)
-    is_defined = any(schema.get(each) is not None for each in KINDS)
+    is_defined = any(schema.get(keyword) is not None for keyword in KINDS)
     return not is_defined or (name in always_null and _allows_null(schema))
 
 
@@ -156,7 +162,7 @@ def _allows_null(schema: Mapping[str, object]) -> bool:
     kind = schema.get("type")
     if kind is not None:
         return kind == "null" or "null" in _list(kind)
-    either = (each for key in ("anyOf", "oneOf") for each in _list(schema.get(key)) if isinstance(each, dict))
+    either = (choice for key in ("anyOf", "oneOf") for choice in _list(schema.get(key)) if isinstance(choice, dict))
     return None in _list(schema.get("enum")) or any(map(_allows_null, either))
 
 

@@ -89,12 +89,12 @@ PerRow = Annotated[Tensor | None, "row"]  # [B, ...]
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """B sequences of T tokens in all; `len(batch)` is B."""
+    """B sequences laid end to end, T tokens in all; `len(batch)` is B."""
 
-    ids: Tensor  # [T] int64
-    lengths: Tensor  # [B] int64
+    ids: Tensor  # [T] int64, the tokens
+    lengths: Tensor  # [B] int64, the number of tokens of each sequence; their sum is T
     mask: Annotated[Tensor, "token"]  # [T] float32, 1 where a token is trained on or asked about
-    index: PerRow = None  # [B] int64, which example or sample each sequence is
+    index: PerRow = None  # [B] int64, the number of each sequence among those that it was taken from
     # [B] the image files of each sequence, in the order of their tokens; None: the run has no images
     images: tuple[tuple[bytes, ...], ...] | None = None
 
@@ -107,11 +107,11 @@ class TokenBatch:
             assert len(value) == len(self), f"{name} has {len(value)} entries for {len(self)} sequences"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: each.numpy() if isinstance(each, Tensor) else each for name, each in vars(self).items()}
+        return {name: value.numpy() if isinstance(value, Tensor) else value for name, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Arrays from Ray's store cannot be written to, and keep their memory there: the batch gets its own.
-        own = {name: torch.from_numpy(each.copy()) for name, each in state.items() if isinstance(each, np.ndarray)}
+        own = {name: torch.from_numpy(value.copy()) for name, value in state.items() if isinstance(value, np.ndarray)}
         vars(self).update(state | own)
 
     def __len__(self) -> int:
@@ -136,10 +136,10 @@ class TokenBatch:
     def columns(self, unit: Unit) -> dict[str, Tensor]:
         """Return the columns of a unit that the batch has, by name, in the order of their declaration."""
         kind: type = type(self)  # for mypy a class with __eq__ and no __hash__ cannot be hashed itself
-        found = {name: getattr(self, name) for name, its in column_units(kind).items() if its == unit}
-        return {name: value for name, value in found.items() if value is not None}
+        columns = {name: getattr(self, name) for name, its in column_units(kind).items() if its == unit}
+        return {name: value for name, value in columns.items() if value is not None}
 
-    def mapped(
+    def map_columns(
         self,
         of_tokens: Callable[[Tensor], Tensor],
         of_rows: Callable[[Tensor], Tensor],
@@ -153,7 +153,7 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch on another device."""
-        return self.mapped(lambda value: value.to(device), lambda value: value.to(device), self.images)
+        return self.map_columns(lambda value: value.to(device), lambda value: value.to(device), self.images)
 
 
 B = TypeVar("B", bound=TokenBatch)
@@ -166,7 +166,7 @@ def column_units(kind: type) -> dict[str, Unit]:
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
 
 
-def needed(column: Tensor | None, name: str) -> Tensor:
+def require_column(column: Tensor | None, name: str) -> Tensor:
     """Return a column that its reader cannot do without."""
     assert column is not None, f"this batch has no column {name!r}, which is needed here"
     return column
@@ -186,7 +186,7 @@ def collate(examples: Sequence[Example], kind: type[B]) -> B:
     }
     images = [example.images for example in examples if example.images is not None]
     assert len(images) in (0, len(examples)), "images of some sequences, and for others not even an empty list"
-    files = tuple(tuple(image.data for image in each) for each in images) if images else None
+    files = tuple(tuple(image.data for image in row_images) for row_images in images) if images else None
     return kind(torch.from_numpy(ids), lengths, torch.from_numpy(mask), images=files, **per_token, **rows)
 
 
@@ -207,7 +207,7 @@ def take(batch: B, indices: Sequence[int] | Tensor) -> B:
     chosen = torch.as_tensor(indices, dtype=torch.int64, device=batch.lengths.device)  # [N]
     places = token_places(batch.lengths, chosen)  # [T']
     images = None if batch.images is None else tuple(batch.images[row] for row in chosen.tolist())
-    return batch.mapped(lambda value: value.index_select(0, places), lambda value: value[chosen], images)
+    return batch.map_columns(lambda value: value.index_select(0, places), lambda value: value[chosen], images)
 
 
 def weightless(batch: B) -> B:

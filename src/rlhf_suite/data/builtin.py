@@ -136,8 +136,8 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
     chosen = numbers[size:] if kind.endswith("eval") else numbers[:size]
     make = dataset.load(task)
     made = [make(number) for number in chosen]
-    pairs = [(each[0], each[1]) for each in made]
-    images: list[dict[str, object]] = [{"image": each[2]} if len(each) > 2 else {} for each in made]
+    pairs = [(sample[0], sample[1]) for sample in made]
+    images: list[dict[str, object]] = [{"image": sample[2]} if len(sample) > 2 else {} for sample in made]
     wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
     rng = random.Random(_SEED + 1)
     if form := FORMS.get(f"_{kind.removesuffix('_eval')}"):
@@ -159,7 +159,7 @@ def _pair(question: str, answer: str, rng: random.Random) -> dict[str, object]:
     return {"prompt": question, "chosen": answer, "rejected": _spoil(answer, rng)}
 
 
-def _labelled(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+def _make_row(question: str, answer: str, rng: random.Random) -> dict[str, object]:
     right = rng.random() < 0.5
     return {"input": question, "output": answer if right else _spoil(answer, rng), "label": int(right)}
 
@@ -173,7 +173,7 @@ def _steps(question: str, answer: str, rng: random.Random) -> dict[str, object]:
 # What each question and its answer become, by the ending of the set's name.
 FORMS: dict[str, Callable[[str, str, random.Random], dict[str, object]]] = {
     "_pairs": _pair,
-    "_labelled": _labelled,
+    "_labelled": _make_row,
     "_steps": _steps,
 }
 

@@ -58,7 +58,7 @@ def evict(cache: Path, mark: str, max_bytes: float) -> list[Path]:
     entries = [folder for folder in cache.glob("[!.]*") if (folder / mark).is_file()]
     sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in entries}
     total, gone = sum(sizes.values()), list[Path]()
-    for folder in sorted(entries, key=lambda each: (each / mark).stat().st_mtime):
+    for folder in sorted(entries, key=lambda entry: (entry / mark).stat().st_mtime):
         if total <= max_bytes:
             break
         if remove_unless_open(folder, mark):
@@ -100,9 +100,9 @@ def _plain(value: Any, tokenizers: dict[int, str]) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(each, tokenizers) for each in value]
+        return [_plain(item, tokenizers) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(each, tokenizers) for key, each in value.items()}
+        return {str(key): _plain(item, tokenizers) for key, item in value.items()}
     if hasattr(value, "save_pretrained"):
         if id(value) not in tokenizers:
             tokenizers[id(value)] = f"{_tokenizer(value)} {getattr(value, NUM_EMBEDDINGS, None)}"

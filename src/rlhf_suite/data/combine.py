@@ -61,7 +61,7 @@ def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Seq
     if sources.probs is not None:
         which, index = mixture(lengths, sources.probs, seed)[:limit].T
         return Combined(parts, np.cumsum([0, *lengths])[which] + index)
-    if len(parts) == 1:  # `limited` has counted its rows already, and one row may give several items
+    if len(parts) == 1:  # `limit_rows` has counted its rows already, and one row may give several items
         return parts[0]
     if limit is None or sum(lengths) <= limit:
         return Combined(parts)

@@ -62,8 +62,8 @@ class FormattedEncoder(Generic[Encoded]):
         for values in made if isinstance(made, list) else [made]:
             if not isinstance(values, dict):
                 raise RowError(row.where, f"data.row_format returned {type(values).__name__}, not a dict of columns")
-            found = self.encoder.encode(Row(values, row.source, row.line))
-            items += found if isinstance(found, Sequence) else [found]
+            encoded = self.encoder.encode(Row(values, row.source, row.line))
+            items += encoded if isinstance(encoded, Sequence) else [encoded]
         return items
 
 
@@ -90,10 +90,10 @@ def encode_rows(
 
 def _notes(items: Sequence[object]) -> Iterable[tuple[str, str]]:
     """Return (where, note) for each way in which the items differ from their row, each change once."""
-    found = [item for item in items if isinstance(item, Example | Group | Prompt)]
-    cut = [item for item in found if not isinstance(item, Prompt) and item.truncated]
+    encoded = [item for item in items if isinstance(item, Example | Group | Prompt)]
+    cut = [item for item in encoded if not isinstance(item, Prompt) and item.truncated]
     cuts = [(item.where, "cut off at data.max_len") for item in cut]
-    return dict.fromkeys([*cuts, *((item.where, note) for item in found for note in item.notes)])
+    return dict.fromkeys([*cuts, *((item.where, note) for item in encoded for note in item.notes)])
 
 
 Result = Sequence[Encoded] | RowError

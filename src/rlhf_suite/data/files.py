@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rlhf_suite.config.sources import GZIP, file_type
-from rlhf_suite.data.arrow_rows import Change, changed, changes, integer_columns
+from rlhf_suite.data.arrow_rows import Change, apply_changes, changes, integer_columns
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -49,18 +49,18 @@ def num_rows(path: Path) -> int | None:
 
             return int(ParquetFile(path).metadata.num_rows)
         if kind.removesuffix(GZIP) in (".jsonl", ".csv", ".tsv"):
-            with _opened(path) as file:
+            with _open(path) as file:
                 return sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b""))
     return None
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed."""
     return cast("BinaryIO", gzip.open(path)) if path.suffix.lower() == GZIP else path.open("rb")
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | RowError]:
-    with _opened(path) as file:
+    with _open(path) as file:
         yield from _json_lines(path, file)
 
 
@@ -101,7 +101,7 @@ def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
 def _read_json(path: Path) -> Iterator[Row | RowError]:
     """Yield the rows of a JSON list of objects or of {"data": [...]}; any other content is read as one
     object per line."""
-    with _opened(path) as file:
+    with _open(path) as file:
         content = file.read()
     try:
         values = json.loads(content.decode("utf-8-sig"))
@@ -125,7 +125,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
     """Yield the rows of a file of comma-separated values (.tsv: tabs). The first line names the columns; values are
     strings."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a field of 128 KiB
-    with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape", newline="") as file:
+    with io.TextIOWrapper(_open(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = next(reader, [])
         while True:
@@ -192,13 +192,13 @@ def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch], how: Mapping[st
         try:
             values: list[dict[str, object] | None] = batch.to_pylist()
         except UnicodeDecodeError:
-            values = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
-        for number, each in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
-            row = Row(changed(each or {}, how), str(path), number)
-            yield RowError(row.where, "not UTF-8") if each is None else row
+            values = [_decode(batch.slice(place, 1)) for place in range(batch.num_rows)]
+        for number, row_values in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
+            row = Row(apply_changes(row_values or {}, how), str(path), number)
+            yield RowError(row.where, "not UTF-8") if row_values is None else row
 
 
-def _decoded(one: pyarrow.RecordBatch) -> dict[str, object] | None:
+def _decode(one: pyarrow.RecordBatch) -> dict[str, object] | None:
     """Return the values of a batch of one row, or None if a text is not UTF-8."""
     try:
         values: dict[str, object] = one.to_pylist()[0]
@@ -212,7 +212,7 @@ def _read_txt(path: Path) -> Iterator[Row | RowError]:
 
     A document longer than TEXT_BYTES becomes several rows, cut at line ends, so that no file has to fit into memory.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         number, lines, size = 1, [], 0
         for line in chain(file, (b"",)):  # the empty line stands for the end
             lines.append(line)
@@ -227,7 +227,7 @@ def _read_txt(path: Path) -> Iterator[Row | RowError]:
                 yield RowError(row.where, "not UTF-8")
 
 
-def numbered(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
+def number_rows(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
     """Yield rows with their numbers, from 1."""
     return (Row(values, source, number) for number, values in enumerate(rows, start=1))
 

@@ -84,7 +84,7 @@ class Generation:
     cached_tokens: int = 0  # of the prompt, that the engine had in its KV cache (vllm.enable_prefix_caching)
 
 
-def continued(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
+def continue_request(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
     """Return the request for what follows the parts of a response: its prompt holds their tokens, and its seed depends
     on their number too, since a seed that is used again gives the same random numbers again."""
     written = [token for part in parts for token in part.ids.tolist()]

@@ -74,7 +74,7 @@ def make(name: str, settings: Settings, where: str) -> GymTask:
 
     if name not in DATASETS:
         near = get_close_matches(name, DATASETS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(GYM + each for each in near)}?" if near else f"Tasks: {', '.join(DATASETS)}"
+        hint = f"did you mean {' or '.join(GYM + task for task in near)}?" if near else f"Tasks: {', '.join(DATASETS)}"
         raise UserError(f"{where}: reasoning-gym has no task {name!r}; {hint}")
     known = [field.name for field in fields(DATASETS[name][1])]
     if unknown := sorted(settings.keys() - set(known)):
@@ -87,8 +87,8 @@ def make(name: str, settings: Settings, where: str) -> GymTask:
 
 def version_files() -> list[Path]:
     """Return files that change with the version of reasoning-gym, and its entries may change with it."""
-    found = distribution("reasoning-gym").files or []
-    return [Path(str(file.locate())) for file in found if file.name == "METADATA"]
+    files = distribution("reasoning-gym").files or []
+    return [Path(str(file.locate())) for file in files if file.name == "METADATA"]
 
 
 def plain(value: Any) -> Any:
@@ -97,10 +97,10 @@ def plain(value: Any) -> Any:
     Tuples stay tuples, since some tasks compare with them.
     """
     if isinstance(value, Mapping):
-        return {plain(key): plain(each) for key, each in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     for kind in (tuple, list, set):
         if isinstance(value, kind):
-            return kind(plain(each) for each in value)
+            return kind(plain(item) for item in value)
     if isinstance(value, str):
         return str(value)
     return value.item() if hasattr(value, "item") else value  # numpy's numbers

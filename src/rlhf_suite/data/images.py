@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from rlhf_suite.config.data import ImageDataConfig
 from rlhf_suite.data.messages import Message
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, require_value
 
 TAG = "<image>"  # where an image belongs in the text of a message
 URL = re.compile(r"https?://")
@@ -61,7 +61,7 @@ class ImageReader(Protocol):
         ...
 
 
-def expanded(
+def expand_placeholders(
     ids: Sequence[int], images: Sequence[bytes], reader: ImageReader, offset: int = 0
 ) -> tuple[list[int], tuple[Image, ...]]:
     """Return `ids` with the tokens of an image in place of each placeholder, and where the images are. `offset`: the
@@ -70,9 +70,9 @@ def expanded(
     Raises:
         ValueError: there are more or fewer placeholders than images, or the model cannot read an image.
     """
-    found = sum(token == reader.placeholder for token in ids)
-    if found != len(images):
-        raise ValueError(f"the text has places for {found} images, and there are {len(images)}")
+    num_placeholders = sum(token == reader.placeholder for token in ids)
+    if num_placeholders != len(images):
+        raise ValueError(f"the text has places for {num_placeholders} images, and there are {len(images)}")
     result: list[int] = []
     places: list[Image] = []
     left = iter(images)
@@ -87,7 +87,7 @@ def expanded(
     return result, tuple(places)
 
 
-def collapsed(ids: Sequence[int], images: Sequence[Image], placeholder: int) -> list[int]:
+def collapse_images(ids: Sequence[int], images: Sequence[Image], placeholder: int) -> list[int]:
     """Return `ids` with one placeholder in place of the tokens of each image: what vLLM expands itself."""
     result: list[int] = []
     done = 0
@@ -106,13 +106,13 @@ def row_images(row: Row, config: ImageDataConfig) -> list[bytes]:
     assert config.image_key is not None
     if config.image_key in row.values and row.values[config.image_key] is None:
         return []
-    value = required(row, config.image_key)
+    value = require_value(row, config.image_key)
     values = value if isinstance(value, list | tuple) else [value]
     if len(values) > config.max_images_per_prompt:
         limit = f"data.max_images_per_prompt={config.max_images_per_prompt}"
         raise RowError(row.where, f"{len(values)} images, and {limit} allows fewer")
     try:
-        return [image_file(each, Path(row.source).parent, config.image_urls_enable) for each in values]
+        return [image_file(source, Path(row.source).parent, config.image_urls_enable) for source in values]
     except ValueError as error:
         raise RowError(row.where, f"column {config.image_key!r}: {error}") from None
 
@@ -134,7 +134,7 @@ def image_file(value: Any, folder: Path | None = None, with_urls: bool = False) 
         data = bytes(value)
     elif hasattr(value, "save") and hasattr(value, "getbands"):  # an image of Pillow, which is not imported for this
         stream = io.BytesIO()
-        as_seen(value).save(stream, "PNG")
+        convert_to_rgb(value).save(stream, "PNG")
         data = stream.getvalue()
     else:
         raise ValueError(f"an image is of type {type(value).__name__}, not a path, bytes, base64 or an image")
@@ -147,16 +147,16 @@ def file_of_text(text: str, folder: Path | None, with_urls: bool) -> bytes:
     if URL.match(text):
         if not with_urls:
             raise ValueError("an image is a URL; add data.image_urls_enable=true to fetch it")
-        return fetched(text)
+        return fetch(text)
     if start := DATA_URI.match(text):
-        return decoded(text[start.end() :])
+        return decode_base64(text[start.end() :])
     if len(text) < LONGEST_PATH and max(map(len, text.split("/"))) < LONGEST_NAME:
         for path in (Path(folder or "") / text, Path(text)):
             if path.is_file():
                 return content_of(path)
     if not BASE64.fullmatch(text):
         raise ValueError("an image file does not exist")
-    return decoded(text)
+    return decode_base64(text)
 
 
 def content_of(path: Path) -> bytes:
@@ -166,7 +166,7 @@ def content_of(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def decoded(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Return the bytes that base64 text stands for."""
     try:
         return base64.b64decode(re.sub(r"\s", "", text), validate=True)
@@ -174,7 +174,7 @@ def decoded(text: str) -> bytes:
         raise ValueError("an image is not base64") from None
 
 
-def fetched(url: str) -> bytes:
+def fetch(url: str) -> bytes:
     """Return the content behind a URL. All of it must arrive in time.
 
     Raises:
@@ -183,14 +183,14 @@ def fetched(url: str) -> bytes:
     import httpx
 
     try:
-        return asyncio.run(downloaded(url))
+        return asyncio.run(download(url))
     except TimeoutError:
         raise ValueError(f"an image could not be fetched within {URL_TIMEOUT_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise ValueError(f"an image could not be fetched ({type(error).__name__})") from None
 
 
-async def downloaded(url: str) -> bytes:
+async def download(url: str) -> bytes:
     """Return the content behind a URL, uncompressed as it was asked for."""
     import httpx
 
@@ -219,17 +219,17 @@ def open_image(data: bytes) -> Any:
 
     Pillow.init()  # the plugins of all formats, of which an installation may lack some
     try:
-        with Pillow.open(io.BytesIO(data), formats=[each for each in FORMATS if each in Pillow.OPEN]) as image:
-            return as_seen(image)
+        with Pillow.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Pillow.OPEN]) as image:
+            return convert_to_rgb(image)
     except UnidentifiedImageError:
         known = ", ".join(FORMATS)
         raise ValueError(f"an image file is broken, or no image of a known format ({known})") from None
     except (*UNREADABLE, Pillow.DecompressionBombError) as error:
-        what = "too large" if isinstance(error, Pillow.DecompressionBombError) else "broken, or no image"
-        raise ValueError(f"an image file is {what}") from None
+        problem = "too large" if isinstance(error, Pillow.DecompressionBombError) else "broken, or no image"
+        raise ValueError(f"an image file is {problem}") from None
 
 
-def as_seen(image: Any) -> Any:
+def convert_to_rgb(image: Any) -> Any:
     """Return an image of Pillow in RGB as vLLM serves it: turned as its camera was held (EXIF), on white where it is
     transparent."""
     from PIL import Image as Pillow
@@ -256,15 +256,15 @@ def with_places(messages: Sequence[Message], count: int, row: Row) -> list[Messa
         RowError: there are places, but not `count`.
     """
     result = [with_items(message) for message in messages]
-    found = sum(map(num_places, result))
-    if not found and count:
+    num_placed = sum(map(num_places, result))
+    if not num_placed and count:
         first = next((i for i, message in enumerate(result) if message["role"] == "user"), None)
         if first is None:
             raise RowError(row.where, "the prompt has no user message, to which its images could belong")
         items = [{"type": "image"}] * count + as_items(result[first]["content"])
         result[first] = {**result[first], "content": items}
-    elif found != count:
-        raise RowError(row.where, f"the messages have places for {found} images, and the row has {count}")
+    elif num_placed != count:
+        raise RowError(row.where, f"the messages have places for {num_placed} images, and the row has {count}")
     return result
 
 

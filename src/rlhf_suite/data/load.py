@@ -17,7 +17,7 @@ from rlhf_suite.data.cache import evict, fingerprint
 from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.sources import Located, Sources, limited, locate
+from rlhf_suite.data.sources import Located, Sources, limit_rows, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
@@ -30,7 +30,7 @@ Rows = Iterator[Row | RowError]
 Shown = Callable[[Rows, int | None, str], Rows]  # passes rows on and may show how many there are, of about how many
 
 
-def unshown(rows: Rows, total: int | None, what: str) -> Rows:
+def show_nothing(rows: Rows, total: int | None, unit: str) -> Rows:
     """Return the rows as they are."""
     return rows
 
@@ -43,7 +43,7 @@ class Loader(Generic[Encoded]):
     data: DataConfig
     seed: int
     bad: BadRows
-    shown: Shown = unshown
+    shown: Shown = show_nothing
     contents: list[list[str]] = field(default_factory=list)  # the digests of the files of each loaded source
 
     def __post_init__(self) -> None:
@@ -101,7 +101,9 @@ class Loader(Generic[Encoded]):
     ) -> tuple[Store[Encoded], BadRows]:
         """Encode the rows of one source into `folder`, or into memory where `folder` is None."""
         bad = BadRows(self.data.on_bad_row)
-        rows = self.shown(limited(located.rows(), sources.max_samples), expected(located, sources), f"rows of {name}")
+        rows = self.shown(
+            limit_rows(located.rows(), sources.max_samples), estimate_rows(located, sources), f"rows of {name}"
+        )
         items = encode_rows(self.encoder, rows, bad, self.data.dataloader_num_workers)
         first = next(items, None)
         if first is None:
@@ -116,6 +118,6 @@ class Loader(Generic[Encoded]):
         return open_in_process(folder), bad
 
 
-def expected(located: Located, sources: Sources) -> int | None:
+def estimate_rows(located: Located, sources: Sources) -> int | None:
     """Return about how many rows of a source are read, without a look at files of which only the beginning is."""
     return sources.max_samples or located.num_rows()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, require_value
 
 Message = dict[str, Any]
 UNNAMED = "calls of tools that no prompt names: data.tools_key=<column> gives the template their descriptions"
@@ -36,7 +36,7 @@ def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
         raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text or a message list")
     if not value:
         raise RowError(row.where, f"column {key!r} is an empty list")
-    return [message_of(each, key, row) for each in value]
+    return [message_of(item, key, row) for item in value]
 
 
 def message_of(value: object, key: str, row: Row) -> Message:
@@ -51,7 +51,7 @@ def message_of(value: object, key: str, row: Row) -> Message:
         raise RowError(row.where, f"column {key!r} has an item that is not a message: role and content are needed")
     if value.get("content") is not None and "tool_calls" not in value and None not in value.values():
         return value
-    message = {name: each for name, each in value.items() if each is not None}
+    message = {name: item for name, item in value.items() if item is not None}
     calls = message.get("tool_calls")
     if calls:
         message["tool_calls"] = [with_arguments(call, key, row) for call in calls]
@@ -85,13 +85,13 @@ def with_arguments(call: object, key: str, row: Row) -> object:
     return {**call, "function": changed} if isinstance(call, dict) and "function" in call else changed
 
 
-def called_functions(message: Message) -> list[str]:
+def list_called_functions(message: Message) -> list[str]:
     """Return the names of the functions that a message calls."""
     calls = message.get("tool_calls") or []
     return [call.get("function", call)["name"] for call in calls]
 
 
-def calls_unnamed(messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, ...]:
+def note_unnamed_calls(messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, ...]:
     """Return a note on a conversation that calls functions which no prompt names."""
     return (UNNAMED,) if not tools and any(message.get("tool_calls") for message in messages) else ()
 
@@ -101,7 +101,7 @@ def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
     column."""
     if tools_key is None or not row.values.get(tools_key):
         return None
-    value = required(row, tools_key)
+    value = require_value(row, tools_key)
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -136,20 +136,20 @@ ROLES = ("user", "assistant")
 def turn_starts(text: str, markers: Sequence[str], row: Row) -> list[re.Match[str]]:
     """Return the matches where the turns of a dialogue text begin, the first at its start. Group 1 is the marker."""
     names = "|".join(map(re.escape, markers))
-    found = list(re.finditer(rf"(?:\A|\n)\s*({names})", text))
-    if not found or found[0].start() > 0:
+    starts = list(re.finditer(rf"(?:\A|\n)\s*({names})", text))
+    if not starts or starts[0].start() > 0:
         raise RowError(row.where, "a dialogue does not begin with one of data.turn_markers")
-    return found
+    return starts
 
 
 def messages_in(text: str, markers: Sequence[str], row: Row) -> list[Message]:
     """Return the turns of a dialogue text as messages. `markers` are the beginnings of a user turn and of an assistant
     turn."""
-    found = turn_starts(text, markers, row)
-    ends = [mark.start() for mark in found[1:]] + [len(text)]
+    starts = turn_starts(text, markers, row)
+    ends = [mark.start() for mark in starts[1:]] + [len(text)]
     return [
         {"role": ROLES[markers.index(mark[1])], "content": text[mark.end() : end].strip()}
-        for mark, end in zip(found, ends, strict=True)
+        for mark, end in zip(starts, ends, strict=True)
     ]
 
 

@@ -46,28 +46,28 @@ def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:
     for age in range(len(lengths), 2 * len(lengths) - 1):
         _, _, one = heapq.heappop(heap)
         _, _, other = heapq.heappop(heap)
-        merged = _merged(one, other, parts)
+        merged = _merge(one, other, parts)
         smallest = merged[-1][0] // unit if len(merged) == parts else 0
         heapq.heappush(heap, (smallest - merged[0][0] // unit, age, merged))
     bins = [members for _, members in heap[0][2]]
     return _in_order(bins + [[] for _ in range(parts - len(bins))])
 
 
-def _merged(one: _Partition, other: _Partition, parts: int) -> _Partition:
+def _merge(one: _Partition, other: _Partition, parts: int) -> _Partition:
     """Return the partition whose bins are the largest of `one` with the smallest of `other`, and so on. Neither can be
     used any more: a partition of one sequence is inserted in its place, without a copy of the others."""
     if len(other) == 1:
-        bin_ = _joined(one.pop(), other[0]) if len(one) == parts else other[0]
-        insort(one, bin_, key=lambda each: -each[0])
+        bin_ = _join(one.pop(), other[0]) if len(one) == parts else other[0]
+        insort(one, bin_, key=lambda other_bin: -other_bin[0])
         return one
     alone = parts - len(other)  # so many bins of `one` meet an empty one
     met = len(one) - alone
-    both = [_joined(a, b) for a, b in zip(one[alone:], reversed(other[-met:]), strict=True)] if met > 0 else []
+    both = [_join(a, b) for a, b in zip(one[alone:], reversed(other[-met:]), strict=True)] if met > 0 else []
     merged = one[:alone] + both + (other[-met - 1 :: -1] if met > 0 else other[::-1])
     return sorted(merged, key=itemgetter(0), reverse=True)
 
 
-def _joined(a: _Bin, b: _Bin) -> _Bin:
+def _join(a: _Bin, b: _Bin) -> _Bin:
     """Return the bin with the sequences of both; the longer list takes up the shorter one."""
     few, many = sorted((a[1], b[1]), key=len)
     many.extend(few)

@@ -16,7 +16,7 @@ from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.render import text_of
 from rlhf_suite.data.row import LeftOut, Row, RowError, boolean, number
-from rlhf_suite.data.text_encoders import ConversationEncoder, cut, supervised_config
+from rlhf_suite.data.text_encoders import ConversationEncoder, build_sft_config, cut
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ class PairEncoder:
     ) -> None:
         self.config, self.margin_key = config, margin_key
         self.chosen, self.rejected = (
-            ConversationEncoder(tokenizer, self.supervised_config(key), reader)
+            ConversationEncoder(tokenizer, self.build_sft_config(key), reader)
             for key in (config.chosen_key, config.rejected_key)
         )
 
-    def supervised_config(self, key: str) -> SFTDataConfig:
+    def build_sft_config(self, key: str) -> SFTDataConfig:
         """Return the configuration that encodes the response in column `key`."""
         if self.config.prompt_key is not None:
-            return supervised_config(self.config, self.config.prompt_key, key)
+            return build_sft_config(self.config, self.config.prompt_key, key)
         if self.config.apply_chat_template or self.config.turn_markers is not None:  # the last turn is the response
-            return supervised_config(self.config, key, None)
-        return supervised_config(replace(self.config, input_template=None), PROMPT, key)
+            return build_sft_config(self.config, key, None)
+        return build_sft_config(replace(self.config, input_template=None), PROMPT, key)
 
     def encode(self, row: Row) -> Group:
         """Return the pair of a row.
@@ -117,7 +117,7 @@ def response_encoder(
 ) -> PairEncoder | ConversationEncoder:
     """Return the encoder of the responses: pairs as in `task=dpo`, single responses as in `task=sft`."""
     if config.chosen_key is None or config.rejected_key is None:
-        return ConversationEncoder(tokenizer, supervised_config(config, config.input_key, config.output_key))
+        return ConversationEncoder(tokenizer, build_sft_config(config, config.input_key, config.output_key))
     shared = {field.name: getattr(config, field.name) for field in fields(PairDataConfig)}
     return PairEncoder(tokenizer, PairDataConfig(**shared))
 
@@ -146,7 +146,7 @@ class MismatchedPairs(LazySequence[Group]):
 
     def at(self, place: int) -> Group:
         example, other = self.example(place), self.example(int(self.following[place]))
-        changed = mismatched(example, other, len(prompt_ids(example)), len(prompt_ids(other)))
+        changed = swap_response(example, other, len(prompt_ids(example)), len(prompt_ids(other)))
         return Group((example, cut(changed, self.max_len)))
 
     def example(self, row: int) -> Example:
@@ -154,7 +154,7 @@ class MismatchedPairs(LazySequence[Group]):
         return sequences(self.examples[row])[0]
 
 
-def mismatched(example: Example, other: Example, prompt: int, other_prompt: int) -> Example:
+def swap_response(example: Example, other: Example, prompt: int, other_prompt: int) -> Example:
     """Return the first `prompt` tokens of `example` with the response of `other`, which begins at `other_prompt`."""
     response = slice(other_prompt, None)
     ids, mask = example.ids[:prompt] + other.ids[response], example.mask[:prompt] + other.mask[response]

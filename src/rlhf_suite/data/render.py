@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import TextConfig, says_reward, with_reward
 from rlhf_suite.data.messages import Message, not_blank
-from rlhf_suite.data.row import Row, RowError, joined_columns, required
+from rlhf_suite.data.row import Row, RowError, join_columns, require_value
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], begin: Sequ
     """Return the ids of texts that follow each other, the first as it is alone and the others as they are behind it."""
     result, before = list[list[int]](), ""
     for text in texts:
-        result.append(following(tokenizer, before, text) if result else tokens(tokenizer, text, begin))
+        result.append(encode_after(tokenizer, before, text) if result else tokens(tokenizer, text, begin))
         before = text if len(text) >= CONTEXT else before + text
     return result
 
 
-def following(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
+def encode_after(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
     """Return the ids that `text` adds to the ids of `before`, behind which it stands.
 
     Alone it might have others: many tokenizers put a space in front of a text. Where a token of the whole text would
@@ -102,7 +102,7 @@ def text_of(row: Row, key: str) -> str:
     Raises:
         RowError: the column has no text, or the text is blank.
     """
-    value = joined_columns(row, key)
+    value = join_columns(row, key)
     if isinstance(value, list):
         raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
     if not isinstance(value, str):
@@ -113,7 +113,9 @@ def text_of(row: Row, key: str) -> str:
 def columns_text(row: Row, names: Sequence[str]) -> str:
     """Return columns of a row as a JSON object in text. Values that JSON does not know become text; NaN and infinity,
     null."""
-    values = {name: row.values[name] if row.values.get(name, "") is None else required(row, name) for name in names}
+    values = {
+        name: row.values[name] if row.values.get(name, "") is None else require_value(row, name) for name in names
+    }
     return json.dumps(finite(values), ensure_ascii=False, default=str)
 
 
@@ -122,8 +124,8 @@ def finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(name): finite(each) for name, each in value.items()}
-    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(name): finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def label_text(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
-from rlhf_suite.data.row import Row, joined_columns
+from rlhf_suite.data.row import Row, join_columns
 
 # The columns that task=generate writes; an input column with one of these names is called `input_<name>` there.
 MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score", "reward_query")
@@ -61,7 +61,7 @@ def prompt_of(row: dict[str, Any], input_key: str) -> object:
     """Return the prompt of an output row: the value of column `input_key`, or of the columns in that comma list."""
     names = [name.strip() for name in input_key.split(",")]
     given = {name: row.get(input_name(name)) for name in names}
-    return joined_columns(Row(given, "the responses", row["sample"]), input_key)
+    return join_columns(Row(given, "the responses", row["sample"]), input_key)
 
 
 def input_name(name: str) -> str:
@@ -79,7 +79,7 @@ def best_response(group: ResponseGroup, min_score: float | None) -> Selected:
     """Return the row of the first response with the highest score, or the reason why there is none."""
     if not group.responses:
         return NONE
-    best = max(group.responses, key=lambda each: each.score)
+    best = max(group.responses, key=lambda response: response.score)
     if min_score is not None and best.score < min_score:
         return f"no response scores {min_score:g} or more"
     return [{**group.columns, INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}]
@@ -89,7 +89,7 @@ def best_and_worst_responses(group: ResponseGroup) -> Selected:
     """Return the row of the first responses with the highest and the lowest score, or the reason why there is none."""
     if not group.responses:
         return NONE
-    best, worst = (choose(group.responses, key=lambda each: each.score) for choose in (max, min))
+    best, worst = (choose(group.responses, key=lambda response: response.score) for choose in (max, min))
     if best.score == worst.score:
         return "all responses score the same"
     scores = {f"{CHOSEN}_{SCORE}": best.score, f"{REJECTED}_{SCORE}": worst.score}
@@ -99,4 +99,4 @@ def best_and_worst_responses(group: ResponseGroup) -> Selected:
 def all_responses(group: ResponseGroup) -> Selected:
     """Return one row per response, or the reason why there is none."""
     common = {**group.columns, INPUT: group.prompt}
-    return [{**common, OUTPUT: each.text, SCORE: each.score} for each in group.responses] or NONE
+    return [{**common, OUTPUT: response.text, SCORE: response.score} for response in group.responses] or NONE

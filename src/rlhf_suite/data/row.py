@@ -43,7 +43,7 @@ class Row:
         return f"{self.source}:{self.line}"
 
 
-def required(row: Row, key: str) -> object:
+def require_value(row: Row, key: str) -> object:
     """Return the value of column `key`.
 
     Raises:
@@ -57,15 +57,15 @@ def required(row: Row, key: str) -> object:
     return value
 
 
-def joined_columns(row: Row, key: str) -> object:
+def join_columns(row: Row, key: str) -> object:
     """Return the value of column `key`, or the texts of a comma list of columns, joined by blank lines.
 
     Columns of a list that are blank or null are skipped.
     """
     names = [name.strip() for name in key.split(",")]
     if key in row.values or len(names) == 1:
-        return required(row, key)
-    texts = [required(row, name) if row.values.get(name, "") is not None else "" for name in names]
+        return require_value(row, key)
+    texts = [require_value(row, name) if row.values.get(name, "") is not None else "" for name in names]
     for name, text in zip(names, texts, strict=True):
         if not isinstance(text, str):
             raise RowError(
@@ -81,7 +81,7 @@ def number(row: Row, key: str) -> float:
     Raises:
         RowError: the column has no finite number.
     """
-    value = required(row, key)
+    value = require_value(row, key)
     try:
         result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -96,7 +96,7 @@ BOOLEANS = {"1": True, "1.0": True, "true": True, "yes": True, "0": False, "0.0"
 
 def boolean(row: Row, key: str) -> bool:
     """Return the truth value in column `key`: 1 or 0, true or false, yes or no, as a value or as text."""
-    value = str(required(row, key)).strip().lower()
+    value = str(require_value(row, key)).strip().lower()
     if value not in BOOLEANS:
         raise RowError(row.where, f"column {key!r} is neither 1 (true, yes) nor 0 (false, no)")
     return BOOLEANS[value]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf_suite.config.sources import GYM, ROWS, file_type, is_glob, is_python, matching_files
 from rlhf_suite.data import builtin, gym
-from rlhf_suite.data.arrow_rows import changed, changes, integer_columns
-from rlhf_suite.data.files import READERS, num_rows, numbered, read_file
+from rlhf_suite.data.arrow_rows import apply_changes, changes, integer_columns
+from rlhf_suite.data.files import READERS, num_rows, number_rows, read_file
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.disk import file_digest
 from rlhf_suite.errors import UserError
@@ -67,7 +67,7 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
         UserError: there is no such source, it has no such split, or its files are of an unknown type.
     """
     if name.startswith((builtin.PREFIX, GYM)) or is_python(name):
-        return _made(name, flags)
+        return _make_rows(name, flags)
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():
@@ -75,20 +75,20 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if path.is_dir():
         return _folder(path / data_dir, split, flags)
     if is_glob(name):
-        found = matching_files(name)
-        if not found:
+        paths = matching_files(name)
+        if not paths:
             raise UserError(f"{flags.dataset}: no file matches {name!r}; paths are relative to {Path.cwd()}")
-        return _files(found, flags)
+        return _files(paths, flags)
     if file_type(path) in READERS or not HUB_NAME.fullmatch(base):
         raise UserError(f"{flags.dataset}: there is no file or folder {base!r}; paths are relative to {Path.cwd()}")
     return _hub(base, data_dir, split, flags)
 
 
-def _made(name: str, flags: SourceFlags) -> Located:
+def _make_rows(name: str, flags: SourceFlags) -> Located:
     """Return rows that code makes: a built-in task, reasoning-gym, or a Python file."""
     if name.startswith(builtin.PREFIX):
         rows = builtin.rows(name, flags.dataset)
-        return Located(lambda: numbered(name, rows), [], lambda: len(rows))
+        return Located(lambda: number_rows(name, rows), [], lambda: len(rows))
     if is_python(name):
         return _python(name, flags)
     task = gym.task_of(name, flags.dataset)
@@ -106,12 +106,12 @@ def _python(name: str, flags: SourceFlags) -> Located:
         rows = [*(made() if callable(made) else made)]
     except Exception as error:
         raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be had: {describe(error)}") from error
-    found = [
+    results = [
         Row(row, name, number) if isinstance(row, dict) else RowError(f"{name}:{number}", NOT_A_ROW)
         for number, row in enumerate(rows, start=1)
     ]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=repr).encode()).hexdigest()
-    return Located(lambda: iter(found), [], lambda: len(found), digest)
+    return Located(lambda: iter(results), [], lambda: len(results), digest)
 
 
 def _files(paths: list[Path], flags: SourceFlags) -> Located:
@@ -132,19 +132,19 @@ def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
     """Find the files of a folder: one written by `save_to_disk`, or data files, some of which may have a split in their
     path."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        return _saved(folder, split, flags)
+        return _load_saved(folder, split, flags)
     files = sorted(path for path in folder.rglob("*") if file_type(path) in READERS)
     if not files:
         raise UserError(f"{flags.dataset}: no data files in {str(folder)!r}; known file types: {', '.join(READERS)}")
     words = {path: set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) for path in files}
-    found = sorted({word for path in files for word in words[path] & {*SPLITS, split.lower()}})
-    if found and split.lower() not in found:
-        raise _no_split(str(folder), split, found, flags)
-    chosen = [path for path in files if split.lower() in words[path]] if found else files
+    named_splits = sorted({word for path in files for word in words[path] & {*SPLITS, split.lower()}})
+    if named_splits and split.lower() not in named_splits:
+        raise _no_split(str(folder), split, named_splits, flags)
+    chosen = [path for path in files if split.lower() in words[path]] if named_splits else files
     return _files(chosen, flags)
 
 
-def _saved(folder: Path, split: str, flags: SourceFlags) -> Located:
+def _load_saved(folder: Path, split: str, flags: SourceFlags) -> Located:
     """Return a data set written by `save_to_disk` as a source."""
     from datasets import DatasetDict, load_from_disk
 
@@ -162,14 +162,14 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
 
     try:
         path, _, configuration = name.partition(":")
-        found = load_dataset(path, configuration or None, data_dir=data_dir or None)
+        dataset = load_dataset(path, configuration or None, data_dir=data_dir or None)
     except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or it needs to run its own code
         raise UserError(
             f"{flags.dataset}: {name!r} is not a file or folder here, and it cannot be loaded from the hub: {error}"
         ) from error
-    if split not in found:
-        raise _no_split(name, split, list(found), flags)
-    return _of_library(name, found[split])
+    if split not in dataset:
+        raise _no_split(name, split, list(dataset), flags)
+    return _of_library(name, dataset[split])
 
 
 def _of_library(name: str, rows: Dataset) -> Located:
@@ -180,7 +180,7 @@ def _of_library(name: str, rows: Dataset) -> Located:
 
     def read() -> Iterator[Row | RowError]:
         how = changes(schema, integer_columns(schema, lambda column: rows.data.column(column).chunks))
-        return numbered(name, (changed(values, how) for values in rows))
+        return number_rows(name, (apply_changes(values, how) for values in rows))
 
     return Located(read, files, lambda: len(rows))
 
@@ -227,7 +227,7 @@ class Sources:
         return names
 
 
-def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
+def limit_rows(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
     """Yield the rows up to the first `max_samples` well-formed ones. Malformed rows are yielded too,
     but not counted."""
     left = max_samples

@@ -11,8 +11,8 @@ from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
-from rlhf_suite.data.render import begin_ids, check_rendering, fill, following, text_of, tokens
-from rlhf_suite.data.row import LeftOut, Row, RowError, joined_columns, required
+from rlhf_suite.data.render import begin_ids, check_rendering, encode_after, fill, text_of, tokens
+from rlhf_suite.data.row import LeftOut, Row, RowError, join_columns, require_value
 from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
 
@@ -63,11 +63,11 @@ class StepEncoder:
         Raises:
             RowError: the row cannot be used, with the reason.
         """
-        labels, notes = required(row, self.config.label_key), tuple[str, ...]()
+        labels, notes = require_value(row, self.config.label_key), tuple[str, ...]()
         if not isinstance(labels, list):
             raise RowError(row.where, f"column {self.config.label_key!r} is not a list")
         if self.config.steps_key is None:
-            ids, places = self.marked(row)
+            ids, places = self.encode_steps(row)
             check_counts(labels, places, "placeholders in the text", row)
         else:
             steps = self.steps(row, self.config.steps_key)
@@ -87,14 +87,14 @@ class StepEncoder:
         numbers = {"target": target, "weight": weight}
         return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers, notes=notes)
 
-    def marked(self, row: Row) -> tuple[list[int], list[int]]:
+    def encode_steps(self, row: Row) -> tuple[list[int], list[int]]:
         """Return the ids of a text that contains its placeholders, and the positions of the placeholders."""
         ids = tokens(self.tokenizer, self.text(row, generation_prompt=False), self.begin)
         return ids, [place for place, token in enumerate(ids) if token == self.placeholder]
 
     def steps(self, row: Row, steps_key: str) -> list[str]:
         """Return the steps of a solution, at least one of which is not blank."""
-        steps = required(row, steps_key)
+        steps = require_value(row, steps_key)
         if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
             raise RowError(row.where, f"column {steps_key!r} is not a list of texts")
         if not any(map(str.strip, steps)):
@@ -111,7 +111,7 @@ class StepEncoder:
         for index, step in enumerate(steps):
             begins_a_line = index == 0 and self.config.apply_chat_template
             text = step if begins_a_line else f"\n{step}"
-            ids += [*following(self.tokenizer, before, text), self.placeholder]
+            ids += [*encode_after(self.tokenizer, before, text), self.placeholder]
             places.append(len(ids) - 1)
             before = self.mark
         return ids, places
@@ -120,7 +120,7 @@ class StepEncoder:
         """Return the text of the prompt column, rendered."""
         if not self.config.apply_chat_template:
             return fill(self.config.input_template, text_of(row, self.config.input_key))
-        messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
+        messages = messages_of(join_columns(row, self.config.input_key), self.config.input_key, "user", row)
         return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt)
 
     def target(self, label: object, row: Row) -> tuple[float, float]:
@@ -142,10 +142,10 @@ class StepEncoder:
         return 0.0, float(label)
 
 
-def check_counts(labels: Sequence[object], places: Sequence[object], what: str, row: Row) -> None:
+def check_counts(labels: Sequence[object], places: Sequence[object], unit: str, row: Row) -> None:
     """Raise RowError unless there is one label for each of `places`."""
     if len(labels) != len(places):
-        raise RowError(row.where, f"the number of labels is not the number of {what}")
+        raise RowError(row.where, f"the number of labels is not the number of {unit}")
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ class StepFormat:
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> StepFormat:
-        """Return the format that `saved` returned."""
+        """Return the format that `to_json` returned."""
         return cls(**saved)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the format as plain JSON values."""
         return asdict(self)
 
@@ -219,7 +219,7 @@ class SolutionEncoder:
         `truncated` says that it was cut at the longest sequence of training, so that some steps lack their placeholder.
         """
         rendered = prompt if is_rendered else self.render(prompt)
-        lay_out = self.encoder.append_steps if self.form.listed else self.marked
+        lay_out = self.encoder.append_steps if self.form.listed else self.encode_steps
         ids, places = lay_out(rendered, self.steps(response))
         kept = min(len(ids), self.form.max_len)
         mask = [0] * kept
@@ -233,7 +233,7 @@ class SolutionEncoder:
         row = Row({self.encoder.config.input_key: prompt}, "prompt", 1)
         return self.encoder.text(row, generation_prompt=True)
 
-    def marked(self, prompt: str, steps: list[str]) -> tuple[list[int], list[int]]:
+    def encode_steps(self, prompt: str, steps: list[str]) -> tuple[list[int], list[int]]:
         """Return the ids of the prompt and the steps, each followed by its placeholder and the separator, and its
         positions.
 
@@ -243,7 +243,9 @@ class SolutionEncoder:
         ids, places = tokens(self.tokenizer, f"{prompt}{gap}{steps[0]}" if steps else prompt, self.encoder.begin), []
         for index in range(len(steps)):
             if index > 0:
-                ids += following(self.tokenizer, self.form.placeholder_token, self.form.step_separator + steps[index])
+                ids += encode_after(
+                    self.tokenizer, self.form.placeholder_token, self.form.step_separator + steps[index]
+                )
             ids.append(self.encoder.placeholder)
             places.append(len(ids) - 1)
         return ids, places

@@ -154,10 +154,10 @@ def image_rows(examples: Sequence[Example]) -> list[list[dict[str, Any]]]:
     return [[vars(image) for image in example.images or ()] for example in examples]
 
 
-def stored_images(value: pa.Scalar) -> tuple[Image, ...] | None:
+def read_images(value: pa.Scalar) -> tuple[Image, ...] | None:
     """Return the images of a sequence."""
-    found = value.as_py()
-    return None if found is None else tuple(Image(**each) for each in found)
+    images = value.as_py()
+    return None if images is None else tuple(Image(**image) for image in images)
 
 
 class Codec(Protocol[T]):
@@ -185,23 +185,23 @@ class ItemCodec:
         first = rows[0][0]
 
         def flat(name: str) -> list[np.ndarray[Any, Any]]:
-            return [np.concatenate([np.asarray(getattr(each, name)) for each in row]) for row in rows]
+            return [np.concatenate([np.asarray(getattr(sequence, name)) for sequence in row]) for row in rows]
 
         def named(field: str, name: str) -> list[list[float]]:
-            return [[getattr(each, field)[name] for each in row] for row in rows]
+            return [[getattr(sequence, field)[name] for sequence in row] for row in rows]
 
         return {
             "where": pa.array([row[0].where for row in rows]),
             "is_group": pa.array([isinstance(item, Group) for item in items]),
-            "lengths": pa.array([[len(each) for each in row] for row in rows], pa.list_(pa.int32())),
-            "truncated": pa.array([[each.truncated for each in row] for row in rows]),
+            "lengths": pa.array([[len(sequence) for sequence in row] for row in rows], pa.list_(pa.int32())),
+            "truncated": pa.array([[sequence.truncated for sequence in row] for row in rows]),
             "ids": pa.array(flat("ids"), pa.list_(pa.int32())),
             "mask": pa.array(flat("mask"), pa.list_(pa.int8())),
             **({} if first.images is None else {"images": pa.array([image_rows(row) for row in rows], IMAGE_ROWS)}),
             **{f"rows.{name}": pa.array(named("numbers", name), pa.list_(pa.float64())) for name in first.numbers},
             **{
                 f"tokens.{name}": pa.array(
-                    [[value for each in row for value in each.token_numbers[name]] for row in rows],
+                    [[value for sequence in row for value in sequence.token_numbers[name]] for row in rows],
                     pa.list_(pa.float64()),
                 )
                 for name in first.token_numbers
@@ -221,9 +221,9 @@ class ItemCodec:
         examples = []
         for place, length in enumerate(lengths):
             part = slice(end, end := end + length)
-            own = {name: each[place] for name, each in numbers.items()}
-            of_tokens = {name: each[part] for name, each in per_token.items()}
-            seen = None if images is None else stored_images(images[place])
+            own = {name: column[place] for name, column in numbers.items()}
+            of_tokens = {name: column[part] for name, column in per_token.items()}
+            seen = None if images is None else read_images(images[place])
             examples.append(Example(ids[part], mask[part], where, own, truncated[place], of_tokens, images=seen))
         return Group(tuple(examples)) if columns.column("is_group")[row].as_py() else examples[0]
 
@@ -240,12 +240,14 @@ class PromptCodec:
         # Notes, index and source are not stored. A field that PROMPT_TYPES lacks raises KeyError.
         names = [field.name for field in fields(Prompt) if field.compare]
         values = {name: [getattr(item, name) for item in items] for name in names}
-        values["images"] = [None if each is None else [vars(image) for image in each] for each in values["images"]]
+        values["images"] = [
+            None if row_images is None else [vars(image) for image in row_images] for row_images in values["images"]
+        ]
         return {name: pa.array(values[name], PROMPT_TYPES[name]) for name in names}
 
     def item(self, columns: pa.RecordBatch, row: int) -> Prompt:
         values = {name: columns.column(name)[row] for name in columns.schema.names}
-        ids, images = values.pop("ids").values.to_numpy().tolist(), stored_images(values.pop("images"))
+        ids, images = values.pop("ids").values.to_numpy().tolist(), read_images(values.pop("images"))
         return Prompt(ids=ids, images=images, **{name: value.as_py() for name, value in values.items()})
 
 

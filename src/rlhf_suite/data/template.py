@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import RenderConfig, variables_of
-from rlhf_suite.data.messages import Message, called_functions
+from rlhf_suite.data.messages import Message, list_called_functions
 from rlhf_suite.data.row import Row, RowError
 
 if TYPE_CHECKING:
@@ -77,16 +77,16 @@ class ChatTemplate:
                 self.check_calls(written, response, row)
                 lost = any(lacks_reasoning(written, message) for message in response)
                 return Turn(before, self.up_to_end_token(written), (NO_REASONING,) if lost else ())
-        return self.appended_turn(before, prompt, response, row, tools)
+        return self.append_turn(before, prompt, response, row, tools)
 
-    def appended_turn(
+    def append_turn(
         self, before: str, prompt: list[Message], response: list[Message], row: Row, tools: list[Any] | None
     ) -> Turn:
         """Return the turn whose response is appended to the generation prompt, with what the template writes around a
         response."""
-        if len(response) > 1 or called_functions(response[0]) or not isinstance(response[0]["content"], str):
-            what = "a response of several messages" if len(response) > 1 else "a tool call"
-            raise RowError(row.where, f"the chat template does not render {what} after its own generation prompt")
+        if len(response) > 1 or list_called_functions(response[0]) or not isinstance(response[0]["content"], str):
+            problem = "a response of several messages" if len(response) > 1 else "a tool call"
+            raise RowError(row.where, f"the chat template does not render {problem} after its own generation prompt")
         rendered = self.text([*prompt, {"role": "assistant", "content": MARK}], row, tools)
         head, mark, tail = rendered.rpartition(MARK)
         if not mark:
@@ -104,7 +104,7 @@ class ChatTemplate:
 
     def check_calls(self, written: str, response: list[Message], row: Row) -> None:
         """Raise RowError unless the rendering contains the names of all called functions."""
-        if not all(name in written for message in response for name in called_functions(message)):
+        if not all(name in written for message in response for name in list_called_functions(message)):
             raise RowError(row.where, "the chat template does not render tool_calls; set data.tokenizer_chat_template")
 
 
@@ -132,8 +132,8 @@ def continue_prompt(before: str, head: str, message: Message, row: Row) -> tuple
     opened, shut = OPENED.search(before[-TAIL:]), SHUT.search(before[-TAIL:])
     if opened is None or head.rstrip().endswith(f"<{opened[1]}>"):
         if shut and (reasoning or f"</{shut[1]}>" in content):
-            what = "the response has reasoning, but the generation prompt closes the reasoning part"
-            raise RowError(row.where, f"{what}; see data.chat_template_kwargs")
+            problem = "the response has reasoning, but the generation prompt closes the reasoning part"
+            raise RowError(row.where, f"{problem}; see data.chat_template_kwargs")
         gap = head[len(head.rstrip()) :]
         return ("" if before.endswith(gap) else gap) + content, (NO_REASONING,) if reasoning else ()
     name = opened[1]

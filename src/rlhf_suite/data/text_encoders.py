@@ -3,7 +3,7 @@
 A conversation is cut into segments by author: the prompt side (context, role headers, separators) or the model. The
 first prompt is tokenised alone, as at inference, and each later segment as it continues the text before it. No token
 has two authors, so the mask is exact: where a token of the whole text would reach over a border, both sides are
-tokenised up to it (`render.following`).
+tokenised up to it (`render.encode_after`).
 
 `mask[t] = 1` if and only if token t is trained on. The first token of a sequence never is, since nothing predicts it.
 """
@@ -24,14 +24,14 @@ from rlhf_suite.config.data import (
     SFTDataConfig,
 )
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.images import Image, ImageReader, expanded, num_places, row_images, with_places
+from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, num_places, row_images, with_places
 from rlhf_suite.data.messages import (
     Message,
-    calls_unnamed,
     check_response,
     last_response,
     messages_in,
     messages_of,
+    note_unnamed_calls,
     tools_of,
 )
 from rlhf_suite.data.render import (
@@ -45,7 +45,7 @@ from rlhf_suite.data.render import (
     text_of,
     tokens,
 )
-from rlhf_suite.data.row import LeftOut, Row, RowError, joined_columns, number, required
+from rlhf_suite.data.row import LeftOut, Row, RowError, join_columns, number, require_value
 from rlhf_suite.data.template import ChatTemplate, Turn
 from rlhf_suite.errors import UserError
 
@@ -61,14 +61,14 @@ NO_ROOM = "later responses dropped: their prompts leave no room within data.max_
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to sample from. `text` is the text that was tokenised, without the begin-of-sequence token."""
+    """A prompt to sample from: its n tokens, and what its row says beside it."""
 
-    ids: list[int]
-    text: str
-    label: str
-    datasource: str
-    where: str
-    columns: str = "{}"  # further columns for the reward, as a JSON object
+    ids: list[int]  # [n] its tokens, with the begin-of-sequence token where the tokenizer has one
+    text: str  # what was tokenised, without the begin-of-sequence token
+    label: str  # the right answer, or what else data.label_key has; rules compare responses with it
+    datasource: str  # the column `datasource` of the row: which dataset it is from
+    where: str  # the file and line of the row, for messages
+    columns: str = "{}"  # further columns of the row for the reward (data.reward_columns), as a JSON object
     chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
     images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
     # The following are not stored with it.
@@ -158,7 +158,7 @@ class ConversationEncoder:
             raise RowError(row.where, "the prompt is empty")
         tools = tools_of(row, self.config.tools_key)
         turn = self.template.turn(prompt, response, row, tools)
-        notes = (*turn.notes, *calls_unnamed([*prompt, *response], tools))
+        notes = (*turn.notes, *note_unnamed_calls([*prompt, *response], tools))
         return replace(turn, notes=notes), images
 
     def _with_images(self, messages: list[Message], row: Row) -> tuple[list[Message], list[bytes]]:
@@ -190,7 +190,7 @@ class ConversationEncoder:
             check_response(messages[place], row)
         turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
         seen = [sum(map(num_places, messages[:place])) for place in places]  # images before each response
-        turns[0] = replace(turns[0], notes=(*turns[0].notes, *calls_unnamed(messages, tools)))
+        turns[0] = replace(turns[0], notes=(*turns[0].notes, *note_unnamed_calls(messages, tools)))
         grows = all(later.prompt.startswith(turn.prompt + turn.response) for turn, later in pairwise(turns))
         return self._example(turns, seen, images, row) if grows else self._each_alone(turns, seen, images, row)
 
@@ -223,9 +223,9 @@ class ConversationEncoder:
 
     def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
         """Return the prompt messages and the response messages of a row."""
-        given = joined_columns(row, self.config.input_key)
+        given = join_columns(row, self.config.input_key)
         if self.config.output_key is not None:
-            response = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
+            response = messages_of(require_value(row, self.config.output_key), self.config.output_key, "assistant", row)
             return messages_of(given, self.config.input_key, "user", row), response
         if isinstance(given, str) and self.config.turn_markers is not None:
             given = messages_in(given, self.config.turn_markers, row)
@@ -244,8 +244,8 @@ class ConversationEncoder:
         ids: list[int] = []
         mask: list[int] = []
         images: list[Image] = []
-        each = pieces(self.tokenizer, [segment.text for segment in segments], self.begin)
-        for index, (segment, piece) in enumerate(zip(segments, each, strict=True)):
+        encoded = pieces(self.tokenizer, [segment.text for segment in segments], self.begin)
+        for index, (segment, piece) in enumerate(zip(segments, encoded, strict=True)):
             if self.reader is not None:
                 piece, places = with_images(piece, segment.images, self.reader, len(ids), where)  # noqa: PLW2901
                 images += places
@@ -299,12 +299,12 @@ class PromptEncoder:
             ids, images = with_images(ids, files, self.reader, 0, row.where)
         if len(ids) >= self.config.max_len:
             raise LeftOut(row.where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
-        label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
+        label = "" if self.config.label_key is None else label_text(require_value(row, self.config.label_key))
         source = row.values.get("datasource")
         columns = columns_text(row, self.config.reward_columns)
         chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
         source = "default" if source is None else str(source)
-        return Prompt(ids, text, label, source, row.where, columns, chat, images, calls_unnamed(messages, tools))
+        return Prompt(ids, text, label, source, row.where, columns, chat, images, note_unnamed_calls(messages, tools))
 
     def _plain(self, row: Row) -> str:
         """Return the prompt text, without a chat template."""
@@ -313,13 +313,13 @@ class PromptEncoder:
 
     def _chat(self, row: Row) -> tuple[list[Message], list[Any] | None]:
         """Return the messages and tools that the chat template renders."""
-        messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
+        messages = messages_of(join_columns(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to respond to")
         return self.rewards.messages(messages, self.target, row), tools_of(row, self.config.tools_key)
 
 
-def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
+def build_sft_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
     """Return the supervised-tuning configuration that encodes column `output_key` as the response to `input_key`."""
     shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
     if isinstance(config, ImageDataConfig):
@@ -330,9 +330,9 @@ def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str 
 def with_images(
     ids: Sequence[int], images: Sequence[bytes], reader: ImageReader, offset: int, where: str
 ) -> tuple[list[int], tuple[Image, ...]]:
-    """Return `expanded`, whose errors are those of the row at `where`."""
+    """Do as `expand_placeholders` does, with errors of the row at `where`."""
     try:
-        return expanded(ids, images, reader, offset)
+        return expand_placeholders(ids, images, reader, offset)
     except ValueError as error:
         raise RowError(where, str(error)) from None
 

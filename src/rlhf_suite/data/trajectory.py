@@ -33,24 +33,23 @@ class Trajectory:
     that the model wrote is the model's in exactly one of them, and in others part of the prompt.
     """
 
-    prompt: Prompt  # what it answers: one object for all samples of a prompt
-    group: int  # which of this step's prompts it answers; samples of one prompt share it
-    sample: int  # which of the group's samples it is
+    prompt: Prompt  # the prompt that it answers: one object for all samples of a prompt
+    group: int  # the number of that prompt among those of the step, from 0; samples of one prompt share it
+    sample: int  # its number among the samples of the group, from 0
     ids: NDArray[np.int64]  # [T] the tokens
     owner: NDArray[np.int8]  # [T] who wrote each token: PROMPT, MODEL or ENVIRONMENT
-    engine_log_probs: NDArray[np.float32]  # [T] what the engine says; 0 where the model did not write
-    version: NDArray[np.int32]  # [T] the weights that wrote the token; -1 where the model did not write
-    turn_rewards: NDArray[np.float32]  # [T] what an environment gave for a turn, at the turn's last token; else 0
-    ending: Ending = Ending.FINISHED  # in the last ledger that of the episode, in others that of their last turn
-    fork: int = 0  # which of the episode's ledgers it is
-    images: tuple[Image, ...] = ()  # those whose tokens are among `ids`, in order
+    engine_log_probs: NDArray[np.float32]  # [T] nats, by the engine that sampled it; 0 where the model did not write
+    version: NDArray[np.int32]  # [T] the weight version that wrote each token; -1 where the model did not write
+    turn_rewards: NDArray[np.float32]  # [T] an environment's reward of a turn, at the turn's last token; 0 elsewhere
+    ending: Ending = Ending.FINISHED  # why the episode has no further turn; in a ledger before the last, why its turn
+    fork: int = 0  # its number among the ledgers of the episode, from 0
+    images: tuple[Image, ...] = ()  # the images whose tokens are among `ids`, in order
     # The following are of the whole episode, and stand in its last ledger.
-    # By its environment, besides its turns; None: the reward sources of the run score it.
-    reward: float | None = None
-    score: float | None = None  # 0 to 1, beside `reward`
-    failure: str = ""  # why an environment could not score it
-    greedy: bool = False  # the likeliest token at every place: scored as a baseline, never trained on
-    extra: dict[str, float] = field(default_factory=dict)  # further numbers that its agent gave
+    reward: float | None = None  # by its environment, besides its turns; None: the run's reward sources score it
+    score: float | None = None  # how good the episode was, 0 to 1, where its environment says so; evaluations count it
+    failure: str = ""  # why its environment could not score it; empty where it could
+    greedy: bool = False  # sampled with the likeliest token at every place: a baseline, never trained on
+    extra: dict[str, float] = field(default_factory=dict)  # further numbers that its agent gave, by name
 
     @classmethod
     def start(
@@ -173,28 +172,29 @@ class EpisodeRows:
 
 @dataclass(frozen=True)
 class Experience(TokenBatch):
-    """Trajectories laid end to end, with all that a step of reinforcement learning finds out about them.
+    """B ledgers laid end to end, T tokens in all, with what a step of reinforcement learning computes about them.
 
-    The order of the columns is that of the files of rollouts.
+    A column is None where the run does not need it. Log-probs and entropies are in nats; where the model did not write
+    a token, they mean nothing (`mask` is 0). The order of the columns is that of the files of rollouts.
     """
 
     owner: PerToken = None  # [T] int8, who wrote each token: PROMPT, MODEL or ENVIRONMENT
     weight_version: PerToken = None  # [T] int32, of the weights that wrote each token; -1 where the model did not
-    engine_log_probs: PerToken = None  # [T] the engine's, under the weights that wrote each token
-    old_log_probs: PerToken = None  # [T] the policy's before the update
-    entropies: PerToken = None  # [T] nats, of what each token was drawn from, by the policy before the update
-    ref_log_probs: PerToken = None  # [T] the reference model's
-    teacher_log_probs: PerToken = None  # [T] the teacher's
-    values: PerToken = None  # [T] the critic's, of the state each token was chosen in
+    engine_log_probs: PerToken = None  # [T] log-prob of each token by the engine, with the weights that wrote it
+    old_log_probs: PerToken = None  # [T] log-prob of each token by the policy before the update
+    entropies: PerToken = None  # [T] entropy of the policy before the update, where each token was chosen
+    ref_log_probs: PerToken = None  # [T] log-prob of each token by the reference model
+    teacher_log_probs: PerToken = None  # [T] log-prob of each token by the teacher
+    values: PerToken = None  # [T] the critic's estimate of the return, before each token
     turn_rewards: PerToken = None  # [T] the part of `reward` that an environment gave for turns; None: it gave none
-    correction: PerToken = None  # [T] weights that correct for the gap of engine and trainer
-    advantages: PerToken = None  # [T]
-    returns: PerToken = None  # [T] what the critic is trained towards
-    group: PerRow = None  # [B] which prompt of the step each sample answers
-    episode: PerRow = None  # [B] which episode each ledger belongs to; None: each is one
+    correction: PerToken = None  # [T] weight of each token's loss, for the difference between engine and trainer
+    advantages: PerToken = None  # [T] how much better than the baseline each token is, in units of the reward
+    returns: PerToken = None  # [T] the value that the critic is trained towards, in units of the reward
+    group: PerRow = None  # [B] int64, the number of the prompt that each sample answers, among those of the step
+    episode: PerRow = None  # [B] int64, the episode that each ledger belongs to; None: each is an episode
     episode_tokens: PerRow = None  # [B] float32, tokens that the model wrote in the whole episode; None: in the ledger
-    reward: PerRow = None  # [B] shaped
-    greedy: PerRow = None  # [B] the reward of the greedy response to the same prompt
+    reward: PerRow = None  # [B] the reward of the whole episode, after shaping
+    greedy: PerRow = None  # [B] the reward of the greedy response to the same prompt, the baseline of remax
 
     @property
     def num_episodes(self) -> int:

@@ -20,7 +20,7 @@ import ray
 from numpy.typing import NDArray
 
 from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, SamplingSettings
-from rlhf_suite.data.images import collapsed, open_image
+from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
@@ -228,7 +228,7 @@ def _add(image_token: int | None, engine: LLMEngine, name: str, job: Job[Any]) -
         return
     assert image_token is not None
     prompt = TokensPrompt(
-        prompt_token_ids=collapsed(job.prompt_ids, job.images, image_token),
+        prompt_token_ids=collapse_images(job.prompt_ids, job.images, image_token),
         multi_modal_data={"image": [open_image(image.data) for image in job.images]},
     )
     engine.add_request(name, prompt, job.params)

@@ -13,7 +13,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, content_number, continued, whole
+from rlhf_suite.data.generation import (
+    INTERRUPTED,
+    Generation,
+    GenerationRequest,
+    content_number,
+    continue_request,
+    whole,
+)
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Link
 from rlhf_suite.launch.wait import ActorDied
@@ -53,7 +60,7 @@ class EngineClient:
                 raise self.end
             kept = [] if request.sampling.stop else parts
             with busy:
-                parts = [*kept, await self.home(request).send(continued(request, kept))]
+                parts = [*kept, await self.home(request).send(continue_request(request, kept))]
         return whole(parts)
 
     async def pause(self) -> None:

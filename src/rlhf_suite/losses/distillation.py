@@ -26,10 +26,10 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
 
 def distances(name: str, teacher: Tensor, student: Tensor) -> Tensor:
     """Return the divergence of this name at each token, [N], from log-probs [N, V]."""
-    found: Tensor = divergence.load(name)(teacher, student)
-    if not is_like(found, teacher[:, 0]):
-        raise divergence.wrong_result(name, found, f"the divergence at each of the {len(teacher)} tokens")
-    return found
+    distance: Tensor = divergence.load(name)(teacher, student)
+    if not is_like(distance, teacher[:, 0]):
+        raise divergence.wrong_result(name, distance, f"the divergence at each of the {len(teacher)} tokens")
+    return distance
 
 
 @divergence()

@@ -37,14 +37,14 @@ MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: a ratio beyond it carries no information 
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """What a policy loss reads of a micro-batch, each [T]; only `log_probs` carries a gradient."""
+    """What a policy loss reads of a micro-batch of T tokens; only `log_probs` carries a gradient."""
 
-    log_probs: Tensor
-    old_log_probs: Tensor
-    advantages: Tensor
-    mask: Tensor  # 1 for the tokens the model sampled
-    segments: Tensor  # index of each token's sequence
-    num_sequences: int
+    log_probs: Tensor  # [T] nats, of each token by the policy as it is now (pi)
+    old_log_probs: Tensor  # [T] nats, of each token by the policy before the update (pi_old)
+    advantages: Tensor  # [T] how much better than the baseline each token is (A)
+    mask: Tensor  # [T] 1 for the tokens that the model sampled, else 0
+    segments: Tensor  # [T] int, the number of the sequence that each token belongs to
+    num_sequences: int  # B, sequences without a masked token included
 
     def __post_init__(self) -> None:
         same_shape(self.log_probs, self.old_log_probs, self.advantages, self.mask, self.segments)
@@ -109,7 +109,7 @@ def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
     Dual clip (Ye et al. 2020): where A_t < 0, L_t is at most -c A_t, c = `actor.dual_clip` > 1.
     """
-    return clipped_surrogate(bounded_ratio(tokens.log_ratio), tokens.advantages, config)
+    return clipped_surrogate(compute_ratio(tokens.log_ratio), tokens.advantages, config)
 
 
 @policy_loss(needs=("sequences",), reads=("eps_clip", "eps_clip_low_high", "dual_clip"))
@@ -125,7 +125,7 @@ def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     counts = tokens_per_sequence(tokens.mask, tokens.segments, tokens.num_sequences).to(log_ratio.dtype)
     means = sequence_sums(log_ratio, tokens.segments, tokens.num_sequences) / counts.clamp(min=1)  # [B]
     own = tokens.log_probs - tokens.log_probs.detach()  # 0, with gradient
-    return clipped_surrogate(bounded_ratio(means[tokens.segments] + own), tokens.advantages, config)
+    return clipped_surrogate(compute_ratio(means[tokens.segments] + own), tokens.advantages, config)
 
 
 @policy_loss(reads=("eps_clip", "eps_clip_low_high"))
@@ -135,7 +135,7 @@ def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     L_t = -sg(clip(rho_t, 1 - eps_low, 1 + eps_high)) A_t log pi. The paper sets no lower bound (eps_low >= 1).
     """
     low, high = clip_range(config)
-    ratio = bounded_ratio(tokens.log_ratio.detach())
+    ratio = compute_ratio(tokens.log_ratio.detach())
     weight = ratio.clamp(1 - low, 1 + high)
     return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio, ratio > 1)
 
@@ -147,7 +147,7 @@ def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     tau = `actor.sapo_tau_pos` where A_t > 0, else `actor.sapo_tau_neg`. At rho = 1 the gradient is that of PPO,
     whatever tau; it fades as the ratio leaves 1, faster for a larger tau.
     """
-    ratio = bounded_ratio(tokens.log_ratio)
+    ratio = compute_ratio(tokens.log_ratio)
     tau = torch.where(tokens.advantages > 0, config.sapo_tau_pos, config.sapo_tau_neg).to(ratio.dtype)
     return TokenLosses(-4 / tau * torch.sigmoid(tau * (ratio - 1)) * tokens.advantages)
 
@@ -158,7 +158,7 @@ def reinforce(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return TokenLosses(-tokens.advantages * tokens.log_probs)
 
 
-def bounded_ratio(log_ratio: Tensor) -> Tensor:
+def compute_ratio(log_ratio: Tensor) -> Tensor:
     """exp of a log-ratio within +-20; beyond it the gradient is 0."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 

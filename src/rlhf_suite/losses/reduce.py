@@ -81,7 +81,7 @@ def tokens_per_sequence(mask: Tensor, segments: Tensor, num_sequences: int) -> T
     return sequence_sums(mask.float(), segments, num_sequences)
 
 
-def counted_sequences(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
+def mark_counted_sequences(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
     """Which sequences weigh anything, [B] float32 of 0 and 1: those with a masked token."""
     return (tokens_per_sequence(mask, segments, num_sequences) > 0).float()
 
@@ -130,17 +130,17 @@ def token_weights(
     episode_tokens: Tensor | None = None,
 ) -> Tensor:
     """Return the weight of each token in the sum of `mode`, [T] float32. Those of the two means sum to `num_units`."""
-    return averaged(mask, segments, num_sequences, mode, horizon, episode_tokens).tokens
+    return compute_weights(mask, segments, num_sequences, mode, horizon, episode_tokens).tokens
 
 
 def num_units(
     mask: Tensor, segments: Tensor, num_sequences: int, mode: str, episode_tokens: Tensor | None = None
 ) -> Tensor:
     """Return how many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens do not count."""
-    return averaged(mask, segments, num_sequences, mode, 1, episode_tokens).units
+    return compute_weights(mask, segments, num_sequences, mode, 1, episode_tokens).units
 
 
-def averaged(
+def compute_weights(
     mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int, episode_tokens: Tensor | None
 ) -> Weights:
     """Return the weights and units of `mode`. One of the user's own knows sequences and no episodes.

@@ -57,13 +57,13 @@ def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
     others = (1 - targets).clamp(min=0)
     chosen, other = (log_probs.gather(1, index[:, None]).squeeze(1) for index in (targets, others))  # [N]
     losses = -(weights * chosen + torch.where(weights < 1, (1 - weights) * other, 0))
-    right = (log_probs.argmax(-1) == wanted(targets, weights)).float()
+    right = (log_probs.argmax(-1) == hard_targets(targets, weights)).float()
     return LossSum(
         losses.sum(), {"loss": Mean(losses.detach().sum(), len(losses)), "acc": Mean(right.sum(), len(right))}
     )
 
 
-def wanted(targets: Tensor, weights: Tensor) -> Tensor:
+def hard_targets(targets: Tensor, weights: Tensor) -> Tensor:
     """Return the reward token with the larger label, [N]."""
     return torch.where(weights >= 0.5, targets, 1 - targets)
 
@@ -71,4 +71,4 @@ def wanted(targets: Tensor, weights: Tensor) -> Tensor:
 def step_ranking(logits: Tensor, targets: Tensor, weights: Tensor) -> Ranking:
     """Return the AUC of telling right from wrong steps by P(good), the probability of the first reward token, over N
     steps. Most steps of most data are right, so `acc` is high even for a judge that calls all of them right."""
-    return Ranking(logits.detach().softmax(-1)[:, 0], wanted(targets, weights) == 0)
+    return Ranking(logits.detach().softmax(-1)[:, 0], hard_targets(targets, weights) == 0)

@@ -64,9 +64,9 @@ class SequenceLayout:
             return torch.arange(len(tokens), device=tokens.device), tokens
         own = self.shard.tokens
         numbers = torch.arange(len(own), device=own.device)
-        found = torch.full_like(self.positions, -1).index_copy_(0, own, numbers)[tokens]  # [N]
-        which = (found >= 0).nonzero().squeeze(1)
-        return which, found[which]
+        places = torch.full_like(self.positions, -1).index_copy_(0, own, numbers)[tokens]  # [N]
+        which = (places >= 0).nonzero().squeeze(1)
+        return which, places[which]
 
     def whole(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over the ranks that split the tokens."""
@@ -120,10 +120,10 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
         "values and keys of different sizes": states.query.shape[-1] != states.value.shape[-1],
         "fp32 attention on a GPU": states.query.is_cuda and states.query.dtype not in HALF,
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
+    unsupported = [reason for reason, holds in reasons.items() if holds]
+    if unsupported:
         raise UserError(
-            f"ds.ring_attn_mode=gather and ring: this model has {found[0]}, which they do not compute. Set "
+            f"ds.ring_attn_mode=gather and ring: this model has {unsupported[0]}, which they do not compute. Set "
             "ds.ring_attn_mode=ulysses"
         )
 

@@ -41,7 +41,7 @@ class Attended(NamedTuple):
     def merge(self, other: Attended) -> Attended:
         """Return the attention to the keys of both."""
         both = torch.logaddexp(self.normaliser, other.normaliser)
-        mine, others = ((each.normaliser - both).exp()[..., None] for each in (self, other))
+        mine, others = ((attended.normaliser - both).exp()[..., None] for attended in (self, other))
         return Attended(self.output * mine + other.output * others, both)
 
 
@@ -61,21 +61,21 @@ class Block:
     @cached_property
     def runs(self) -> list[Run | None]:
         """The runs of a causal block; of another one None, once."""
-        found: list[Run | None] = []
+        runs: list[Run | None] = []
         start = 0
         for length in self.lengths:
-            last = found[-1] if found else None
+            last = runs[-1] if runs else None
             if last is not None and last[2] == length:
-                found[-1] = (last[0], last[1] + 1, length)
+                runs[-1] = (last[0], last[1] + 1, length)
             else:
-                found.append((start, 1, length))
+                runs.append((start, 1, length))
             start += length
-        return found or [None]
+        return runs or [None]
 
     @cached_property
     def borders(self) -> tuple[Tensor, Tensor, int, int]:
         """Where the pieces of queries and of keys end, and the longest of each."""
-        sides = [self.lengths or (each.stop - each.start,) for each in (self.queries, self.keys)]
+        sides = [self.lengths or (tokens.stop - tokens.start,) for tokens in (self.queries, self.keys)]
         ends = [torch.tensor((0, *accumulate(side)), dtype=torch.int32, device=self.device) for side in sides]
         return ends[0], ends[1], max(sides[0]), max(sides[1])
 
@@ -85,9 +85,10 @@ class Block:
             return self._flash_forward(states, scale)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         parts = [
-            kernel(*(in_run(each, run) for each in states), is_causal=self.is_causal, scale=scale) for run in self.runs
+            kernel(*(in_run(state, run) for state in states), is_causal=self.is_causal, scale=scale)
+            for run in self.runs
         ]
-        outputs, normalisers = ([laid_end_to_end(each) for each in found] for found in zip(*parts, strict=True))
+        outputs, normalisers = ([lay_end_to_end(piece) for piece in pieces] for pieces in zip(*parts, strict=True))
         return Attended(torch.cat(outputs, 1), torch.cat(normalisers, 1))
 
     def backward(self, gradient: Tensor, states: States, whole: Attended, scale: float) -> States:
@@ -97,26 +98,30 @@ class Block:
             return self._flash_backward(gradient, states, whole, scale)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         parts = [
-            kernel(*(in_run(each, run) for each in (gradient, *states, *whole)), 0.0, self.is_causal, scale=scale)
+            kernel(*(in_run(state, run) for state in (gradient, *states, *whole)), 0.0, self.is_causal, scale=scale)
             for run in self.runs
         ]
-        return States(*(torch.cat([laid_end_to_end(each) for each in found], 1) for found in zip(*parts, strict=True)))
+        return States(
+            *(torch.cat([lay_end_to_end(piece) for piece in pieces], 1) for pieces in zip(*parts, strict=True))
+        )
 
     def _flash_forward(self, states: States, scale: float) -> Attended:
         """Do as `forward` does, by torch's variable-length flash kernel."""
-        tokens = [each.transpose(0, 1) for each in states]  # [q|k, H|K, D]
-        found = torch.ops.aten._flash_attention_forward(*tokens, *self.borders, 0.0, self.is_causal, False, scale=scale)
-        return Attended(found[0].transpose(0, 1), found[1])
+        tokens = [state.transpose(0, 1) for state in states]  # [q|k, H|K, D]
+        result = torch.ops.aten._flash_attention_forward(
+            *tokens, *self.borders, 0.0, self.is_causal, False, scale=scale
+        )
+        return Attended(result[0].transpose(0, 1), result[1])
 
     def _flash_backward(self, gradient: Tensor, states: States, whole: Attended, scale: float) -> States:
         """Do as `backward` does, by torch's variable-length flash kernel."""
-        tokens = [each.transpose(0, 1).contiguous() for each in (gradient, *states, whole.output)]
+        tokens = [state.transpose(0, 1).contiguous() for state in (gradient, *states, whole.output)]
         seed = torch.zeros(2, dtype=torch.uint64, device=self.device)  # of dropout, which is off
         unused = torch.empty(0, device=self.device)
-        found = torch.ops.aten._flash_attention_backward(
+        gradients = torch.ops.aten._flash_attention_backward(
             *tokens, whole.normaliser.contiguous(), *self.borders, 0.0, self.is_causal, seed, unused, scale=scale
         )
-        return States(*(each.transpose(0, 1) for each in found))
+        return States(*(part.transpose(0, 1) for part in gradients))
 
 
 def in_run(states: Tensor, run: Run | None) -> Tensor:
@@ -127,6 +132,6 @@ def in_run(states: Tensor, run: Run | None) -> Tensor:
     return states[:, start : start + count * length].unflatten(1, (count, length)).transpose(0, 1)
 
 
-def laid_end_to_end(pieces: Tensor) -> Tensor:
+def lay_end_to_end(pieces: Tensor) -> Tensor:
     """Return [H, count * length, ...] of pieces [count, H, length, ...]."""
     return pieces.transpose(0, 1).flatten(1, 2)

@@ -13,7 +13,7 @@ from rlhf_suite.config.ds import LoadedConfig
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.tools import LONGEST, ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.load import load_model, load_tokenizer, loading, model_folder
+from rlhf_suite.models.load import explain_load_errors, load_model, load_tokenizer, model_folder
 
 FLAG = "actor.model_name_or_path"
 
@@ -39,7 +39,7 @@ class ChatModel:
         self, path: str, config: ChatConfig, text: ChatTextConfig, device: str, *, load_in_4bit: bool = False
     ) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
-        with loading(FLAG, path):
+        with explain_load_errors(FLAG, path):
             own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code())
         limit = getattr(own.get_text_config(), "max_position_embeddings", None)
         if limit is not None and config.max_len is not None and config.max_len > limit:

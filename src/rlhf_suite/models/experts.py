@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.losses.reduce import counted_sequences
+from rlhf_suite.losses.reduce import mark_counted_sequences
 from rlhf_suite.models.attention import SequenceLayout
 
 RouterLogits = tuple[Tensor, ...]  # of each MoE layer, [rows, E]
@@ -47,7 +47,7 @@ class ExpertBalance:
 
 def select_counted(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
     """Return the logits [N, E] of the rows that count: no padding, and no sequences without a trained token."""
-    weighs = counted_sequences(batch.mask, batch.segments, len(batch)).bool()[batch.segments]  # [T]
+    weighs = mark_counted_sequences(batch.mask, batch.segments, len(batch)).bool()[batch.segments]  # [T]
     if sequences.shard is not None:
         rows = sequences.select_held(weighs.nonzero().squeeze(1))[1]
     else:

@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
         if batch.images is None:
-            hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+            hidden, router_logits = compute_hidden_states(self.model, batch, sequences, self.balance is not None)
         else:
             hidden, router_logits = self.compute_image_states(batch), ()
         if count_experts:
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
         assert self.sequence_group is None, "checked with the flags"
         whole = self.vision.with_an_image(batch)
         sequences = SequenceLayout.of(whole.lengths, self.packed)
-        states, _ = hidden_states(self.model, whole, sequences, False, self.vision.inputs(whole))
+        states, _ = compute_hidden_states(self.model, whole, sequences, False, self.vision.inputs(whole))
         return states[: batch.num_tokens]
 
     def _read(self, hidden: Tensor, sequences: SequenceLayout, at: Tensor, read: Read | None) -> Any:
@@ -153,7 +153,7 @@ class ScalarModel(nn.Module):
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
-        hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+        hidden, router_logits = compute_hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -262,7 +262,7 @@ def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | No
         )
 
 
-def hidden_states(
+def compute_hidden_states(
     model: PreTrainedModel,
     batch: TokenBatch,
     sequences: SequenceLayout,

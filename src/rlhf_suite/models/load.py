@@ -71,11 +71,11 @@ def model_digest(path: str, flag: str) -> str:
     """
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
-        with loading(flag, path):
+        with explain_load_errors(flag, path):
             return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=trusts_code())._commit_hash}"
     digest = hashlib.sha256()
-    found = (file for kind in ("*.safetensors", "*.bin", "*.py") for file in folder.glob(kind))
-    for file in sorted([folder / "config.json", *found]):
+    files = (file for kind in ("*.safetensors", "*.bin", "*.py") for file in folder.glob(kind))
+    for file in sorted([folder / "config.json", *files]):
         with file.open("rb") as content:
             digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
@@ -89,7 +89,7 @@ def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_
     """
     folder = model_folder(path, flag)
     tokenizer = tokenizer_of(folder, path, flag)
-    with loading(flag, path):
+    with explain_load_errors(flag, path):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
     check_rows(tokenizer, getattr(config.get_text_config(), "vocab_size", None), f"{flag}={path}")
     if data.tokenizer_chat_template is not None:
@@ -122,23 +122,23 @@ def check_rows(tokenizer: Tokenizer, rows: object, model: str) -> None:
 def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     """Return the tokenizer in a folder, with EOS and padding token. Error messages name the flag and
     its value `path`."""
-    with loading(flag, path):
+    with explain_load_errors(flag, path):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     if tokenizer.eos_token_id is None:
         raise UserError(f"{flag}={path}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        tokenizer.pad_token = padding_token(tokenizer)
+        tokenizer.pad_token = choose_padding_token(tokenizer)
     return tokenizer
 
 
 def checkpoint_precision(path: str, flag: str) -> str:
     """Return the ds.param_dtype that holds a checkpoint exactly: bf16 for one in bf16, fp32 for any other."""
-    with loading(flag, path):
+    with explain_load_errors(flag, path):
         config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code())
     return "bf16" if config.dtype == torch.bfloat16 else "fp32"
 
 
-def padding_token(tokenizer: Tokenizer, rows: int | None = None) -> str | None:
+def choose_padding_token(tokenizer: Tokenizer, rows: int | None = None) -> str | None:
     """Return an existing special token to pad with: one made for padding, else unknown, else BOS, else any other than
     EOS. With `rows` it is one of the first so many tokens."""
     special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
@@ -197,10 +197,10 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     dropout of the model's configuration is off in training mode.
     """
     folder = model_folder(path, flag)
-    with loading(flag, path), quiet_transformers():
+    with explain_load_errors(flag, path), quiet_transformers():
         config = model_config(folder, head, ds)
         dropout_off, head_name = {} if dropout else switch_off_dropout(config), head_prefix(config, ds)
-        settings = loading_settings(ds, head, head_name) | {"config": config}
+        settings = build_load_arguments(ds, head, head_name) | {"config": config}
         sees = head == "lm" and config.model_type in FAMILIES
         if sees:  # packed images need no kernel of their own
             settings["attn_implementation"] = {"text_config": ds.attn_implementation, "vision_config": "sdpa"}
@@ -210,8 +210,8 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
-        what = f"the checkpoint lacks {list_tensors(absent)}"
-        raise UserError(f"{flag}={path}: {what}. Give a complete {head} checkpoint")
+        problem = f"the checkpoint lacks {list_tensors(absent)}"
+        raise UserError(f"{flag}={path}: {problem}. Give a complete {head} checkpoint")
     check_experts(model, ds, flag, path)
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
@@ -254,7 +254,7 @@ def vision_processor(
     """
     if image_key is None:
         return None
-    with loading(flag, path):
+    with explain_load_errors(flag, path):
         return VisionProcessor(model_folder(path, flag), flag, path)
 
 
@@ -275,7 +275,7 @@ def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: st
         )
 
 
-def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"], head_name: str) -> dict[str, Any]:
+def build_load_arguments(ds: ForwardConfig, head: Literal["lm", "value"], head_name: str) -> dict[str, Any]:
     """Return the keyword arguments that every model is loaded with."""
     settings: dict[str, Any] = {
         "dtype": DTYPES[ds.param_dtype],
@@ -300,7 +300,7 @@ def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
 
 
 @contextmanager
-def loading(flag: str, path: str) -> Iterator[None]:
+def explain_load_errors(flag: str, path: str) -> Iterator[None]:
     """Turn the errors that transformers raises for an unusable path into a UserError that names the flag."""
     try:
         yield

@@ -62,11 +62,11 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
 
 def find_adapted(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of peft that stand for modules of the model, by name; none of them lies in another one."""
-    found: dict[str, nn.Module] = {}
+    adapted: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if is_adapter(module) and not any(parent in found for parent in parents(name)):
-            found[name] = module
-    return found
+        if is_adapter(module) and not any(parent in adapted for parent in parents(name)):
+            adapted[name] = module
+    return adapted
 
 
 def is_adapter(module: nn.Module) -> bool:
@@ -107,9 +107,13 @@ def merge_tensors(adapter: nn.Module, value: Callable[[Tensor], Tensor]) -> dict
 
 def list_stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield what a checkpoint has of a module: its parameters and persistent buffers."""
-    for path, each in module.named_modules(remove_duplicate=False):
-        kept = {name: buffer for name, buffer in each._buffers.items() if name not in each._non_persistent_buffers_set}
-        for name, tensor in {**each._parameters, **kept}.items():
+    for path, submodule in module.named_modules(remove_duplicate=False):
+        kept = {
+            name: buffer
+            for name, buffer in submodule._buffers.items()
+            if name not in submodule._non_persistent_buffers_set
+        }
+        for name, tensor in {**submodule._parameters, **kept}.items():
             if tensor is not None:
                 yield f"{path}.{name}".removeprefix("."), tensor
 
@@ -134,7 +138,7 @@ def _copy(module: nn.Module, value: Callable[[Tensor], Tensor], made: dict[int, 
 
 
 @contextmanager
-def adapters_disabled(model: nn.Module) -> Iterator[None]:
+def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Compute without adapters inside this context. Nothing else changes, in particular not `requires_grad`."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

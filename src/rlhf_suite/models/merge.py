@@ -19,7 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from rlhf_suite.config import prompt_format
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
+from rlhf_suite.models.load import (
+    DTYPES,
+    explain_load_errors,
+    list_tensors,
+    model_folder,
+    quiet_transformers,
+    tokenizer_of,
+)
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_folder
 from rlhf_suite.models.weights import find_changed_ties, iterate_merged
@@ -115,7 +122,7 @@ def merge_tensor(name: str, tensor: Tensor, dtype: torch.dtype | None, adapter: 
 
 def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel, torch.dtype]:
     """Return the base model in fp32, with the head that the adapter belongs to, and the data type of its checkpoint."""
-    with loading(BASE, base), quiet_transformers():
+    with explain_load_errors(BASE, base), quiet_transformers():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         settings: dict[str, Any] = {
             "dtype": torch.float32, "trust_remote_code": trusts_code(), "output_loading_info": True,

@@ -16,7 +16,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
-from rlhf_suite.models.vision import frozen_parts
+from rlhf_suite.models.vision import list_frozen_parts
 
 LIGER = "ds.use_liger_kernel=true"
 # transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
@@ -41,7 +41,7 @@ def make_trainable(
     if config.freeze:
         freeze(model.model, config.freeze, f"{section}.freeze")
     if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
-        freeze(model.model, frozen_parts(model.model.config.model_type), f"{section}.freeze_visual_encoder")
+        freeze(model.model, list_frozen_parts(model.model.config.model_type), f"{section}.freeze_visual_encoder")
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
             name = f"{section}.gradient_checkpointing_enable"
@@ -66,11 +66,11 @@ def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         matches = re.compile(rf"(?:{pattern})(?:\..*)?").fullmatch
-        found = [parameter for name, parameter in named if matches(name)]
-        if not found:
+        matching = [parameter for name, parameter in named if matches(name)]
+        if not matching:
             names = ", ".join(sorted({re.sub(r"\.\d+\..*", ".<number>", name) for name, _ in named}))
             raise UserError(f"{flag}: no parameter or module matches {pattern!r}. The model has {names}")
-        for parameter in found:
+        for parameter in matching:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for _, parameter in named):
         raise UserError(f"{flag}={list(patterns)}: freezes the whole model. Leave something to train")

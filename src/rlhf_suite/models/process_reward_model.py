@@ -44,8 +44,8 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
     def good(logits: Tensor, _: Rows) -> Tensor:
         return logits[:, list(columns)].softmax(-1)[:, 0]
 
-    found = map_logits(model, batch, at, good).values  # [N]
-    return found.new_zeros(batch.num_tokens).index_copy(0, at, found)
+    probabilities = map_logits(model, batch, at, good).values  # [N]
+    return probabilities.new_zeros(batch.num_tokens).index_copy(0, at, probabilities)
 
 
 def split_step_scores(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:

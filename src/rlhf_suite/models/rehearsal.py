@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification as AutoScorer
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import Tokenizer, list_tensors, quiet_transformers
-from rlhf_suite.models.save import FolderParts, embedding_name
+from rlhf_suite.models.save import FolderParts, get_embedding_name
 from rlhf_suite.models.vision import FAMILIES
 from rlhf_suite.models.weights import pieces, weight_shapes
 
@@ -59,17 +59,17 @@ def refusal(base: str, error: Exception) -> UserError:
 
 def changes(parts: FolderParts) -> list[str]:
     """Return what the folder of the trained model has otherwise than that of its base, because it must."""
-    found = []
+    differences = []
     if getattr(parts.model, "generation_config", None) is not None:
         _, said = parts.generation_config()
-        found += [said] if said else []
-    return found
+        differences += [said] if said else []
+    return differences
 
 
 def check_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     """Raise UserError if the tokenizer in the folder gives other tokens."""
     again = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    for what, one, other in (
+    for aspect, one, other in (
         ("number of tokens", len(tokenizer), len(again)),
         ("tokens of a text", tokenizer(SAMPLE)["input_ids"], again(SAMPLE)["input_ids"]),
         ("EOS token", tokenizer.eos_token_id, again.eos_token_id),
@@ -77,7 +77,7 @@ def check_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
         ("chat template", tokenizer.chat_template, again.chat_template),
     ):
         if one != other:
-            raise UserError(f"the tokenizer has another {what} when it is saved and loaded ({other!r} for {one!r})")
+            raise UserError(f"the tokenizer has another {aspect} when it is saved and loaded ({other!r} for {one!r})")
 
 
 def check_shapes(parts: FolderParts, shapes: dict[str, list[int]], config: Any) -> None:
@@ -85,7 +85,7 @@ def check_shapes(parts: FolderParts, shapes: dict[str, list[int]], config: Any) 
     with torch.device("meta"):
         made: PreTrainedModel = auto_class(parts).from_config(config, trust_remote_code=trusts_code())
     expected = {piece.name: list(piece.tensors[0].shape) for piece in pieces(made)}
-    name = embedding_name(parts.model)
+    name = get_embedding_name(parts.model)
     shapes = shapes | {name: [parts.rows, *shapes[name][1:]]}
     if absent := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"the saved weights would lack {list_tensors(absent)}")

@@ -35,10 +35,10 @@ def score_constants(path: str | None, config: NormalizationConfig) -> tuple[floa
     assert path is not None, "checked with the flags"
     stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code()))
     if stats is None or (stats[1] <= 0 and not config.normalize_mean_only):
-        found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
+        problem = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(
-            f"reward.normalize_enable=true, but config.json of {FLAG}={path} {found}: write the mean and the standard "
-            "deviation of its scores there, or remove the flag"
+            f"reward.normalize_enable=true, but config.json of {FLAG}={path} {problem}: write the mean and the "
+            "standard deviation of its scores there, or remove the flag"
         )
     return (stats[0], 1.0) if config.normalize_mean_only else stats
 

@@ -26,7 +26,7 @@ from rlhf_suite.config.prompt_format import FILE as PROMPTS
 from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.disk import disk_reason, written_aside
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.load import Tokenizer, padding_token
+from rlhf_suite.models.load import Tokenizer, choose_padding_token
 from rlhf_suite.models.lora import ADAPTER, base_of
 from rlhf_suite.models.prepare import set_dropout
 from rlhf_suite.models.weights import (
@@ -143,8 +143,8 @@ class FolderParts:
             return config, None
         config, change = mend_settings(config)
         lines = [line.removeprefix("- ") for line in problem.splitlines() if line.startswith("- ")]
-        what = f"generation_config.json of {self.model.config._name_or_path}: {' '.join(lines) or problem}"
-        return config, f"{what} That of the trained model gets {change}"
+        origin = f"generation_config.json of {self.model.config._name_or_path}: {' '.join(lines) or problem}"
+        return config, f"{origin} That of the trained model gets {change}"
 
 
 def save_hf(
@@ -176,7 +176,7 @@ def save_folder(parts: FolderParts, weights: dict[str, Tensor], path: Path, extr
 
 
 @contextmanager
-def attempt(what: str, remedy: str, folder: Path, problems: list[str]) -> Iterator[None]:
+def attempt(part: str, remedy: str, folder: Path, problems: list[str]) -> Iterator[None]:
     """Add a sentence to `problems` if the block fails; but what the disk refuses, it refuses all parts."""
     try:
         yield
@@ -184,7 +184,7 @@ def attempt(what: str, remedy: str, folder: Path, problems: list[str]) -> Iterat
         if disk_reason(error, folder) is not None:
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
-        problems.append(f"{what} could not be written ({type(error).__name__}: {reason}); {remedy}")
+        problems.append(f"{part} could not be written ({type(error).__name__}: {reason}); {remedy}")
 
 
 def save_adapter(
@@ -227,7 +227,7 @@ def pad_tokenizer(tokenizer: Tokenizer, rows: int, *, scores: bool) -> tuple[Tok
     if (padding is None and not scores) or (padding is not None and padding < rows):
         return tokenizer, rows
     tokenizer = copy.deepcopy(tokenizer)
-    other = padding_token(tokenizer, rows)
+    other = choose_padding_token(tokenizer, rows)
     if other is not None or not scores:
         tokenizer.pad_token = other
     elif padding is None:
@@ -239,24 +239,24 @@ def with_rows(model: PreTrainedModel, weights: dict[str, Tensor], rows: int) -> 
     """Return weights whose embedding has so many rows; those that it lacks are 0."""
     if rows <= num_rows(model):
         return weights
-    (name,) = revert_weight_conversion(model, {embedding_name(model): without_values(embedding_of(model))})
+    (name,) = revert_weight_conversion(model, {get_embedding_name(model): without_values(get_embedding(model))})
     more = weights[name].new_zeros(rows - len(weights[name]), weights[name].shape[1])
     return weights | {name: torch.cat([weights[name], more])}
 
 
 def num_rows(model: PreTrainedModel) -> int:
     """Return how many tokens a model has embeddings of."""
-    return len(without_values(embedding_of(model)))
+    return len(without_values(get_embedding(model)))
 
 
-def embedding_of(model: PreTrainedModel) -> Tensor:
+def get_embedding(model: PreTrainedModel) -> Tensor:
     """Return the matrix of the embedding, whatever adapter is around it."""
     weight = base_of(model.get_input_embeddings()).weight
     assert isinstance(weight, Tensor)
     return weight
 
 
-def embedding_name(model: PreTrainedModel) -> str:
+def get_embedding_name(model: PreTrainedModel) -> str:
     """Return the name that the matrix of the embedding has in a model without adapters."""
     embedding = model.get_input_embeddings()
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)

@@ -139,7 +139,7 @@ class Shard:
 
     def _blocks(self, held: list[tuple[int, int]]) -> list[Block]:
         """Return the blocks of this rank's queries with the keys of the intervals `held` of the row, end to end."""
-        found, device = [], self.tokens.device
+        blocks, device = [], self.tokens.device
         for number, (start, end) in enumerate(self.intervals(self.group.index)):
             first, last = next(
                 (a, b) for a, b in pairwise(self.borders) if a <= start < b
@@ -149,14 +149,14 @@ class Shard:
                 low, high = max(held_start, first), min(held_end, start)
                 if low < high:
                     keys = slice(offset + low - held_start, offset + high - held_start)
-                    found.append(Block(slice(row, row + min(last, end) - start), keys, device))
+                    blocks.append(Block(slice(row, row + min(last, end) - start), keys, device))
                 if held_start <= start < held_end:
                     keys = slice(offset + start - held_start, offset + end - held_start)
                     cuts = [max(start, min(end, border)) for border in self.borders]
                     lengths = tuple(b - a for a, b in pairwise(cuts) if b > a)
-                    found.append(Block(slice(row, row + self.chunk), keys, device, lengths))
+                    blocks.append(Block(slice(row, row + self.chunk), keys, device, lengths))
                 offset += held_end - held_start
-        return found
+        return blocks
 
     def collect(self, states: Tensor) -> Iterator[Tensor]:
         """Yield keys and values [2, K, held, D] of every round; `states` [2, K, t, D] are this rank's own."""
@@ -181,7 +181,7 @@ class Shard:
         whole row."""
         if self.group.mode == ULYSSES:
             return self._by_heads(states, whole)
-        query, key, value = (each[0] for each in states)
+        query, key, value = (state[0] for state in states)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         output: Tensor = _BlockAttention.apply(query, torch.stack([key, value]), self, scale)
         return output.transpose(0, 1)[None]
@@ -189,8 +189,8 @@ class Shard:
     def _by_heads(self, states: States, whole: Whole) -> Tensor:
         """Exchange tokens for heads, attend, and exchange back. Fewer key/value heads than ranks are repeated."""
         size, copies = self.group.size, max(self.group.size // states.key.shape[1], 1)
-        heads = (states.query, *(each.repeat_interleave(copies, 1) for each in states[1:]))
-        output = whole(*(self._all_tokens(each[0])[None] for each in heads))[0]  # [T, H/n, D]
+        heads = (states.query, *(state.repeat_interleave(copies, 1) for state in states[1:]))
+        output = whole(*(self._all_tokens(head[0])[None] for head in heads))[0]  # [T, H/n, D]
         parts = output.index_select(0, self.everyones).unflatten(0, (size, -1))  # [n, t, H/n, D]
         received = self.group.exchange(parts)  # the same tokens, n parts of the heads
         return received.movedim(0, 1).flatten(1, 2)[None]
@@ -219,7 +219,7 @@ class _BlockAttention(torch.autograd.Function):
             for block in blocks:
                 rows, columns = block.queries, block.keys
                 part = block.forward(States(query[:, rows], keys[:, columns], values[:, columns]), scale)
-                merged = Attended(*(each[:, rows] for each in total)).merge(part)
+                merged = Attended(*(values[:, rows] for values in total)).merge(part)
                 for whole, own in zip(total, merged, strict=True):
                     whole[:, rows] = own
         output = total.output.to(query.dtype)

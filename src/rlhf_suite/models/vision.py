@@ -114,16 +114,16 @@ class VisionProcessor:
 
     def process(self, image: Any) -> ReadImage:
         """Return tokens and pixels of an image of Pillow."""
-        found = self.processor(
+        inputs = self.processor(
             text=[self.processor.image_token], images=[[image]], return_tensors="pt", add_special_tokens=False
         )
-        pixels = {name: found[name] for name in self.family.pixels}
+        pixels = {name: inputs[name] for name in self.family.pixels}
         if self.family.has_tile_rows:
             pixels = {name: values[0] for name, values in pixels.items()}
             if not pixels["pixel_values"].flatten(1).any(1).all():
                 raise ValueError("an image is zero everywhere after normalisation, which the model takes for padding")
-            assert bool(found["pixel_attention_mask"].all()), "a tile with a margin"
-        return ReadImage(found["input_ids"][0].tolist(), pixels)
+            assert bool(inputs["pixel_attention_mask"].all()), "a tile with a margin"
+        return ReadImage(inputs["input_ids"][0].tolist(), pixels)
 
     def inputs(self, batch: TokenBatch) -> dict[str, Tensor]:
         """Return what the images of a batch, at least one, add to the inputs of the model."""
@@ -140,8 +140,8 @@ class VisionProcessor:
         features of later images without a word."""
         expected = [sum(image.tokens.count(self.placeholder) for image in row) for row in images]
         places = (batch.ids == self.placeholder).long()
-        found = torch.zeros_like(batch.lengths).index_add_(0, batch.segments, places).tolist()
-        assert found == expected, f"placeholders of images per sequence: {found}, features: {expected}"
+        counts = torch.zeros_like(batch.lengths).index_add_(0, batch.segments, places).tolist()
+        assert counts == expected, f"placeholders of images per sequence: {counts}, features: {expected}"
 
     def with_an_image(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch; where it has no image, with one more sequence at its end, which has a blank one.
@@ -160,6 +160,6 @@ class VisionProcessor:
         )
 
 
-def frozen_parts(model_type: str) -> list[str]:
+def list_frozen_parts(model_type: str) -> list[str]:
     """Return the modules of a model that only images pass through, as patterns of their names."""
     return [name.replace(".", r"\.") for name in FAMILIES[model_type].tower]

@@ -67,21 +67,23 @@ def pieces(model: nn.Module) -> list[Piece]:
     grouped: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not STATE.search(name):
-            grouped.setdefault(next((each for each in parents(name) if each in adapters), name), []).append(tensor)
-    found = [Piece(name, tuple(tensors), adapters.get(name)) for name, tensors in grouped.items()]
-    first = {piece.memory: piece for piece in reversed(found)}
-    return [piece for piece in found if first[piece.memory] is piece]
+            grouped.setdefault(next((parent for parent in parents(name) if parent in adapters), name), []).append(
+                tensor
+            )
+    grouped_pieces = [Piece(name, tuple(tensors), adapters.get(name)) for name, tensors in grouped.items()]
+    first = {piece.memory: piece for piece in reversed(grouped_pieces)}
+    return [piece for piece in grouped_pieces if first[piece.memory] is piece]
 
 
 def find_changed_ties(model: nn.Module) -> list[str]:
     """Return the pieces that share a tensor with an earlier one, of which an adapter has made another matrix."""
     seen: set[tuple[int, ...]] = set()
-    found = []
+    changed = []
     for piece in pieces(model):
         if seen & piece.memory:
-            found.append(piece.name)
+            changed.append(piece.name)
         seen |= piece.memory
-    return found
+    return changed
 
 
 @torch.no_grad()
@@ -117,14 +119,14 @@ def weight_shapes(model: PreTrainedModel) -> dict[str, list[int]]:
 
     Raises whatever those steps raise.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for group in _layers(pieces(model)):
         layer: dict[str, Tensor] = {}
         for piece in group:
             layer |= piece.values(without_values, without_values)
         revert_weight_conversion(model, layer)
-        found |= layer
-    return {name: list(tensor.shape) for name, tensor in found.items()}
+        weights |= layer
+    return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
 def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, keep: bool = True) -> dict[str, Tensor]:
@@ -163,10 +165,10 @@ def dtype_of(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if state is None else state.dtype
 
 
-def _layers(found: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _layers(model_pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Yield the pieces grouped by decoder layer; one outside the layers is a group of its own."""
     groups: dict[str, list[Piece]] = {}
-    for piece in found:
+    for piece in model_pieces:
         match = LAYER.match(f"{piece.name}.")
         groups.setdefault(match.group() if match else piece.name, []).append(piece)
     yield from groups.values()

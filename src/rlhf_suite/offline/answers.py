@@ -68,7 +68,7 @@ class Answerer:
                 else:
                     in_flight.append(self.begin(*chunk))
             if in_flight and in_flight[0].is_complete:
-                yield self.finished(in_flight.popleft())
+                yield self.finish(in_flight.popleft())
             elif in_flight:
                 self.hand_over(next(self.ended.results(1)), list(in_flight))
 
@@ -94,7 +94,7 @@ class Answerer:
         in_flight[int(np.searchsorted(ends, number, side="right"))].groups[number] = group
         self.running -= 1
 
-    def finished(self, work: Work) -> Done:
+    def finish(self, work: Work) -> Done:
         """Return the output rows and sums of a chunk whose responses are complete."""
         groups = [work.groups[number] for number, _, _ in work.rows]
         scores = self.scores(groups)
@@ -119,8 +119,8 @@ class Answerer:
 
     def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
         """Yield the output rows of one prompt: all samples, or the best one. `scores` is empty without a scorer."""
-        texts = self.tokenizer.batch_decode([each.response_ids for each in group], skip_special_tokens=True)
-        queries = query_texts(self.tokenizer, [each.ids for each in group])
+        texts = self.tokenizer.batch_decode([trajectory.response_ids for trajectory in group], skip_special_tokens=True)
+        queries = query_texts(self.tokenizer, [trajectory.ids for trajectory in group])
         # The new columns hold the contents of these two input columns, as text.
         replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
         for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):
@@ -141,7 +141,7 @@ class Answerer:
         if self.scorer is None or not groups:
             return [[] for _ in groups]
         scored, _ = self.scorer.score(list(chain.from_iterable(groups)))
-        found: dict[int, list[float]] = {}
+        by_group: dict[int, list[float]] = {}
         for trajectory, score in zip(scored.trajectories, scored.scores.tolist(), strict=True):
-            found.setdefault(trajectory.group, []).append(score)
-        return [found.get(group[0].group) for group in groups]
+            by_group.setdefault(trajectory.group, []).append(score)
+        return [by_group.get(group[0].group) for group in groups]

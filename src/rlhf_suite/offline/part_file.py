@@ -91,7 +91,7 @@ class PartFile:
 
     def append(self, rows: Sequence[Mapping[str, Any]], next_row: int, sums: Mapping[str, float]) -> None:
         """Append the output rows of the input rows before `next_row`, and add `sums` to the totals."""
-        lines = b"".join(encoded(row) for row in rows)
+        lines = b"".join(encode_row(row) for row in rows)
         with writing(self.part):
             self.file.write(lines)
             self.file.flush()
@@ -122,7 +122,7 @@ class PartFile:
         self.progress = progress
 
 
-def encoded(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line of JSON. Values of other types become text; half of a surrogate pair becomes a ?."""
     return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
 

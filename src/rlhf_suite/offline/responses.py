@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig, TextConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.render import following, tokens
-from rlhf_suite.data.row import Row, RowError, joined_columns
+from rlhf_suite.data.render import encode_after, tokens
+from rlhf_suite.data.row import Row, RowError, join_columns
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder, cut
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def is_finished(row: Row, data: ScoredRowsConfig) -> bool:
     if value is None or isinstance(value, bool):
         return value is not False
     if not isinstance(value, str):
-        what = f"column {data.finish_key!r} is of type {type(value).__name__}"
-        raise RowError(row.where, f"{what}; it must be text ({' or '.join(CUT_OFF)}: cut off) or true or false")
+        problem = f"column {data.finish_key!r} is of type {type(value).__name__}"
+        raise RowError(row.where, f"{problem}; it must be text ({' or '.join(CUT_OFF)}: cut off) or true or false")
     return value not in CUT_OFF
 
 
@@ -60,7 +60,7 @@ class ResponseEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: ScoreDataConfig) -> None:
         self.tokenizer, self.data = tokenizer, data
-        self.trained = ConversationEncoder(tokenizer, supervised_config(data))
+        self.trained = ConversationEncoder(tokenizer, build_sft_config(data))
         self.prompts = PromptEncoder(tokenizer, prompt_config(data))
         # a template is asked for: the row is to be rendered anew, whatever text it was made of
         self.renders = data.apply_chat_template or data.input_template is not None
@@ -75,7 +75,7 @@ class ResponseEncoder:
         if finished and response.strip():
             return self.trained.encode_last_response(row)
         prompt = self.prompts.encode(row)
-        ids = [*prompt.ids, *following(self.tokenizer, prompt.text, response)]
+        ids = [*prompt.ids, *encode_after(self.tokenizer, prompt.text, response)]
         if finished and ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
         return self._example(ids, row)
@@ -88,7 +88,7 @@ class ResponseEncoder:
 
 def response_text(row: Row, data: ScoreDataConfig) -> str:
     """Return the text of the response, which may be empty; of a list of messages, the content of the last one."""
-    value = joined_columns(row, data.output_key)
+    value = join_columns(row, data.output_key)
     if isinstance(value, list) and data.apply_chat_template and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     if not isinstance(value, str):
@@ -96,7 +96,7 @@ def response_text(row: Row, data: ScoreDataConfig) -> str:
     return value
 
 
-def supervised_config(data: ScoreDataConfig) -> SFTDataConfig:
+def build_sft_config(data: ScoreDataConfig) -> SFTDataConfig:
     """Return the configuration of supervised tuning that encodes the response as the answer to the prompt."""
     return SFTDataConfig(**text_flags(data), output_key=data.output_key)
 

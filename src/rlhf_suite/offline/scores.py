@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.render import columns_text, label_text, text_of
-from rlhf_suite.data.row import BadRows, Row, RowError, joined_columns, required
+from rlhf_suite.data.row import BadRows, Row, RowError, join_columns, require_value
 from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.data.steps import SolutionEncoder
@@ -53,12 +53,12 @@ def text_sample(row: Row, data: ScoredRowsConfig, response_key: str | None) -> S
     of responses the label is taken for one, and it is finished."""
     if response_key is None:
         assert data.label_key is not None, "checked with the flags"
-        prompt, response = (label_text(joined_columns(row, key)) for key in (data.input_key, data.label_key))
+        prompt, response = (label_text(join_columns(row, key)) for key in (data.input_key, data.label_key))
         query = prompt + response + data.response_end
     else:
-        prompt, response = (label_text(joined_columns(row, key)) for key in (data.input_key, response_key))
+        prompt, response = (label_text(join_columns(row, key)) for key in (data.input_key, response_key))
         query = reward_query(row, data, prompt, response)
-    label = "" if data.label_key is None else label_text(required(row, data.label_key))
+    label = "" if data.label_key is None else label_text(require_value(row, data.label_key))
     columns = json.loads(columns_text(row, data.reward_columns))
     return Sample(query, prompt, response, label, datasource_of(row), columns)
 
@@ -89,7 +89,7 @@ class SolutionReader:
         self.data, self.encoder = data, encoder
 
     def read(self, row: Row) -> tuple[Sample, str]:
-        prompt, response = text_of(row, self.data.input_key), label_text(joined_columns(row, self.data.output_key))
+        prompt, response = text_of(row, self.data.input_key), label_text(join_columns(row, self.data.output_key))
         if self.data.input_key != PROMPT or whole_text(row, self.data) is None:
             prompt = self.encoder.render(prompt)
         return Sample("", prompt, response, "", datasource_of(row)), ""
@@ -105,26 +105,26 @@ class RowScorer:
     def score(self, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[Done]:
         """Yield the chunks with their scores, in order."""
         for numbers, rows in chunks:
-            yield self.scored(numbers, rows)
+            yield self.score_chunk(numbers, rows)
 
-    def scored(self, numbers: range, given: Sequence[RowOrError]) -> Done:
+    def score_chunk(self, numbers: range, given: Sequence[RowOrError]) -> Done:
         """Score a chunk. The rows of a prompt one of whose scores failed are left out (reward.on_error=drop)."""
         groups = self.groups(given)
         outcomes = self.rewards.score([sample for group in groups for _, sample in group])[0] if groups else []
         by_group, left = [], iter(outcomes)
         for group in groups:
             by_group.append([next(left) for _ in group])
-        failed = [any(isinstance(each, RewardFailure) for each in some) for some in by_group]
+        failed = [any(isinstance(outcome, RewardFailure) for outcome in some) for some in by_group]
         where = [{"where": row.where} for group in groups for row, _ in group]
         check_failures(self.config.reward, self.journal, where, outcomes, all(failed))
         written: list[dict[str, Any]] = []
         scores: list[float] = []
         for group, some, has_failed in zip(groups, by_group, failed, strict=True):
             if not has_failed:
-                known = [each for each in some if isinstance(each, Scored)]
-                numbers_of_group = [self.number(each) for each in known]
+                known = [outcome for outcome in some if isinstance(outcome, Scored)]
+                numbers_of_group = [self.number(outcome) for outcome in known]
                 scores += numbers_of_group
-                written += self.chosen([row.values for row, _ in group], known, numbers_of_group)
+                written += self.choose_rows([row.values for row, _ in group], known, numbers_of_group)
         sums = {
             "rows": len(outcomes),
             "skipped": len(given) - len(outcomes),
@@ -158,7 +158,7 @@ class RowScorer:
             is_new = False
         return groups
 
-    def chosen(
+    def choose_rows(
         self, rows: Sequence[dict[str, object]], scored: Sequence[Scored], scores: Sequence[float]
     ) -> Iterator[dict[str, Any]]:
         """Yield what is written of the rows of one prompt."""

@@ -27,8 +27,15 @@ from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout
-from rlhf_suite.models.forward import LanguageModel, ScalarModel, hidden_states
-from rlhf_suite.models.load import DTYPES, auto_class, loading, model_config, model_folder, quiet_transformers
+from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden_states
+from rlhf_suite.models.load import (
+    DTYPES,
+    auto_class,
+    explain_load_errors,
+    model_config,
+    model_folder,
+    quiet_transformers,
+)
 from rlhf_suite.models.prepare import make_trainable, switch_off_dropout
 
 # Attention that keeps what a flash kernel keeps; and one that keeps a copy of its output as well.
@@ -134,7 +141,7 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
         UserError: the model cannot be built so.
     """
     ds = DeepSpeedConfig(param_dtype=use.dtype, experts_implementation=use.experts)
-    with loading(use.flag, use.path), quiet_transformers():
+    with explain_load_errors(use.flag, use.path), quiet_transformers():
         config = model_config(model_folder(use.path, use.flag), use.head, ds)
         switch_off_dropout(config)
         split_heads(config.get_text_config(), use.tensor)
@@ -248,7 +255,7 @@ def compute(module: LanguageModel | ScalarModel, tokens: Tokens, entropy: bool) 
         ids(tokens.total),
         ((tokens.sequences, tokens.length),),
     )
-    states, routers = hidden_states(module.model, batch, layout, module.balance is not None)
+    states, routers = compute_hidden_states(module.model, batch, layout, module.balance is not None)
     if isinstance(module, ScalarModel):
         return module.model.score(states).squeeze(-1).float().sum()
     head = module.model.get_output_embeddings()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.foreign_files import has_type, json_lines
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.timeline import Interval, Span, length, merged
+from rlhf_suite.tracking.timeline import Interval, Span, length, merge_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,4 +148,4 @@ def draw_lane(axes: Axes, height: int, ends: Sequence[float], intervals: Sequenc
 def shown(intervals: Sequence[Interval], begin: float, end: float) -> list[Span]:
     """Return the time of intervals between two moments, as spans that do not touch."""
     clipped = [(max(each.begin, begin), min(end if each.end is None else each.end, end)) for each in intervals]
-    return merged([(first, last) for first, last in clipped if first < last])
+    return merge_spans([(first, last) for first, last in clipped if first < last])

@@ -17,7 +17,7 @@ VULGAR_VALUES = "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78"
 VULGAR = dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", VULGAR_VALUES.split(" "), strict=True))
 # What stands for the same, in the order in which it is replaced.
 SAME: tuple[tuple[str, str], ...] = (
-    *((each, rf"\\frac{{{parts[0]}}}{{{parts[1]}}}") for each, parts in VULGAR.items()),
+    *((sign, rf"\\frac{{{parts[0]}}}{{{parts[1]}}}") for sign, parts in VULGAR.items()),
     (r"[\u2000-\u200a\u202f\u00a0\u3000]", " "),
     (r"[\u200b-\u200f\ufeff]", ""),
     ("[−–—‐‑]", "-"),
@@ -83,11 +83,11 @@ NAMES = {
 KNOWN = frozenset(NAMES.values())
 
 
-def last_boxed(text: str) -> str | None:
+def find_last_box(text: str) -> str | None:
     """Return what stands in the last \\boxed{...} that is not empty and whose braces close; "" if all are empty, None
     if there is none. It takes one pass, however many are left open.
     """
-    found = list[tuple[int, int, int]]()  # boxes as the start of the command, and start and end of the content
+    boxes = list[tuple[int, int, int]]()  # boxes as the start of the command, and start and end of the content
     opened = list[tuple[int, int, bool]]()
     for token in BOX.finditer(text):
         if token[0].endswith("{") and token[0] != "\\{":
@@ -95,11 +95,11 @@ def last_boxed(text: str) -> str | None:
         elif token[0] == "}" and opened:
             begin, start, is_box = opened.pop()
             if is_box:
-                found.append((begin, start, token.start()))
-    found.sort()
-    full = [box for box in found if text[box[1] : box[2]].strip()]
+                boxes.append((begin, start, token.start()))
+    boxes.sort()
+    full = [box for box in boxes if text[box[1] : box[2]].strip()]
     if not full:
-        return "" if found else None
+        return "" if boxes else None
     begin, start, end = full[-1]
     if len(full) > 1 and full[-2][2] < begin:
         between = text[full[-2][2] + 1 : begin].strip(" $\n\\()").lower()
@@ -126,7 +126,7 @@ def find_unboxed(response: str) -> str:
         return ""
     goes_on = stated and len(lines) > 1 and not STATED.sub("", lines[0]).strip()  # in the next line
     line = lines[1] if goes_on else lines[0] if stated else lines[-1]
-    sentences = [each for each in re.split(r"(?<=[.!?])\s+(?=[A-Z])", line) if each.strip()]
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", line) if sentence.strip()]
     sentence = sentences[0] if stated else sentences[-1]
     if DENIED.search(sentence):
         return ""
@@ -142,9 +142,9 @@ def clean(text: str) -> str:
     text = text.strip()
     if text.startswith("\\(") and text.endswith("\\)"):
         text = text[2:-2]
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(SUBSCRIPTS)}}}", text)
-    text = re.sub("[０-９]", lambda found: str(ord(found[0]) - ord("０")), text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda match: f"_{{{match[0].translate(SUBSCRIPTS)}}}", text)
+    text = re.sub("[０-９]", lambda match: str(ord(match[0]) - ord("０")), text)
     for pattern, new in SAME_RE:
         text = pattern.sub(new, text)
     text = re.sub(r"^\s*\\text\s*\{[^{}]*(?:\bis|\bare|=|:)\s*\}", "", text)
@@ -162,11 +162,11 @@ def is_too_much(text: str) -> bool:
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH:
         return True
-    for found in FACTORIAL.finditer(text):
-        if not found[1].isdigit() or len(found[1]) > 4 or int(found[1]) > MAX_FACTORIAL:
+    for match in FACTORIAL.finditer(text):
+        if not match[1].isdigit() or len(match[1]) > 4 or int(match[1]) > MAX_FACTORIAL:
             return True
     while power_of := POWER.search(text):
-        base, power = int(power_of[1].strip("({ )}")), next(each for each in power_of.groups()[1:] if each)
+        base, power = int(power_of[1].strip("({ )}")), next(digits for digits in power_of.groups()[1:] if digits)
         if base > 1 and (len(power) > 6 or int(power) * len(str(base)) > MAX_DIGITS):
             return True
         text = text[: power_of.start()] + str(base ** int(power) if base > 1 else base) + text[power_of.end() :]
@@ -189,19 +189,19 @@ def number(text: str) -> Fraction | None:
 
 def decimal(text: str) -> Fraction | None:
     """Return the value of digits with a point and a power of ten; None where that has too many digits."""
-    found = DECIMAL.fullmatch(text)
-    assert found is not None
-    power = int(found[2] or found[3] or 0)
-    return Fraction(plain(found[1])) * Fraction(10) ** power if abs(power) <= MAX_DIGITS else None
+    match = DECIMAL.fullmatch(text)
+    assert match is not None
+    power = int(match[2] or match[3] or 0)
+    return Fraction(plain(match[1])) * Fraction(10) ** power if abs(power) <= MAX_DIGITS else None
 
 
 def ratio(text: str) -> Fraction | None:
     """Return the value of a fraction, a mixed number or a decimal with a period."""
-    if found := FRACTION.fullmatch(text) or QUOTIENT.fullmatch(text):
-        above, below = Fraction(plain(found[2])), Fraction(plain(found[3]))
-        return above / below + Fraction(plain(found[1] or "0")) if below else None
-    if found := PERIODIC.fullmatch(text):
-        whole, first, period = plain(found[1] or "0"), found[2], found[3] or found[4]
+    if match := FRACTION.fullmatch(text) or QUOTIENT.fullmatch(text):
+        above, below = Fraction(plain(match[2])), Fraction(plain(match[3]))
+        return above / below + Fraction(plain(match[1] or "0")) if below else None
+    if match := PERIODIC.fullmatch(text):
+        whole, first, period = plain(match[1] or "0"), match[2], match[3] or match[4]
         scale = 10 ** len(first)
         return Fraction(int(whole + first), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
     return None
@@ -213,14 +213,14 @@ def plain(digits: str) -> str:
 
 def without_unit(text: str) -> tuple[str, str]:
     """Return an answer without the words behind it, and their unit in one spelling with its power ("" if unknown)."""
-    found = UNIT.search(text)
-    before = text[: found.start()].strip() if found else ""
-    if not found or not before or not re.search(r"[\d})]$|\\pi$", before) or not re.search(r"\d", before):
+    match = UNIT.search(text)
+    before = text[: match.start()].strip() if match else ""
+    if not match or not before or not re.search(r"[\d})]$|\\pi$", before) or not re.search(r"\d", before):
         return text, ""
-    words = (found[1] if found[1] is not None else found[2]).strip().lower().strip(". ")
+    words = (match[1] if match[1] is not None else match[2]).strip().lower().strip(". ")
     if NOT_UNITS.search(words) or re.search(r"\d", words) or before.endswith(("^", "_", "+", "-", "=", ",", "<", ">")):
         return text, ""
-    power = found[3] or {"square": "2", "sq": "2", "cubic": "3"}.get(words.split()[0] if words else "", "")
+    power = match[3] or {"square": "2", "sq": "2", "cubic": "3"}.get(words.split()[0] if words else "", "")
     last = words.split()[-1] if words else ""
     name = NAMES.get(last.rstrip("s"), NAMES.get(last, last))
     return before, f"{name}{power}" if name in KNOWN else ""

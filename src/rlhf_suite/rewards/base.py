@@ -28,8 +28,9 @@ class Sample:
     label: str  # the right answer, or what else data.label_key has
     datasource: str  # which dataset the row is from
     columns: dict[str, Any] = field(default_factory=dict)  # further columns of the row (data.reward_columns)
-    ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)  # of prompt and response
-    turns: Sequence[str] = ()  # all turns of the model, where others wrote between them
+    # [n] the tokens of prompt and response
+    ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
+    turns: Sequence[str] = ()  # all turns of the model in order, where others wrote between them; else empty
 
     def text(self) -> dict[str, Any]:
         """Return the fields that reward code in another process reads, as JSON values."""

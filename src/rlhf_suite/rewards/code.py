@@ -64,8 +64,8 @@ def program(response: str) -> str:
     """Return the code of a response: its last block that is named python, else its last one without a name."""
     blocks = find_blocks(response)
     for names in (NAMED, ("",)):
-        if found := [text for name, text in blocks if name in names]:
-            return found[-1]
+        if chosen := [text for name, text in blocks if name in names]:
+            return chosen[-1]
     return response
 
 
@@ -98,8 +98,8 @@ def lines(text: str) -> list[str]:
 def tests_of(label: str) -> Tests:
     """The tests that a label holds."""
     try:
-        found = json.loads(label)
-        tests = read(found)
+        value = json.loads(label)
+        tests = read(value)
     except (ValueError, KeyError, TypeError) as error:
         raise LabelError(f"the label holds no tests ({error}); see rule code in docs/rewards.md") from None
     if lent := [name for name in names_of(tests.asserts) if HELPER.match(name)]:
@@ -120,15 +120,15 @@ def names_of(asserts: tuple[str, ...]) -> list[str]:
         return []
 
 
-def read(found: Any) -> Tests:
-    if isinstance(found, dict) and "asserts" in found:
-        return Tests(asserts=texts(found["asserts"]))
-    if isinstance(found, dict):
-        return Tests(tuple(zip(texts(found["inputs"]), texts(found["outputs"]), strict=True)))
-    if all(isinstance(each, dict) for each in found):
-        pairs = [(each["input"], each["output"]) for each in found]
+def read(value: Any) -> Tests:
+    if isinstance(value, dict) and "asserts" in value:
+        return Tests(asserts=texts(value["asserts"]))
+    if isinstance(value, dict):
+        return Tests(tuple(zip(texts(value["inputs"]), texts(value["outputs"]), strict=True)))
+    if all(isinstance(case, dict) for case in value):
+        pairs = [(case["input"], case["output"]) for case in value]
         return Tests(tuple(zip(texts([p[0] for p in pairs]), texts([p[1] for p in pairs]), strict=True)))
-    return Tests(asserts=texts(found))
+    return Tests(asserts=texts(value))
 
 
 def texts(values: Any) -> tuple[str, ...]:

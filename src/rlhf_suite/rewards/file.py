@@ -56,7 +56,7 @@ def make_scorer(path: str, choice: Choice | None = None) -> ScoringFunction:
 def accepts_columns(function: Callable[..., Any]) -> bool:
     """Return whether a function has an argument `columns`, or takes any."""
     known = inspect.signature(function).parameters.values()
-    return any(each.name == "columns" or each.kind is inspect.Parameter.VAR_KEYWORD for each in known)
+    return any(parameter.name == "columns" or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known)
 
 
 async def wait_for(result: Awaitable[Any]) -> Any:

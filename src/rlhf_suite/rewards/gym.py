@@ -50,14 +50,14 @@ def make_task(name: str, settings: str) -> GymTask:
 
 
 def answer_of(response: str) -> str:
-    found = ANSWER.findall(response)
-    return str(found[-1] if found else response).strip()
+    answers = ANSWER.findall(response)
+    return str(answers[-1] if answers else response).strip()
 
 
 def read(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Task, settings and entry of a row of `data.gym`."""
     try:
-        found = ast.literal_eval(label)
-        return found["task"], found["settings"], found["entry"]
+        entry = ast.literal_eval(label)
+        return entry["task"], entry["settings"], entry["entry"]
     except (ValueError, SyntaxError, TypeError, KeyError):
         raise LabelError(f"the label {label[:80]!r} is no entry of reasoning-gym; {HELP}") from None

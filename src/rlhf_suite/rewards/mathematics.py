@@ -20,9 +20,9 @@ from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.answers import (
     MAX_CHARACTERS,
     clean,
+    find_last_box,
     find_unboxed,
     is_too_much,
-    last_boxed,
     number,
     without_unit,
 )
@@ -58,16 +58,16 @@ def mathematics(row: Sample, config: RuleConfig) -> Scored:
     work in main threads only and do not interrupt every hang: they are off, the worker process has limits instead.
     """
     label = label_of(row.label)
-    boxed = last_boxed(row.response)
+    boxed = find_last_box(row.response)
     try:
         if boxed is not None:
-            found = equals(label, clean(short(boxed)))
+            verdict = equals(label, clean(short(boxed)))
         else:
             may_be_open = not config.math_boxed and "\\boxed{" not in row.response
-            found = may_be_open and equals_unboxed(label, find_unboxed(row.response))
+            verdict = may_be_open and equals_unboxed(label, find_unboxed(row.response))
     except Exception:  # whatever a parser makes of a wrong answer, or it is too large
         return Scored(0.0, 0.0, {"unreadable": 1.0})
-    return Scored(float(found), float(found), {"unreadable": 0.0})
+    return Scored(float(verdict), float(verdict), {"unreadable": 0.0})
 
 
 class TooMuch(ValueError):
@@ -84,7 +84,7 @@ def short(text: str) -> str:
 @lru_cache(maxsize=1024)
 def label_of(text: str) -> str:
     """Return a label in the spelling of answers; raise LabelError if it is not mathematics."""
-    label = clean(last_boxed(text) or text.strip().strip("$"))
+    label = clean(find_last_box(text) or text.strip().strip("$"))
     if not label or is_too_much(label) or (number(label) is None and not parse_answer(label)):
         raise LabelError(f"the label {text!r} is not mathematics; give a number or a LaTeX expression")
     return label
@@ -100,8 +100,8 @@ def equals_unboxed(label: str, sentence: str) -> bool:
         return True
     if re.search(r"\d\s*(?:,\s*)?\bor\b", sentence):  # one of two answers
         return False
-    found = parse(sentence, parsing_timeout=None)
-    return bool(found) and are_equal(parse_answer(label), found) and not_less(label, sentence)
+    parsed = parse(sentence, parsing_timeout=None)
+    return bool(parsed) and are_equal(parse_answer(label), parsed) and not_less(label, sentence)
 
 
 def not_less(label: str, sentence: str) -> bool:
@@ -195,7 +195,7 @@ def split(text: str) -> tuple[str, ...]:
             depth += 1 if token[0].lstrip("\\") in ("(", "[", "{", "begin") else -1
     parts.append(text[start:])
     items = list[str]()
-    for part in (each.strip() for each in parts):
+    for part in (piece.strip() for piece in parts):
         if len(PLUS_MINUS.findall(part)) == 1:
             items += [PLUS_MINUS.sub("+", part), PLUS_MINUS.sub("-", part)]
         elif part:
@@ -230,7 +230,7 @@ def same_brackets(label: Parts, answer: Parts) -> bool:
 def same_items(label: Sequence[str], answer: Sequence[str]) -> bool:
     left = list(answer)
     for item in label:
-        match = next((each for each in left if same_value(item, each)), None)
+        match = next((candidate for candidate in left if same_value(item, candidate)), None)
         if match is None:
             return False
         left.remove(match)
@@ -249,7 +249,7 @@ def same_value(label: str, answer: str) -> bool:
         return False
     if "=" in answer and "=" not in label:
         *before, answer = answer.split("=")
-        if not all(same_side(label, each.strip()) for each in before):
+        if not all(same_side(label, side.strip()) for side in before):
             return False
     if "=" in label and "=" not in answer and ASSIGNED.match(label):
         label = ASSIGNED.sub("", label, count=1)
@@ -267,7 +267,7 @@ def same_base(label: re.Match[str] | None, answer: re.Match[str] | None, text: s
         return False
     if answer is None:
         return text.replace(" ", "").replace(",", "") == label[1]
-    bases = [NAMED_BASES.get(each[2], each[2]) for each in (label, answer)]
+    bases = [NAMED_BASES.get(match[2], match[2]) for match in (label, answer)]
     return label[1] == answer[1] and bases[0] == bases[1]
 
 
@@ -287,12 +287,12 @@ def parse_answer(text: str) -> Any:
     return parse(box_text(text), parsing_timeout=None)
 
 
-def are_equal(gold: Any, found: Any) -> bool:
+def are_equal(gold: Any, answer: Any) -> bool:
     """Return whether math-verify finds the two equal, and where both have a value, they are so relatively."""
-    if not verify(gold, found, timeout_seconds=None):
+    if not verify(gold, answer, timeout_seconds=None):
         return False
     try:
-        a, b = (complex(each[0].rhs if hasattr(each[0], "rhs") else each[0]) for each in (gold, found))
+        a, b = (complex(side[0].rhs if hasattr(side[0], "rhs") else side[0]) for side in (gold, answer))
     except Exception:  # not a number
         return True
     return abs(a - b) <= RELATIVE * max(abs(a), abs(b))
@@ -302,9 +302,11 @@ def same_range(label: str, answer: str) -> bool:
     """Return whether inequalities of one variable, or intervals, are the same; any other order only as math-verify
     says.
     """
-    ranges = [as_intervals(each) for each in (label, answer)]
+    ranges = [as_intervals(text) for text in (label, answer)]
     if all(ranges):
-        mine, others = ([Parts.of(part.strip()) for part in each.split("\\cup")] for each in ranges if each)
+        mine, others = (
+            [Parts.of(part.strip()) for part in intervals.split("\\cup")] for intervals in ranges if intervals
+        )
         return len(mine) == len(others) and all(any(same_parts(a, b) for b in others) for a in mine)
     if ORDER.search(label) and ORDER.search(answer):
         return are_equal(parse_answer(label), parse_answer(answer))
@@ -330,15 +332,15 @@ def as_intervals(text: str) -> str | None:
 
 
 def as_interval(text: str) -> str | None:
-    if found := TWO_SIDED.fullmatch(text):
-        low, first, _, second, high = (each.strip() for each in found.groups())
+    if match := TWO_SIDED.fullmatch(text):
+        low, first, _, second, high = (group.strip() for group in match.groups())
         if first[-1] in ">e" and first in (">", "\\ge"):
             low, first, second, high = high, TURNED[second], TURNED[first], low
         return f"{'(' if first == '<' else '['}{low},{high}{')' if second == '<' else ']'}"
-    if found := ONE_SIDED.fullmatch(text):
-        sign, bound = found[2], found[3].strip()
-    elif found := OTHER_SIDE.fullmatch(text):
-        sign, bound = TURNED[found[2]], found[1].strip()
+    if match := ONE_SIDED.fullmatch(text):
+        sign, bound = match[2], match[3].strip()
+    elif match := OTHER_SIDE.fullmatch(text):
+        sign, bound = TURNED[match[2]], match[1].strip()
     else:
         return None
     if not bound:

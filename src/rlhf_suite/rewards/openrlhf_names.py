@@ -31,9 +31,9 @@ class MultiTurnAgentExecutor(Base):
 
 def extract_boxed_answer(text: str) -> str | None:
     """Return what the last complete \\boxed{} of a text holds; None without one."""
-    from rlhf_suite.rewards.answers import last_boxed
+    from rlhf_suite.rewards.answers import find_last_box
 
-    return last_boxed(text)
+    return find_last_box(text)
 
 
 def grade_answer(given: str | None, truth: str) -> bool:

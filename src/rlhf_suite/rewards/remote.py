@@ -146,8 +146,8 @@ class RemoteReward:
                     await asyncio.sleep(wait_s(attempt))
                 server = self.servers.next()
                 try:
-                    what, limit_s = f"{len(rows)} rows by {server.url}", self.config.timeout_s
-                    with waiting(what, limit_s=limit_s, flag="reward.http.timeout_s"):
+                    activity, limit_s = f"{len(rows)} rows by {server.url}", self.config.timeout_s
+                    with waiting(activity, limit_s=limit_s, flag="reward.http.timeout_s"):
                         answer = await self._try(client, server.url, rows)
                 except GivenUp as error:
                     failure = replace(error.failure, retries=attempt)
@@ -156,8 +156,8 @@ class RemoteReward:
                     server.fails(failure.reason)
                 else:
                     server.works()
-                    found = outcomes(answer, len(rows), server.url, self.choice)
-                    return [replace(each, retries=attempt) for each in found]
+                    results = outcomes(answer, len(rows), server.url, self.choice)
+                    return [replace(outcome, retries=attempt) for outcome in results]
             self.servers.check()
         return [failure] * len(rows)
 

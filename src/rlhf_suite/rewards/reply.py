@@ -50,26 +50,26 @@ def reward_column(who: str, rewards: Any, count: int) -> list[Any]:
     return [row_of(columns, i) for i in range(count)]
 
 
-def name_columns(who: str, what: str, named: Any, count: int) -> dict[str, list[Any]]:
+def name_columns(who: str, kind: str, named: Any, count: int) -> dict[str, list[Any]]:
     """Return columns by name. A single number under a name stands for every row."""
     if not isinstance(named, dict):
-        raise ResultError(f"{who} returned {what} as {type(named).__name__}; expected names with lists of numbers")
-    check_names(who, what, named)
+        raise ResultError(f"{who} returned {kind} as {type(named).__name__}; expected names with lists of numbers")
+    check_names(who, kind, named)
     columns = {}
     for name, values in named.items():
         plain = values.tolist() if hasattr(values, "tolist") else values
-        columns[name] = [plain] * count if isinstance(plain, Real) else column(who, f"{what}[{name!r}]", plain, count)
+        columns[name] = [plain] * count if isinstance(plain, Real) else column(who, f"{kind}[{name!r}]", plain, count)
     return columns
 
 
-def check_names(who: str, what: str, named: dict[Any, Any]) -> None:
+def check_names(who: str, kind: str, named: dict[Any, Any]) -> None:
     """Raise ResultError if a name cannot be that of a metric, or there are too many."""
     if len(named) > MAX_NAMES:
-        raise ResultError(f"{who} returned {len(named)} names in {what}; {MAX_NAMES} are allowed")
+        raise ResultError(f"{who} returned {len(named)} names in {kind}; {MAX_NAMES} are allowed")
     for name in named:
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
             expected = f"a name of 1 to {MAX_NAME} visible characters, since it becomes the name of a metric"
-            raise ResultError(f"{who} returned {what}[{show_value(name)}]; expected {expected}")
+            raise ResultError(f"{who} returned {kind}[{show_value(name)}]; expected {expected}")
 
 
 def row_of(columns: dict[str, list[Any]], row: int) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def row_outcome(who: str, reward: Any, score: list[Any], extra: dict[str, Any], 
         return RewardFailure(str(error), "error")
 
 
-def numbers(what: str, named: dict[str, Any]) -> dict[str, float]:
+def numbers(kind: str, named: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of a row by name; those that are None are left out."""
-    return {name: number(f"{what}[{name!r}]", value) for name, value in named.items() if value is not None}
+    return {name: number(f"{kind}[{name!r}]", value) for name, value in named.items() if value is not None}
 
 
 def number(name: str, value: Any) -> float:

@@ -206,9 +206,9 @@ class IsolatedScorer:
             raise RunError("the run has ended")
         message = {"rows": [row.text() for row in rows], "limit_s": limit.clock_s, "cpu_s": limit.cpu_s}
         limit_s = limit.clock_s + (0.0 if limit.cpu_s is None else GRACE_S)
-        what = f"{len(rows)} rows by reward.{self.source[0]} {self.source[1]}"
+        activity = f"{len(rows)} rows by reward.{self.source[0]} {self.source[1]}"
         try:
-            with waiting(what, [process.name], limit_s, "reward.timeout_s", alike=process.name):
+            with waiting(activity, [process.name], limit_s, "reward.timeout_s", alike=process.name):
                 reply = process.request(message, limit_s)
         except TimeoutError:
             self._kill()

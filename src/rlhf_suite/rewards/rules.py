@@ -96,11 +96,11 @@ def make_scorer(name: str, config: RuleConfig | None = None, choice: Choice | No
 
     def outcome(row: Sample) -> Outcome:
         try:
-            found = rule(row, settings)
+            result = rule(row, settings)
         except LabelError as error:
             return RewardFailure(str(error), "error")
-        if isinstance(found, Scored):
-            return row_outcome(name, found.reward, [found.score], found.extra, chosen)
-        return row_outcome(name, found, [], {}, chosen)
+        if isinstance(result, Scored):
+            return row_outcome(name, result.reward, [result.score], result.extra, chosen)
+        return row_outcome(name, result, [], {}, chosen)
 
     return lambda rows: [outcome(row) for row in rows]

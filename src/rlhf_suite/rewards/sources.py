@@ -155,8 +155,8 @@ def ask(source: NamedSource, samples: Sequence[Sample]) -> Answer:
         return Answer({}, 0.0)
     name = "the reward" if source.name == ONLY else f"the reward {source.name}"
     with waiting(f"the scores of {len(chosen)} samples by {name}"):
-        found = with_retries(source.reward.score, [samples[i] for i in chosen], source.num_retries)
-    return Answer(dict(zip(chosen, found, strict=True)), time.perf_counter() - began)
+        results = with_retries(source.reward.score, [samples[i] for i in chosen], source.num_retries)
+    return Answer(dict(zip(chosen, results, strict=True)), time.perf_counter() - began)
 
 
 def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = None) -> Outcome:
@@ -221,14 +221,14 @@ def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) ->
 def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> None:
     """Refuse labels (where, datasource, label) that cannot judge a program, among the first `SAMPLE` rows: one of them
     would end the run, or with reward.on_error=drop so many that it ends too."""
-    using = [(name, each) for name, each in list_sources(config).items() if each.rule == CODE]
+    using = [(name, source) for name, source in list_sources(config).items() if source.rule == CODE]
     if not using:
         return
     from rlhf_suite.rewards.code import tests_of
 
     judged, bad = 0, list[str]()
     for where, datasource, label in islice(rows, SAMPLE):
-        name = next((name for name, each in using if each.datasets is None or datasource in each.datasets), None)
+        name = next((name for name, source in using if source.datasets is None or datasource in source.datasets), None)
         if name is None:
             continue
         judged += 1

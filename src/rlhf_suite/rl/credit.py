@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit, clip_advantages
-from rlhf_suite.algo.correction import masked
+from rlhf_suite.algo.correction import select_masked
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.data.batch import TokenBatch, needed
+from rlhf_suite.data.batch import TokenBatch, require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import masked_sum
@@ -50,15 +50,15 @@ class CreditAssigner:
         kl = torch.zeros_like(mask)
         metrics: dict[str, float] = {"train/kl_coef": self.kl_coef}
         if batch.ref_log_probs is not None:
-            old, reference = needed(batch.old_log_probs, "old_log_probs"), batch.ref_log_probs
+            old, reference = require_column(batch.old_log_probs, "old_log_probs"), batch.ref_log_probs
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
             metrics |= means({"train/kl": kl, "train/logprobs_diff": old - reference}, mask)
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
-        values, rewards = batch.values, needed(batch.reward, "reward")
+        values, rewards = batch.values, require_column(batch.reward, "reward")
         credit = assign_credit(self.inputs(batch, penalty, numbers), self.config.advantage)
         advantages = put_back(credit.advantages, mask)
         if batch.teacher_log_probs is not None:
-            old = needed(batch.old_log_probs, "old_log_probs")
+            old = require_column(batch.old_log_probs, "old_log_probs")
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
             advantages = advantages - self.config.distill.coef * gap
             metrics |= means({"train/teacher_kl": gap}, mask)
@@ -77,18 +77,18 @@ class CreditAssigner:
     def inputs(self, batch: Experience, penalty: torch.Tensor, numbers: Sequence[Mapping[str, float]]) -> CreditInput:
         """Return what the estimator reads of a batch with the KL penalties [T]: model tokens alone."""
         mask, values, turns = batch.mask, batch.values, batch.turn_rewards
-        rewards, is_charged = needed(batch.reward, "reward"), batch.ref_log_probs is not None
+        rewards, is_charged = require_column(batch.reward, "reward"), batch.ref_log_probs is not None
         return CreditInput(
             rewards=rewards if turns is None else besides_turns(rewards, turns, batch),
-            kl_penalty=masked(penalty, mask),
+            kl_penalty=select_masked(penalty, mask),
             lengths=sum_per_row(mask, batch).long(),
-            groups=needed(batch.group, "group"),
-            values=None if values is None else masked(values, mask),
+            groups=require_column(batch.group, "group"),
+            values=None if values is None else select_masked(values, mask),
             greedy=batch.greedy,
-            turn_rewards=None if turns is None else masked(turns, mask),
+            turn_rewards=None if turns is None else select_masked(turns, mask),
             episodes=batch.episode,
             totals=rewards,
-            entropies=None if batch.entropies is None else masked(batch.entropies, mask),
+            entropies=None if batch.entropies is None else select_masked(batch.entropies, mask),
             kl_coef=self.kl_coef if is_charged and not self.config.kl.use_loss else 0.0,
             numbers=self.needed_numbers(numbers),
         )

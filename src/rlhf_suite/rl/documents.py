@@ -43,12 +43,12 @@ def load_documents(
     may show how many are encoded."""
     if data.pretrain_dataset is None:
         return None
-    from rlhf_suite.data.load import Loader, unshown  # pyarrow: a policy without documents needs none
+    from rlhf_suite.data.load import Loader, show_nothing  # pyarrow: a policy without documents needs none
 
     shared = {each.name: getattr(data, each.name) for each in fields(DataConfig)}
     own = {"row_format": None, "max_samples": None, "input_key": data.pretrain_key}
     config, bad = SFTDataConfig(**shared | own), BadRows(data.on_bad_row)
-    loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad, shown or unshown)
+    loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad, shown or show_nothing)
     sources = Sources(data.pretrain_dataset, data.pretrain_split, None, data.pretrain_probs, DOCUMENTS)
     return Documents(loader.load(sources), bad.summary(), loader.contents_digest)
 

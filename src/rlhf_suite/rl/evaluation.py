@@ -60,7 +60,7 @@ class Evaluator:
         """Return the scored episodes of every prompt, and how many tokens the model wrote in each."""
         samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
         # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
-        shown = partial(self.scorer.journal.counted, what="evaluated prompts")
+        shown = partial(self.scorer.journal.track, unit="evaluated prompts")
         trajectories = sampler.sample(self.prompts, samples, settings, (EVALUATION, 0), shown)
         scored, _ = self.scorer.score(trajectories)
         self.files.write(partial(write_evaluation, folder, step, scored))

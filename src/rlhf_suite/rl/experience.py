@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience, to_batch
 from rlhf_suite.distributed.group import Pending
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
@@ -82,8 +82,11 @@ class ExperienceMaker:
         """Measure how far the engines' log-probs are from the trainer's where the same weights wrote both; past the
         limit the run stops. Tokens of older weights are expected to differ: how far the policy has moved since they
         were sampled is a metric of its own. There is none over no tokens."""
-        is_new = needed(batch.weight_version, "weight_version") == version
-        engine, old = needed(batch.engine_log_probs, "engine_log_probs"), needed(batch.old_log_probs, "old_log_probs")
+        is_new = require_column(batch.weight_version, "weight_version") == version
+        engine, old = (
+            require_column(batch.engine_log_probs, "engine_log_probs"),
+            require_column(batch.old_log_probs, "old_log_probs"),
+        )
         metrics: dict[str, float] = {}
         if (same := mismatch(engine, old, batch.mask * is_new)) is not None:
             check_mismatch(same.mean_abs, self.mismatch_limit)

@@ -63,10 +63,10 @@ class History:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A prompt that may be sampled, and the scores of the samples of each earlier group of it, the oldest first."""
+    """A prompt that may be sampled in a round."""
 
-    prompt: Prompt
-    history: Sequence[Sequence[float]]
+    prompt: Prompt  # its tokens, and what its row says
+    history: Sequence[Sequence[float]]  # for each earlier group of this prompt, the oldest first, its samples' scores
 
 
 class Filters:

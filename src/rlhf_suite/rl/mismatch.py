@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, correction_weights
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 
@@ -38,7 +38,10 @@ def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, d
     """
     if config.is_correction_level == "off":
         return batch, {}
-    old, engine = needed(batch.old_log_probs, "old_log_probs"), needed(batch.engine_log_probs, "engine_log_probs")
+    old, engine = (
+        require_column(batch.old_log_probs, "old_log_probs"),
+        require_column(batch.engine_log_probs, "engine_log_probs"),
+    )
     given = CorrectionInput(old, engine, batch.mask, batch.lengths)
     weights = correction_weights(given, config)
     metrics = correction_metrics(given, weights)

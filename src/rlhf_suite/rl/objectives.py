@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
+from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
@@ -49,7 +49,7 @@ class PolicyObjective:
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
         metrics = {name: metric for part in (surrogate, *terms) for name, metric in part.metrics.items()}
         if batch.old_log_probs is None:
-            gap = (needed(batch.engine_log_probs, "engine_log_probs") - output.log_probs.detach()).abs()
+            gap = (require_column(batch.engine_log_probs, "engine_log_probs") - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)
         return StepLoss(sums, metrics)
 
@@ -59,7 +59,7 @@ class PolicyObjective:
         tokens = PolicyTokens(
             log_probs=log_probs,
             old_log_probs=log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs,
-            advantages=needed(batch.advantages, "advantages"),
+            advantages=require_column(batch.advantages, "advantages"),
             mask=mask,
             segments=segments,
             num_sequences=rows,
@@ -79,11 +79,11 @@ class PolicyObjective:
 
     def kl_estimates(self, log_probs: torch.Tensor, batch: Experience) -> torch.Tensor:
         """Return the KL estimate of every token, [T], with gradient."""
-        reference = needed(batch.ref_log_probs, "ref_log_probs")
+        reference = require_column(batch.ref_log_probs, "ref_log_probs")
         if not self.kl.unbiased_gradient:
             return estimate_kl(log_probs, reference, self.kl.estimator)
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
-        return unbiased_kl(log_probs, reference, old, self.kl.estimator)
+        return estimate_unbiased_kl(log_probs, reference, old, self.kl.estimator)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class ValueObjective:
         return {"tokens": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: Experience) -> StepLoss:
-        values, old = token_values(model, batch), needed(batch.values, "values")
+        values, old = token_values(model, batch), require_column(batch.values, "values")
         clip = value_range(self.critic)
-        result = value_loss(values, old, needed(batch.returns, "returns"), batch.mask, clip)
+        result = value_loss(values, old, require_column(batch.returns, "returns"), batch.mask, clip)
         return StepLoss.of("tokens", result)

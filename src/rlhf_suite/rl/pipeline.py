@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.algo.correction import masked
+from rlhf_suite.algo.correction import select_masked
 from rlhf_suite.config.train import RLTrainConfig
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.launch.loop_thread import LoopThread
@@ -169,7 +169,7 @@ def staleness(experience: Experience, version: int) -> dict[str, float]:
 
     Raises AssertionError for tokens of newer weights, which cannot be.
     """
-    versions = masked(needed(experience.weight_version, "weight_version"), experience.mask).numpy()
+    versions = select_masked(require_column(experience.weight_version, "weight_version"), experience.mask).numpy()
     if not len(versions):
         return {}
     oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())

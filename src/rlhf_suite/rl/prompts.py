@@ -12,7 +12,7 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
-from rlhf_suite.data.load import Loader, Shown, unshown
+from rlhf_suite.data.load import Loader, Shown, show_nothing
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, source_names
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
@@ -52,7 +52,7 @@ def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
     tokenizer: PreTrainedTokenizerBase,
     keeps_chat: bool = False,
     reader: ImageReader | None = None,
-    shown: Shown = unshown,
+    shown: Shown = show_nothing,
 ) -> Prompts:
     """Read and encode all rows of data.prompt_dataset and eval.dataset. `keeps_chat`: with their messages, for
     agents; `reader`: of images; `shown` may show how many are encoded."""

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlhf_suite.data.ending import Ending
-from rlhf_suite.data.store import IMAGES, PromptCodec, stored_images
+from rlhf_suite.data.store import IMAGES, PromptCodec, read_images
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.foreign_files import parquet
@@ -179,7 +179,7 @@ class Rows:
         rest: dict[str, Sequence[Any] | None] = {
             "fork": self.values("ledger"),
             "ending": [Ending(each) for each in self.values("ending")],
-            "images": [stored_images(each) for each in self.table["images"]] if "images" in self.names else None,
+            "images": [read_images(each) for each in self.table["images"]] if "images" in self.names else None,
             "extra": self.numbers({name: name.removeprefix(OF_EPISODE) for name in own}),
             "failure": self.values("failure", ""),
             "reward": self.values("environment_reward"),

@@ -21,7 +21,7 @@ from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.sweeps.local_jobs import run_here
 from rlhf_suite.sweeps.slurm_jobs import Main, squeue, submit, watch
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, Sweep, extended, read
+from rlhf_suite.tracking.sweep_folder import Job, Sweep, extend_sweep, read
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 # Settings of the sweep that mean nothing to a single job. The choice of the launcher is not among them: a preset may
@@ -39,7 +39,7 @@ def launch(line: CommandLine, found: Preflight, folder: Path, main: Main) -> Non
         UserError: the settings of the launcher do not fit the machine, or Slurm refuses the jobs.
     """
     jobs = list(jobs_of(line, found, folder.absolute()))
-    sweep = extended(folder.absolute(), jobs)
+    sweep = extend_sweep(folder.absolute(), jobs)
     is_done = [finished(run, Path(job.folder)) is not None for run, job in zip(found.runs, jobs, strict=True)]
     for job in compress(jobs, is_done):
         sweep.keep(job)

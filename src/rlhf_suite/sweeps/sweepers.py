@@ -29,7 +29,7 @@ from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.sweeps.launchers import NOT_FOR_JOBS
 from rlhf_suite.sweeps.local_jobs import run_here
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, extended
+from rlhf_suite.tracking.sweep_folder import Job, extend_sweep
 
 Runner = Callable[[Sequence[Sequence[str]], int], list[JobReturn]]
 WAYS = {"minimize": LOWER, "maximize": HIGHER}  # values of hydra.sweeper.direction
@@ -89,7 +89,7 @@ def runner(line: CommandLine, found: Preflight, folder: Path, varied: Sequence[s
 
     def run(wanted: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         jobs = [job_of(number, [*fixed], [*words], folder) for number, words in enumerate(wanted, first)]
-        run_here(extended(folder, jobs), jobs, options["parallel"], options["gpus_per_job"])
+        run_here(extend_sweep(folder, jobs), jobs, options["parallel"], options["gpus_per_job"])
         return [result_of(job, found) for job in jobs]
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.algo.scores import standardized
+from rlhf_suite.algo.scores import standardize
 from rlhf_suite.config.loop_stages import SCORE, sft_run
 from rlhf_suite.config.runs import ConditionalSFTRun
 from rlhf_suite.data.response_groups import all_responses
@@ -27,5 +27,5 @@ def run(config: ConditionalSFTRun, folder: Path) -> dict[str, float]:
 
 def standardized_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with rewards that are standardised over all of them."""
-    scores = standardized([row[SCORE] for row in rows])
+    scores = standardize([row[SCORE] for row in rows])
     return [row | {SCORE: score} for row, score in zip(rows, scores, strict=True)]

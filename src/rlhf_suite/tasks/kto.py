@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo import KTOAlgoConfig
 from rlhf_suite.config.plan import REFERENCE, WorkerPlan
 from rlhf_suite.config.runs import KTORun
-from rlhf_suite.data.batch import Item, needed, take
+from rlhf_suite.data.batch import Item, require_column, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.preference import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
@@ -48,14 +48,17 @@ class KTO(Task):
         sums = torch.zeros(2, 2, dtype=torch.float64)  # sum and count of log-ratios, for each label
         for batch in batches:
             measured = batch if vanilla else every_second(batch, 1)
-            ratios = response_log_probs(model, measured).values - needed(measured.reference, "reference")
+            ratios = response_log_probs(model, measured).values - require_column(measured.reference, "reference")
             for label in (0, 1):
-                weights = mark_counted(measured) * (needed(measured.label, "label") == 1 - label if vanilla else 1)
+                weights = mark_counted(measured) * (
+                    require_column(measured.label, "label") == 1 - label if vanilla else 1
+                )
                 sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
         points = reference_point(*total(sums).T).float()
         matched = batches if vanilla else [every_second(batch, 0) for batch in batches]
         return [
-            replace(batch, kl=points.to(batch.ids.device)[needed(batch.label, "label").long()]) for batch in matched
+            replace(batch, kl=points.to(batch.ids.device)[require_column(batch.label, "label").long()])
+            for batch in matched
         ]
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
@@ -63,8 +66,8 @@ class KTO(Task):
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         log_probs = response_log_probs(model, batch).values
-        ratios = log_probs - needed(batch.reference, "reference")
-        label, kl = needed(batch.label, "label"), needed(batch.kl, "kl")
+        ratios = log_probs - require_column(batch.reference, "reference")
+        label, kl = require_column(batch.label, "label"), require_column(batch.kl, "kl")
         loss = kto_loss(ratios, label, kl, mark_counted(batch), self.algo)
         return StepLoss.of("answers", loss)
 

@@ -78,7 +78,7 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         config.agent.has_turns,
     )
     evaluation = RLEvalConfig() if config.replays else config.eval
-    prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.counted)
+    prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.track)
     if not config.replays:
         rows = [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)]
         check_routes(config.reward, rows)
@@ -87,7 +87,7 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         check_datasets(config.agent, {datasource for _, datasource in rows})
         check_metric(config, prompts)
     # The policy's ranks read them from the cache.
-    documents = load_documents(config.data, tokenizer, config.train.seed, journal.counted)
+    documents = load_documents(config.data, tokenizer, config.train.seed, journal.track)
     if documents is not None:
         digest, notes = f"{prompts.contents_digest} {documents.contents_digest}", f"{prompts.notes} {documents.notes}"
         prompts = replace(prompts, contents_digest=digest, notes=notes.strip())

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.runs import PRMRun
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.tokens import step_loss, step_ranking
 from rlhf_suite.models.forward import map_logits
@@ -30,7 +30,7 @@ class ProcessRewardModel(Task):
 
     def extras(self) -> dict[str, object]:
         """Return what scoring with the model needs to know."""
-        return {} if self.form is None else {KEY: self.form.saved()}
+        return {} if self.form is None else {KEY: self.form.to_json()}
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"steps": batch.mask.sum()}
@@ -42,7 +42,7 @@ class ProcessRewardModel(Task):
             return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
 
         logits = map_logits(model, batch, at, reward_logits).values
-        labels = needed(batch.target, "target")[at].long(), needed(batch.weight, "weight")[at]
+        labels = require_column(batch.target, "target")[at].long(), require_column(batch.weight, "weight")[at]
         loss = step_loss(logits, *labels)
         if self.encoder.columns is not None:  # which of the whole vocabulary are good is not known
             loss = replace(loss, metrics={**loss.metrics, "auc": step_ranking(logits, *labels)})

@@ -81,11 +81,11 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._id, phase=name)
 
-    def part(self, what: str, done: int, total: int | None, began: float) -> None:
+    def part(self, unit: str, done: int, total: int | None, began: float) -> None:
         """Show how far a phase is that began at `began` (time.monotonic): on a terminal with each part, elsewhere in a
         line every PART_S seconds. Without a total nobody knows how long it takes."""
         now = time.monotonic()
-        far, left = f"{what} {done}", ""
+        far, left = f"{unit} {done}", ""
         if total is not None:
             far, left = f"{far}/{total}", f"{clock((now - began) / done * max(0, total - done))} left"
         if self._bar is not None:
@@ -107,13 +107,13 @@ class Progress:
         elif self._visible and self._is_line_due(step):
             self._printed = step
             self._console.print(
-                f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._left(step)}",
+                f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._format_time_left(step)}",
                 soft_wrap=True,
                 highlight=False,
                 markup=False,
             )
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def print_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the results of an evaluation after step `step`, on every kind of console: users wait for them."""
         self._latest |= metrics
         if self._bar is not None:
@@ -129,7 +129,7 @@ class Progress:
         is_next = self._printed < 0 or step // every > self._printed // every
         return is_next or (step == self._total and step != self._printed)
 
-    def _left(self, step: int) -> str:
+    def _format_time_left(self, step: int) -> str:
         """Return the estimated time left, as `1:05 left`."""
         done = step - self._start
         if done <= 0:
@@ -165,12 +165,12 @@ def clock(seconds: float) -> str:
 
 def headline(metrics: Mapping[str, float]) -> str:
     """Return the few numbers that show how training goes, as `reward 0.71  kl 0.002`."""
-    found = {}
+    values = {}
     for name in HEADLINES:
         for key, title in ((name, name), (f"train/{name}", name), (f"eval/{name}", f"eval {name}")):
             if key in metrics:
-                found[title] = metrics[key]
-    return "  ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:SHOWN])
+                values[title] = metrics[key]
+    return "  ".join(f"{name} {value:.4g}" for name, value in list(values.items())[:SHOWN])
 
 
 def results(metrics: Mapping[str, float]) -> str:
@@ -187,9 +187,9 @@ def evaluation_results(names: Iterable[str]) -> list[str]:
 
     `eval/acc` is over all sets together; `eval/<set>/acc` is omitted if there is only one set, since it says the same.
     """
-    found = [name for name in names if name.startswith("eval/") and not name.endswith(NOT_RESULTS)]
-    overall = {name for name in found if name.count("/") == 1}
+    results = [name for name in names if name.startswith("eval/") and not name.endswith(NOT_RESULTS)]
+    overall = {name for name in results if name.count("/") == 1}
     endings = tuple(name.removeprefix("eval") for name in overall)
-    of_sets = {name: name.rpartition("/")[0] for name in found if name not in overall and name.endswith(endings)}
+    of_sets = {name: name.rpartition("/")[0] for name in results if name not in overall and name.endswith(endings)}
     only_one = len(set(of_sets.values())) == 1
-    return [name for name in found if not (only_one and name in of_sets)]
+    return [name for name in results if not (only_one and name in of_sets)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.tracking.console import PhaseProgress, Progress, show_line
-from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
+from rlhf_suite.tracking.metrics import MetricLogger, find_damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Timeline
 from rlhf_suite.waits import waiting
@@ -34,7 +34,7 @@ class Journal:
 
     def begin(self, start: int, total: int) -> None:
         """Open the metric sinks. Metrics of steps after `start` are dropped, since these steps will be run again."""
-        for number in damaged_lines(self.folder.metrics):
+        for number in find_damaged_lines(self.folder.metrics):
             self.warn(f"{self.folder.metrics}:{number} is damaged, so it is ignored: it is not a row of metrics")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
@@ -54,17 +54,17 @@ class Journal:
         """Measure the time of a phase of the step, in which the driver waits for `who`, and show its name. None: the
         timeline knows from elsewhere who was busy."""
         self.show_phase(name)
-        with self.measured(self.seconds, name, who):
+        with self.measure(self.seconds, name, who):
             yield
 
     @contextmanager
     def background(self, name: str, who: str | None = "driver") -> Iterator[None]:
         """Measure the time of something that another thread does during the phases of the step."""
-        with self.measured(self.beside, name, who):
+        with self.measure(self.beside, name, who):
             yield
 
     @contextmanager
-    def measured(self, seconds: dict[str, float], name: str, who: str | None) -> Iterator[None]:
+    def measure(self, seconds: dict[str, float], name: str, who: str | None) -> Iterator[None]:
         began = time.perf_counter()
         try:
             with waiting(f"the phase {name}"), nullcontext() if who is None else self.timeline.busy(who, name):
@@ -78,7 +78,7 @@ class Journal:
         if hasattr(self, "progress"):
             self.progress.phase(name)
 
-    def counted(self, items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
+    def track(self, items: Iterable[T], total: int | None, unit: str) -> Iterator[T]:
         """Yield the items as they come, and show how many have come and how long the others may take. `total`: how many
         there are, if that is known. Before the run begins, a phase that lasts has a bar of its own."""
         began, said = time.monotonic(), 0.0
@@ -90,13 +90,13 @@ class Journal:
                     shown = stack.enter_context(closing(PhaseProgress(self.config, self.task, total)))
                 if shown is not None and (done == total or now - said >= TICK_S):
                     said = now
-                    shown.part(what, done, total, began)
+                    shown.part(unit, done, total, began)
                 yield item
 
-    def show_part(self, what: str, done: int, total: int, began: float) -> None:
+    def show_part(self, unit: str, done: int, total: int, began: float) -> None:
         """Show how far a phase of a step is that began at `began` (time.monotonic)."""
         if hasattr(self, "progress"):
-            self.progress.part(what, done, total, began)
+            self.progress.part(unit, done, total, began)
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Write the metrics of a step with the seconds of every phase since the last call.
@@ -125,7 +125,7 @@ class Journal:
             self.logger.log(step, metrics)
         if always:
             self.logger.log_samples(step)
-            self.progress.evaluated(step, metrics)
+            self.progress.print_evaluation(step, metrics)
 
     def close(self) -> None:
         """Close the progress bar and the metric sinks."""

@@ -66,7 +66,7 @@ class MetricLogger:
 
     def log_samples(self, step: int) -> None:
         """Show the first samples of the evaluation after a step, if it wrote any, to the services."""
-        if self._services and (rows := evaluated_samples(samples_file(self._folder.evaluations, step))):
+        if self._services and (rows := read_evaluated_samples(samples_file(self._folder.evaluations, step))):
             for service in self._services:
                 service.log_samples(step, rows)
 
@@ -157,7 +157,7 @@ class Wandb:
         self._run.finish()
 
 
-def evaluated_samples(path: Path) -> list[list[str]]:
+def read_evaluated_samples(path: Path) -> list[list[str]]:
     """Return the first sample of the first prompts in the file of an evaluation; none if there is no such file."""
     if not path.exists():
         return []
@@ -176,16 +176,16 @@ def one_line(text: str) -> str:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl, without a last line cut off by a kill and without damaged lines
-    (`damaged_lines`)."""
-    return [row for _, row in numbered_rows(path) if row is not None]
+    (`find_damaged_lines`)."""
+    return [row for _, row in read_numbered_rows(path) if row is not None]
 
 
-def damaged_lines(path: Path) -> list[int]:
+def find_damaged_lines(path: Path) -> list[int]:
     """Return the numbers of the lines that are not rows of metrics."""
-    return [number for number, row in numbered_rows(path) if row is None]
+    return [number for number, row in read_numbered_rows(path) if row is None]
 
 
-def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def read_numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield (line number, row) of each complete line; the row is None if it cannot be read."""
     for number, row in json_lines(path) if path.exists() else ():
         yield number, row if has_type(row, dict[str, Any]) and has_type(row.get("step"), int) else None

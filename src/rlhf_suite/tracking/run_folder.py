@@ -114,7 +114,7 @@ class RunFolder:
         if self.status()["state"] == "done" or self.status()["last_step"] > 0:
             return True
         kept = (self.loop, self.path / "progress.json", self.model)
-        return any(each.exists() for each in kept) or any(self.checkpoints.glob("*"))
+        return any(path.exists() for path in kept) or any(self.checkpoints.glob("*"))
 
     def start(self, fingerprint: str) -> None:
         """Record that the run starts or continues. `fingerprint` identifies its configuration."""
@@ -177,11 +177,11 @@ class RunFolder:
 
     def starts(self) -> list[float]:
         """Return when the run was started last and when it was continued, in seconds since the epoch and in order."""
-        status, found = self.status(), []
+        status, times = self.status(), []
         for text in (status.get("started"), *(entry.get("time") for entry in status.get("resumes", []))):
             with suppress(TypeError, ValueError, OverflowError):  # in a file that someone has edited
-                found.append(datetime.strptime(text, TIME).timestamp())
-        return sorted(found)
+                times.append(datetime.strptime(text, TIME).timestamp())
+        return sorted(times)
 
     def _update(self, durable: bool = True, **values: Any) -> None:
         """Change values of status.json."""

@@ -47,7 +47,7 @@ class Job:
         """Take over the status of the run, which has ended; with a `reason` it has failed whatever it says."""
         self.state = "done" if status["state"] == "done" and not reason else "failed"
         self.error = "" if self.state == "done" else status["error"] or reason or "ended without an error message"
-        self.metric, self.value = chosen_metric(status.get("metrics") or {})
+        self.metric, self.value = choose_metric(status.get("metrics") or {})
 
     def look(self, status: dict[str, Any]) -> None:
         """Take over the status that the run has now; a run that does not exist yet leaves the state as it is."""
@@ -98,7 +98,7 @@ class Sweep:
         self.save()
 
 
-def chosen_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
+def choose_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
     """Return the name and value of the metric that the table shows for a run; the name is "" if there is none."""
     evaluated = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
     name = next((name for name in (*CHOSEN, *evaluated, *metrics) if name in metrics), "")
@@ -118,11 +118,11 @@ def read(folder: Path) -> Sweep | None:
         rows = read_json(path)
         return Sweep(folder, [Job(**typed(row, FIELDS, path)) for row in rows])
     except (DamagedFile, TypeError) as damage:
-        what = str(damage) if isinstance(damage, DamagedFile) else f"{path} is damaged"
-        raise UserError(f"{what}: delete it, since the folders of the jobs keep their results") from None
+        problem = str(damage) if isinstance(damage, DamagedFile) else f"{path} is damaged"
+        raise UserError(f"{problem}: delete it, since the folders of the jobs keep their results") from None
 
 
-def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
+def extend_sweep(folder: Path, jobs: Sequence[Job]) -> Sweep:
     """Return the sweep with these jobs. In a sweep that is started again, they replace its earlier rows."""
     sweep = read(folder) or Sweep(folder, [])
     before = {job.number: job for job in sweep.jobs}

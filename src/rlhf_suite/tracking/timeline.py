@@ -43,9 +43,9 @@ class Timeline:
             self.window_begin = time.time()
 
     @contextmanager
-    def busy(self, who: str, what: str) -> Iterator[None]:
+    def busy(self, who: str, activity: str) -> Iterator[None]:
         """Record the time of the block."""
-        interval = Interval(who, what, time.time())
+        interval = Interval(who, activity, time.time())
         with self.lock:
             self.intervals.append(interval)
         try:
@@ -59,12 +59,14 @@ class Timeline:
         one; without it where one of them did nothing."""
         with self.lock:
             intervals, now = self.intervals, time.time()
-            self.intervals = deque((each for each in intervals if each.end is None), KEPT)
-        append(file, [each for each in intervals if each.end is not None])
+            self.intervals = deque((interval for interval in intervals if interval.end is None), KEPT)
+        append(file, [interval for interval in intervals if interval.end is not None])
         begin, self.window_begin = self.window_begin, now
-        recent = [each for each in intervals if (each.end or now) > begin]
+        recent = [interval for interval in intervals if (interval.end or now) > begin]
         engines, trainer = (
-            merged([(max(each.begin, begin), each.end or now) for each in recent if each.who == who])
+            merge_spans(
+                [(max(interval.begin, begin), interval.end or now) for interval in recent if interval.who == who]
+            )
             for who in ("engines", "trainer")
         )
         window, both = max(now - begin, 1e-9), overlap(engines, trainer)
@@ -81,26 +83,25 @@ class Timeline:
         """Return and forget all intervals until now. Those that are not over begin anew."""
         with self.lock:
             now = self.window_begin = time.time()  # what has ended is not continued
-            taken = [replace(each, end=each.end or now) for each in self.intervals]
-            self.intervals = deque((each for each in self.intervals if each.end is None), KEPT)
-            for each in self.intervals:
-                each.begin = now
+            taken = [replace(interval, end=interval.end or now) for interval in self.intervals]
+            self.intervals = deque((interval for interval in self.intervals if interval.end is None), KEPT)
+            for interval in self.intervals:
+                interval.begin = now
         return taken
 
     def close(self, file: Path) -> None:
         """Write what is left when a run ends: intervals since the last window, and those that are not over, until
         now."""
         with self.lock:
-            now = time.time()
-            left, self.intervals = [replace(each, end=each.end or now) for each in self.intervals], deque(maxlen=KEPT)
-        append(file, left)
+            now, intervals, self.intervals = time.time(), self.intervals, deque(maxlen=KEPT)
+        append(file, [replace(interval, end=interval.end or now) for interval in intervals])
 
 
 class Activity:
     """Something that may happen several times at once. There is an interval while it happens at least once."""
 
-    def __init__(self, timeline: Timeline, who: str, what: str) -> None:
-        self.timeline, self.who, self.what = timeline, who, what
+    def __init__(self, timeline: Timeline, who: str, activity: str) -> None:
+        self.timeline, self.who, self.what = timeline, who, activity
         self.count = 0
         self.interval: Interval | None = None
 
@@ -134,10 +135,10 @@ class Activity:
 def append(file: Path, intervals: Sequence[Interval]) -> None:
     """Write a line for each interval."""
     with file.open("a") as out:
-        out.writelines(json.dumps(vars(each)) + "\n" for each in intervals)
+        out.writelines(json.dumps(vars(interval)) + "\n" for interval in intervals)
 
 
-def merged(spans: Sequence[Span]) -> list[Span]:
+def merge_spans(spans: Sequence[Span]) -> list[Span]:
     """Return the union of spans as spans that do not touch, in order."""
     result: list[Span] = []
     for begin, end in sorted(spans):
@@ -155,4 +156,4 @@ def length(spans: Sequence[Span]) -> float:
 
 def overlap(first: Sequence[Span], second: Sequence[Span]) -> float:
     """Return the length of what two unions of spans have in common."""
-    return length(first) + length(second) - length(merged([*first, *second]))
+    return length(first) + length(second) - length(merge_spans([*first, *second]))

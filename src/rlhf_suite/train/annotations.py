@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.data.batch import Group, Item, needed, sequences
+from rlhf_suite.data.batch import Group, Item, require_column, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside
 from rlhf_suite.models.load import model_digest
@@ -40,17 +40,17 @@ def annotate_once(
     """Return the sets with every sequence annotated. The frozen models are loaded only if a file is missing, and are
     freed afterwards."""
     files = {name: cache_file(task, config, models, items) for name, items in sets.items()}
-    found = {name: load_file(file) for name, file in files.items() if file.exists()}
-    some_are_missing = torch.tensor(float(len(found) < len(files)))
+    annotations = {name: load_file(file) for name, file in files.items() if file.exists()}
+    some_are_missing = torch.tensor(float(len(annotations) < len(files)))
     if actor.world.max(some_are_missing) > 0:  # on any rank: their caches may be on different disks
         task.frozen = load_frozen_roles(task, models, config.ds, actor)
         for name, items in sets.items():
-            found[name] = annotate_all(task, config, actor, items)
+            annotations[name] = annotate_all(task, config, actor, items)
             if actor.world.is_main:
                 with file_aside(files[name]) as aside:
-                    save_file(found[name], aside)
+                    save_file(annotations[name], aside)
         task.frozen = {}
-    return {name: WithAnnotations(items, found[name]) for name, items in sets.items()}
+    return {name: WithAnnotations(items, annotations[name]) for name, items in sets.items()}
 
 
 def cache_file(task: Task, config: SupervisedRun, models: Mapping[str, ModelPlan], items: Sequence[Item]) -> Path:
@@ -79,7 +79,7 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
             for name in values:
                 result.setdefault(name, torch.zeros(int(ends[-1]), dtype=torch.float64))
             if mark_counted(batch).any():  # else it stands in for no work
-                rows = needed(batch.index, "index").unique_consecutive().tolist()
+                rows = require_column(batch.index, "index").unique_consecutive().tolist()
                 places = [p for row in rows for p in range(int(ends[row]) - len(sequences(items[row])), int(ends[row]))]
                 for name, value in values.items():
                     result[name][places] = value.double().cpu()

@@ -122,8 +122,8 @@ class CheckpointStore:
     def list_all(self) -> list[Checkpoint]:
         """Return every checkpoint, damaged or not, newest first; both kinds hold the whole state."""
         names = [(folder, NAME.fullmatch(folder.name)) for folder in self.path.glob("*_*")]
-        found = [Checkpoint(folder, int(name[2]), name[1]) for folder, name in names if name and folder.is_dir()]
-        return sorted(found, key=lambda ckpt: (ckpt.step, ckpt.kind), reverse=True)
+        checkpoints = [Checkpoint(folder, int(name[2]), name[1]) for folder, name in names if name and folder.is_dir()]
+        return sorted(checkpoints, key=lambda ckpt: (ckpt.step, ckpt.kind), reverse=True)
 
     def all(self, kind: str = "step") -> list[Checkpoint]:
         """Return the checkpoints of a kind whose files are all there, oldest first."""
@@ -179,9 +179,9 @@ def optimizer_problem(checkpoint: Checkpoint, config: CheckpointConfig) -> Probl
     """Return why a run cannot go on from a checkpoint: it has no optimiser state, and the run asks for one."""
     if checkpoint.state().get("has_optimizer", True) or config.reset_optimizer:
         return None
-    what = f"{checkpoint.path} has weights alone (it was saved with ckpt.disable_ds=true)"
+    problem = f"{checkpoint.path} has weights alone (it was saved with ckpt.disable_ds=true)"
     fix = "add ckpt.reset_optimizer=true to continue from them with moments that begin anew"
-    return Problem("ckpt.load_enable", what, fix)
+    return Problem("ckpt.load_enable", problem, fix)
 
 
 def store_of(config: CheckpointConfig, folder: RunFolder) -> CheckpointStore:
@@ -197,7 +197,7 @@ def read_manifest(path: Path, step: int) -> dict[str, Entry]:
     try:
         manifest = read_json(path)
         entries = {
-            str(name): Entry(int(each["bytes"]), str(each["sha256"])) for name, each in manifest["files"].items()
+            str(name): Entry(int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()
         }
         is_right = manifest["step"] == step and "state.json" in entries
     except (DamagedFile, ValueError, KeyError, TypeError, AttributeError):

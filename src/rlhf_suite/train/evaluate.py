@@ -49,8 +49,8 @@ class Evaluation:
         batches = self.prepare(equalise(model, batches))
         with balance_experts(model, batches):
             for batch in batches:
-                found = add_balance_loss(model, self.objective, batch.to(model.world.device)).metrics
-                add_metrics(self.metrics[name], found)
+                batch_metrics = add_balance_loss(model, self.objective, batch.to(model.world.device)).metrics
+                add_metrics(self.metrics[name], batch_metrics)
         model.module.train()
 
     def result(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.plan import ACTOR, ModelPlan
-from rlhf_suite.models.lora import adapters_disabled
+from rlhf_suite.models.lora import disable_adapters
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
 from rlhf_suite.train.task import Forward, SupervisedBatch, Task
@@ -42,7 +42,7 @@ class WithoutAdapters:
         training = self.model.module.training
         self.model.module.eval()
         try:
-            with adapters_disabled(self.model.module):
+            with disable_adapters(self.model.module):
                 return self.model(*args, **kwargs)
         finally:
             self.model.module.train(training)

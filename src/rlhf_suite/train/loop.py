@@ -137,4 +137,4 @@ class Trainer(TrainingLoop):
         return self.evaluation.steps if self.evaluation.steps > 0 else self.steps_per_epoch
 
     def measure(self, step: int) -> dict[str, float]:
-        return self.group.evaluate(step, partial(self.journal.counted, what="evaluated batches"))
+        return self.group.evaluate(step, partial(self.journal.track, unit="evaluated batches"))

@@ -47,7 +47,7 @@ def pass_notices(models: Mapping[str, str], limit: float) -> Iterator[str]:
         )
 
 
-def batch_notices(flag: str, size: int, count: int, what: str) -> Iterator[str]:
+def batch_notices(flag: str, size: int, count: int, unit: str) -> Iterator[str]:
     """Say that a batch of `size` is larger than all the data."""
     if size > count:
-        yield f"{flag}={size} is larger than the data: each step takes all {count} {what}"
+        yield f"{flag}={size} is larger than the data: each step takes all {count} {unit}"

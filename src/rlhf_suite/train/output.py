@@ -131,9 +131,9 @@ def is_own(model: Path, runs: Collection[str], keep: Path | None = None) -> bool
 
 def files(model: Path, keep: Path | None = None) -> dict[str, Path]:
     """All files below a model's folder but the mark and those in the folder `keep`, by their names in it."""
-    found = {each.relative_to(model).as_posix(): each for each in model.rglob("*") if not each.is_dir()}
-    kept = () if keep is None else [name for name, each in found.items() if each.is_relative_to(keep)]
-    return {name: each for name, each in found.items() if name != MARK and name not in kept}
+    files = {path.relative_to(model).as_posix(): path for path in model.rglob("*") if not path.is_dir()}
+    kept = () if keep is None else [name for name, file in files.items() if file.is_relative_to(keep)]
+    return {name: file for name, file in files.items() if name != MARK and name not in kept}
 
 
 def stamp(file: Path) -> list[float]:

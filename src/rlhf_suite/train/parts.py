@@ -45,10 +45,10 @@ def list_held_parts(module: nn.Module, optimizer: Any) -> Iterator[Held]:
     names = {parameter: name for name, parameter in module.named_parameters()}
     if isinstance(optimizer, MasterWeights):
         held = optimizer.masters.items()
-        yield from (Held(names[each], 0, master.detach().view(-1), master, 0) for each, master in held)
+        yield from (Held(names[parameter], 0, master.detach().view(-1), master, 0) for parameter, master in held)
     elif isinstance(optimizer, torch.optim.Optimizer):
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        yield from (Held(names[each], 0, each.detach().view(-1), each, 0) for each in updated)
+        yield from (Held(names[parameter], 0, parameter.detach().view(-1), parameter, 0) for parameter in updated)
     elif hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
             yield from _divide_each(names, group, flat)
@@ -108,7 +108,7 @@ def base_state(optimizer: Any) -> Any:
     return optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer.state
 
 
-def as_kept(value: Any, optimizer: Any, device: torch.device) -> Any:
+def convert_for_optimizer(value: Any, optimizer: Any, device: torch.device) -> Any:
     """Return a saved value of a whole parameter as this optimiser keeps it: torch counts updates in tensors,
     DeepSpeedCPUAdam in integers."""
     base = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer

@@ -78,10 +78,10 @@ class Saver:
     def resume(self, say: Callable[[str], None]) -> int:
         """Load the newest sound checkpoint if ckpt.load_enable asks for it, and return the step to continue with."""
         self.store.sweep()
-        found = self.store.list_all()
-        if found and not self.config.load_enable:
+        checkpoints = self.store.list_all()
+        if checkpoints and not self.config.load_enable:
             raise UserError(
-                f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {found[0].step}). "
+                f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {checkpoints[0].step}). "
                 "Set ckpt.load_enable=true to go on from there, or choose another ckpt.path"
             )
         checkpoint = self.store.newest_sound(say)
@@ -101,7 +101,7 @@ class Saver:
             files.load(checkpoint.path / name)
         self.saved = checkpoint.step
         self.folder.record_resume(
-            checkpoint.step, checkpoint.path, {each.key: [each.before, each.now] for each in changed}
+            checkpoint.step, checkpoint.path, {change.key: [change.before, change.now] for change in changed}
         )
         return checkpoint.step
 

@@ -44,7 +44,7 @@ def is_plain(ds: DeepSpeedConfig) -> bool:
     return ds.zero_stage == 0 and ds.param_dtype == "fp32"
 
 
-def frozen_config(ds: DeepSpeedConfig, offload: bool) -> dict[str, Any]:
+def build_frozen_config(ds: DeepSpeedConfig, offload: bool) -> dict[str, Any]:
     """Return the settings of an engine whose model only runs forward; with `offload` its weights are in host memory."""
     zero: dict[str, Any] = {"stage": 0}
     if ds.zero_stage == 3:

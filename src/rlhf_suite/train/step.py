@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.data.batch import B, TokenBatch, kind_of, needed, weightless
+from rlhf_suite.data.batch import B, TokenBatch, kind_of, require_column, weightless
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.losses.metrics import Mean, Metric
@@ -53,7 +53,7 @@ def optimizer_step(
             loss = add_balance_loss(model, objective, micro_batch.to(world.device))
             share = weigh_share(loss, counts)
             if not math.isfinite(float(share.detach())):
-                bad += needed(micro_batch.index, "index").tolist()
+                bad += require_column(micro_batch.index, "index").tolist()
                 share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
             model.backward(share, last=number == len(micro_batches))
             add_metrics(metrics, loss.metrics)

@@ -32,8 +32,8 @@ from rlhf_suite.train.parts import (
     WEIGHT,
     Held,
     SavedParts,
-    as_kept,
     base_state,
+    convert_for_optimizer,
     list_held_parts,
     load_tensors,
     local_part,
@@ -41,7 +41,7 @@ from rlhf_suite.train.parts import (
     write_parts,
 )
 from rlhf_suite.train.schedules import learning_rate_factor
-from rlhf_suite.train.settings import engine_config, frozen_config, is_plain, reduces_in_last_backward
+from rlhf_suite.train.settings import build_frozen_config, engine_config, is_plain, reduces_in_last_backward
 from rlhf_suite.train.torch_engine import TorchEngine
 
 
@@ -67,7 +67,7 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
     return World.of(rank.number, rank.mesh, device)
 
 
-def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
+def make_load_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
     """Return a context to create a model in: under ZeRO-3 `from_pretrained` partitions parameters as it loads them."""
     if ds.zero_stage != 3:
         return nullcontext()
@@ -210,10 +210,10 @@ class TrainedModel:
         base = self.engine.optimizer
         if self.replica == 0 or not is_plain(self.ds):  # without ZeRO every rank has everything
             held = list(list_held_parts(self.module, base))
-            states = [state_of(each, base) if with_optimizer else ({}, {}) for each in held]
+            states = [state_of(part, base) if with_optimizer else ({}, {}) for part in held]
             parts = {
-                each.name: (each.start, {WEIGHT: each.weight} | tensors, values)
-                for each, (tensors, values) in zip(held, states, strict=True)
+                part.name: (part.start, {WEIGHT: part.weight} | tensors, values)
+                for part, (tensors, values) in zip(held, states, strict=True)
             }
             write_parts(folder / f"{self.files('state')}_{self.replica}.pt", parts)
         torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
@@ -245,14 +245,14 @@ class TrainedModel:
                 state[key] = torch.zeros_like(held.owner)
             saved.read(held.name, key, held.start, held.of(state[key]))
         for key, value in saved.values(held.name, held.start).items():
-            state[key] = as_kept(value, optimizer, held.owner.device)
+            state[key] = convert_for_optimizer(value, optimizer, held.owner.device)
 
 
 def load_trained(
     model: ModelPlan, section: TrainedModelConfig, ds: DeepSpeedConfig, world: World, *, total_steps: int, seed: int
 ) -> TrainedModel:
     """Load a model, make it trainable as `section` says, and put it under DeepSpeed."""
-    with loading_context(ds):
+    with make_load_context(ds):
         writable = partial(gather_parameters, ds, modifier_rank=0)
         module = load_model(
             model.path,
@@ -282,7 +282,7 @@ def split_tokens(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world
 def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Module:
     """Load a model that only runs forward."""
     ds = replace(ds, load_in_4bit=model.load_in_4bit)
-    with loading_context(ds):
+    with make_load_context(ds):
         module = load_model(model.path, head=model.head, ds=ds, flag=model.flag)
     if isinstance(module, ScalarModel):
         check_head_is_trained(module, model.path, model.flag)
@@ -290,17 +290,17 @@ def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Modul
     if model.offload and world.device.type == "cpu":
         key = f"{model.name}.offload"
         raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")
-    return frozen_model(module, ds, world, model.offload)
+    return prepare_frozen(module, ds, world, model.offload)
 
 
-def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: bool = False) -> nn.Module:
+def prepare_frozen(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: bool = False) -> nn.Module:
     """Prepare a model that only runs forward: whole on its device, under ZeRO-3 partitioned over the ranks, and with
     `offload` streamed from host memory."""
     module.eval().requires_grad_(False)
     mark_leaf_modules(module, ds, must_have=False)
     if ds.zero_stage != 3 and world.mesh.tensor == 1:
         return stream_from_host(module, world.device) if offload else module.to(world.device)
-    return start_engine(module, frozen_config(ds, offload), world)
+    return start_engine(module, build_frozen_config(ds, offload), world)
 
 
 def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **more: Any) -> Any:
@@ -351,7 +351,7 @@ def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool
     Raises:
         UserError: no module of a model that `must_have` them is of such a class.
     """
-    known = {type(each).__name__ for each in module.modules()}
+    known = {type(submodule).__name__ for submodule in module.modules()}
     missing = sorted({*ds.zero3_leaf_modules} - known)
     if missing and must_have:
         raise UserError(

@@ -165,7 +165,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
-    loader = Loader(task.encoder, data, seed, bad, journal.counted)
+    loader = Loader(task.encoder, data, seed, bad, journal.track)
     items = in_rows(task.assemble(loader.load(sources)), config, journal)
     contents_digest = loader.contents_digest
     held_out: dict[str, Sequence[Item]] = {}

@@ -12,7 +12,7 @@ import torch
 from rlhf_suite.data.batch import Item, PerRow, PerToken, TokenBatch
 from rlhf_suite.data.encode import Encoder
 from rlhf_suite.losses.metrics import Metric
-from rlhf_suite.losses.reduce import LossSum, counted_sequences
+from rlhf_suite.losses.reduce import LossSum, mark_counted_sequences
 
 Forward = Callable[..., object]
 Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
@@ -97,7 +97,7 @@ class Task:
 
 def mark_counted(batch: TokenBatch) -> torch.Tensor:
     """Return which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
-    return counted_sequences(batch.mask, batch.segments, len(batch))
+    return mark_counted_sequences(batch.mask, batch.segments, len(batch))
 
 
 def count_tokens(batch: TokenBatch) -> torch.Tensor:

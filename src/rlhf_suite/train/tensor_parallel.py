@@ -36,10 +36,10 @@ def settings(model: nn.Module, config: PretrainedConfig, size: int) -> dict[str,
     names = [name for name, _ in model.named_parameters()]
     specs = []
     for style, kind in ((COLUMN, "column"), (ROW, "row"), (SUMMED, "skip")):
-        matches = re.compile("|".join(pattern(each) for each, how in plan.items() if how == style) or r"(?!)").search
-        found = [name for name in names if matches(name) and (style != SUMMED or name in trained)]
-        if found:
-            exact = "^(" + "|".join(sorted(map(re.escape, found))) + ")$"
+        matches = re.compile("|".join(pattern(path) for path, how in plan.items() if how == style) or r"(?!)").search
+        matching = [name for name in names if matches(name) and (style != SUMMED or name in trained)]
+        if matching:
+            exact = "^(" + "|".join(sorted(map(re.escape, matching))) + ")$"
             specs.append({"patterns": [exact], "partition_type": kind, "grad_allreduce": style == SUMMED})
     partition = {"use_default_specs": False, "layer_specs": specs}
     return {"autotp_size": size, "vocab_parallel_lm_head": False, "partition_config": partition}

@@ -104,8 +104,11 @@ class SupervisedGroup(TrainedGroup):
     def evaluate(self, step: int, shown: Callable[[Iterator[None], int], Iterator[None]]) -> dict[str, float]:
         """Return the metrics of the held-out sets after `step` optimiser steps. `shown` passes the parts on as they are
         done, and may show how many there are, of their number."""
-        what = f"the evaluation after step {step}"
-        num_parts: int = self.begin("begin_evaluation", what=what).result()
-        deque(shown((self.begin("evaluate_part", part, what=what).result() for part in range(num_parts)), num_parts), 0)
-        metrics: dict[str, float] = self.begin("end_evaluation", what=what).result()
+        activity = f"the evaluation after step {step}"
+        num_parts: int = self.begin("begin_evaluation", what=activity).result()
+        deque(
+            shown((self.begin("evaluate_part", part, what=activity).result() for part in range(num_parts)), num_parts),
+            0,
+        )
+        metrics: dict[str, float] = self.begin("end_evaluation", what=activity).result()
         return metrics
