@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plain_run import run, small
 
 from given import prompt
@@ -264,22 +266,34 @@ def test_without_a_filter_of_prompts_no_scores_are_kept(own):
     Filters(AlgoConfig(group_filter=f"{own}:odd"), [], 0).observe(one_group([0, 1]), history)
     assert history == History()
     Filters(AlgoConfig(prompt_filter=f"{own}:rarest"), [], 0).observe(one_group([0, 1]), history)
-    assert history.scores == {5: [[0.0, 1.0]]}
+    assert history.scores == {5: ((0.0, 1.0),)}
 
 
 @pytest.mark.notices(
     "a copied record of scores grows with the original",
     "rl/filtering.py",
-    "History({prompt: [*self.scores[prompt]] for",
-    "History({prompt: self.scores[prompt] for",
+    "return History(self.scores.copy())",
+    "return self",
 )
-def test_the_record_of_scores_is_in_a_checkpoint_and_copies_are_their_own(tmp_path):
-    history = History({5: [[0.0, 1.0]], 2: [[0.25]]})
-    history.save(tmp_path)
-    assert History.load(tmp_path) == history
-    copied, part = history.copy(), history.of([5, 7])
-    history.add(5, [1.0, 1.0])
-    assert copied.scores == {5: [[0.0, 1.0]], 2: [[0.25]]} and part.scores == {5: [[0.0, 1.0]]}
+@given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=3))))
+def test_what_a_checkpoint_has_of_scores_does_not_change_with_later_groups(groups):
+    history, snapshots = History(), list[tuple[History, History, str]]()
+    for number, (prompt_index, scores) in enumerate(groups):
+        history.add(prompt_index, tuple(scores))
+        snapshots.append((history.copy(), history.of([0, 1, number]), repr(history.scores)))
+    for (snapshot, part, now), size in zip(snapshots, range(1, len(groups) + 1), strict=True):
+        assert repr(snapshot.scores) == now and sum(map(len, snapshot.scores.values())) == size
+        assert part.scores == {index: snapshot.scores[index] for index in part.scores}
+
+
+def test_a_snapshot_shares_the_scores_of_all_prompts_and_is_saved_as_it_is(tmp_path):
+    history = History({5: ((0.0, 1.0),), 2: ((0.25,),)})
+    copied = history.copy()
+    history.add(5, (1.0, 1.0))
+    assert history.scores[5] == ((0.0, 1.0), (1.0, 1.0))
+    assert copied.scores[2] is history.scores[2]
+    copied.save(tmp_path)
+    assert History.load(tmp_path) == copied == History({5: ((0.0, 1.0),), 2: ((0.25,),)})
 
 
 EXAMPLES = [line.split()[3:] for line in FORK.read_text().splitlines() if line.startswith("    python run.py")]

@@ -29,25 +29,28 @@ from rlhf_suite.waits import in_thread, runs, waiting
 HISTORY = "history.json"
 PROMPTS = 2  # a stream of random numbers beside those of training and evaluation
 LEFT_OUT = "rollout/left_out/"  # metrics that count groups by the reason of the user's filter
-Scores = list[float]  # of the samples of a group
+Scores = tuple[float, ...]  # of the samples of a group
 
 
 @dataclass
 class History:
-    """The scores of each group that was sampled, by the number of its prompt, the oldest group first."""
+    """The scores of each group that was sampled, by the number of its prompt, the oldest group first.
 
-    scores: dict[int, list[Scores]] = field(default_factory=dict)
+    What is of a prompt is replaced by a longer tuple and never changed, so that a copy shares all of it.
+    """
+
+    scores: dict[int, tuple[Scores, ...]] = field(default_factory=dict)
 
     def add(self, prompt: int, scores: Scores) -> None:
-        self.scores.setdefault(prompt, []).append(scores)
+        self.scores[prompt] = (*self.scores.get(prompt, ()), scores)
 
     def of(self, prompts: Iterable[int]) -> History:
         """Return the part of the history that is of some prompts, which does not change with this one."""
-        return History({prompt: [*self.scores[prompt]] for prompt in prompts if prompt in self.scores})
+        return History({prompt: self.scores[prompt] for prompt in prompts if prompt in self.scores})
 
     def copy(self) -> History:
-        """Return a history that does not change with this one."""
-        return self.of(self.scores)
+        """Return a history that does not change with this one. This takes one reference for each prompt."""
+        return History(self.scores.copy())
 
     def save(self, folder: Path) -> None:
         """Write the history into the folder of a checkpoint, if there is any."""
@@ -58,7 +61,8 @@ class History:
     def load(cls, folder: Path) -> History:
         """Read what `save` wrote."""
         file = folder / HISTORY
-        return cls(dict(json.loads(file.read_text())) if file.exists() else {})
+        read = json.loads(file.read_text()) if file.exists() else []
+        return cls({prompt: tuple(map(tuple, groups)) for prompt, groups in read})
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Filters:
         """
         if self.of_prompts is None:
             return [*range(len(indices))]
-        candidates = [Candidate(self.prompts[index], history.scores.get(index, [])) for index in indices]
+        candidates = [Candidate(self.prompts[index], history.scores.get(index, ())) for index in indices]
         generator = np.random.Generator(np.random.PCG64([self.seed, PROMPTS, number]))
         flag = f"algo.prompt_filter={self.algo.prompt_filter}"
         found = call(flag, self.of_prompts, candidates, generator)
@@ -113,7 +117,7 @@ class Filters:
         if self.algo.dynamic_filtering_enable:
             low, high = self.algo.dynamic_filtering_range
             if not teaches(scores, low, high, self.algo.dynamic_filtering_min_std):
-                return Objection(f"scores {scores}")
+                return Objection(f"scores {[*scores]}")
         if self.of_groups is None:
             return None
         flag = f"algo.group_filter={self.algo.group_filter}"
@@ -140,7 +144,7 @@ def sampled_episodes(group: ScoredTrajectories) -> ScoredTrajectories:
 
 
 def scores_of(group: ScoredTrajectories) -> Scores:
-    return [float(score) for score in group.scores]
+    return tuple(float(score) for score in group.scores)
 
 
 def call(flag: str, function: Callable[..., Any], *arguments: Any) -> Any:
