@@ -9,14 +9,20 @@ import os
 import random
 import signal
 import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.disk import file_digest
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore, remove
+from rlhf_suite.train.checkpoint_files import Entry, digested, file_digests, share
 
 KILLS = 12
 
@@ -92,7 +98,7 @@ DAMAGES = [
 @pytest.mark.notices(
     "a checkpoint whose contents have changed is loaded",
     "train/checkpoint.py",
-    "if digest != entries[name].sha256:",
+    "if read[name] != entry.sha256:",
     "if False:",
     cases="not kill",
 )
@@ -118,6 +124,59 @@ def test_the_manifest_has_the_size_and_the_digest_of_every_file(store):
     assert set(manifest["files"]) == {"actor/weights", "state.json"}
     entry = {"bytes": 10, "sha256": hashlib.sha256(b"\x04" * 10).hexdigest()}
     assert manifest["files"]["actor/weights"] == entry
+
+
+def test_files_that_were_digested_while_they_were_written_are_not_read_again(store):
+    folder, said = store.begin(1), Entry(10, "0" * 64)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "weights").write_bytes(bytes(10))
+    read = []
+
+    def digests(folder: Path, names: Sequence[str]) -> Mapping[str, str]:
+        read.extend(names)
+        return file_digests(folder, names)
+
+    store.commit(1, {"step": 1}, written={"actor/weights": said}, digests=digests)
+    assert read == ["state.json"]
+    assert store.latest().check_sizes()["actor/weights"] == said
+    assert store.newest_sound([].append, lambda folder, names: digests(folder, names) | {"actor/weights": "0" * 64})
+    with pytest.raises(RunError, match=r"actor/weights cannot be read"):
+        store.newest_sound([].append, lambda folder, names: digests(folder, ["state.json"]))
+
+
+@pytest.mark.notices(
+    "a rank's file that no other node sees is listed",
+    "train/checkpoint.py",
+    "if sizes.get(name) != entry.bytes]",
+    "if False]",
+)
+@pytest.mark.parametrize("content", [None, b"half"], ids=["missing", "cut off"])
+def test_a_file_that_only_the_node_of_its_rank_has_ends_the_run(store, content):
+    folder = store.begin(1)
+    if content is not None:
+        (folder / "weights").write_bytes(content)
+    with pytest.raises(RunError, match=r"step_000001\.tmp/weights was written by .* ckpt\.path=<folder>"):
+        store.commit(1, {"step": 1}, written={"weights": Entry(10, "0" * 64)})
+    assert store.list_all() == []
+
+
+@pytest.mark.parametrize("mesh", [Mesh(1), Mesh(3), Mesh(2, 2), Mesh(2, 1, 2), Mesh(2, 2, 2)], ids=str)
+def test_every_file_is_digested_by_one_rank_and_its_own_by_the_one_that_loads_it(mesh):
+    ranks = range(mesh.size)
+    kind = "state" if mesh.tensor == 1 else "state_tensor{}"
+    own = [f"{kind.format(mesh.tensor_index(rank))}_{mesh.replica_index(rank)}.pt" for rank in ranks]
+    names = [*(f"hf/model-{part}.safetensors" for part in range(7)), *own, *(f"rng_{rank}.pt" for rank in range(11))]
+    shares = [share(names, rank, mesh) for rank in ranks]
+    assert sorted(chain.from_iterable(shares)) == sorted(names)
+    assert all(own[rank] in shares[rank] for rank in ranks)
+    assert max(map(len, shares)) < len(names) or mesh.size == 1
+
+
+def test_a_digest_computed_while_a_file_is_written_is_that_of_the_file(tmp_path):
+    with digested(tmp_path / "file") as file:
+        torch.save({"weight": torch.randn(1000), "steps": 3}, file)
+    assert file.entry == Entry((tmp_path / "file").stat().st_size, file_digest(tmp_path / "file"))
+    assert torch.load(tmp_path / "file", mmap=True, weights_only=True)["steps"] == 3
 
 
 def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_damaged_one(store, monkeypatch):

@@ -7,19 +7,21 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from full_disk import fill
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.disk import DiskError
 from rlhf_suite.distributed.group import LocalGroup
-from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint_files import Entries, digested
+from rlhf_suite.train.parts import write_tensors
 from rlhf_suite.train.saving import Saver, TrainingRows
-from rlhf_suite.train.trained_worker import TrainedGroup
+from rlhf_suite.train.trained_worker import TrainedGroup, TrainedWorker
 
 
-class Counter(Worker):
+class Counter(TrainedWorker):
     """A model of one number."""
 
     number = 0
@@ -35,9 +37,11 @@ class Counter(Worker):
     def get(self) -> int:
         return self.number
 
-    def save_state(self, folder: Path, with_optimizer: bool) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
         self.asked = (*self.asked, with_optimizer)
-        (folder / "number").write_text(str(self.number))
+        with digested(folder / "number") as file:
+            file.write(str(self.number).encode())
+        return {"number": file.entry}
 
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         self.asked = (*self.asked, with_optimizer)
@@ -262,9 +266,9 @@ def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(s
     )
     one.save(1, "step")
 
-    def save_state(self, place: Path, with_optimizer: bool) -> None:
+    def save_state(self, place: Path, with_optimizer: bool) -> Entries:
         fill(place)
-        (place / "number").write_text("more")
+        return write_tensors(place / "number", torch.zeros(1000))
 
     monkeypatch.setattr(Counter, "save_state", save_state)
     with pytest.raises(DiskError, match=r"step_000002\.tmp cannot be written: the disk is full"):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.distributed.group import LocalGroup
+from rlhf_suite.distributed.group import LocalGroup, Pending
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import RunError
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint_files import Entries, digested, file_digests
 from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trained_worker import SupervisedGroup
@@ -43,8 +44,16 @@ class Model:
         assert list(shown(iter([None] * 2), 2)) == [None] * 2
         return {"eval/gpt_loss": 10.0 - min(self.trained, self.improves_until)}
 
-    def save_state(self, folder: Path, with_optimizer: bool) -> None:
-        (folder / "trained").write_text(str(self.trained))
+    def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
+        with digested(folder / "trained") as file:
+            file.write(str(self.trained).encode())
+        return {"trained": file.entry}
+
+    def digest(self, folder: Path, names: Sequence[str]) -> Pending[dict[str, str]]:
+        return Pending(self, [file_digests(folder, names)], "reading a checkpoint", lambda answers: answers[0])
+
+    def wait(self, refs: Sequence[dict[str, str]], what: str) -> list[dict[str, str]]:
+        return [*refs]
 
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         self.trained = int((folder / "trained").read_text())

@@ -30,6 +30,7 @@ from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
+from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.loader import StepLoader, micro_groups
 from rlhf_suite.train.step import optimizer_step
@@ -147,9 +148,9 @@ class TrainedRole(Role, TrainedWorker):
         """Return a context in which the whole state of the model is on its device (ds.enable_sleep)."""
         return self.model.optimizer_on_device() if self.settings.ds.enable_sleep else nullcontext()
 
-    def save_state(self, folder: Path, with_optimizer: bool) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
         with self.awake():
-            super().save_state(folder, with_optimizer)
+            return super().save_state(folder, with_optimizer)
 
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         with self.awake():
@@ -239,10 +240,9 @@ class PolicyRole(TrainedRole):
         if self.average is not None:
             self.average.update()
 
-    def save_state(self, folder: Path, with_optimizer: bool) -> None:
-        super().save_state(folder, with_optimizer)
-        if self.average is not None:
-            self.average.save_state(folder)
+    def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
+        written = super().save_state(folder, with_optimizer)
+        return written if self.average is None else written | self.average.save_state(folder)
 
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         super().load_state(folder, with_optimizer)

@@ -2,7 +2,8 @@
 
 Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, `metric.json`, the run's
 `config.yaml`, a folder per model, and `manifest.json`, which has the size and the SHA-256 of every other file. The
-sizes are compared at every look, the digests before a checkpoint is loaded.
+sizes are compared at every look, the digests before a checkpoint is loaded. The process that commits or looks for a
+checkpoint reads no file of a model: the ranks that write and load these files say what their digests are.
 """
 
 from __future__ import annotations
@@ -10,30 +11,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.disk import file_digest, flush
+from rlhf_suite.disk import flush
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_files import DamagedFile, read_json, read_table
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint_files import Entry, file_digests
 
 MANIFEST = "manifest.json"
 KINDS = ("step", "best")
 NAME = re.compile(rf"({'|'.join(KINDS)})_(\d{{6,}})")
-DIGEST_THREADS = 8  # hashlib computes outside of Python's lock
-
-
-class Entry(NamedTuple):
-    """Size and digest of a file, as the manifest has them."""
-
-    bytes: int
-    sha256: str
+# What computes the SHA-256 of files of a folder, by name; it leaves out those that cannot be read.
+Digests = Callable[[Path, Sequence[str]], Mapping[str, str]]
 
 
 class DamagedError(Exception):
@@ -72,11 +67,14 @@ class Checkpoint:
                 raise DamagedError(f"{name} has {size} bytes instead of {entry.bytes}")
         return entries
 
-    def check_contents(self) -> None:
+    def check_contents(self, digests: Digests = file_digests) -> None:
         """Compare every file with the manifest, to the last byte. Raises DamagedError."""
         entries = self.check_sizes()
-        for name, digest in digests(self.path, entries).items():
-            if digest != entries[name].sha256:
+        read = digests(self.path, [*entries])
+        for name, entry in entries.items():
+            if name not in read:
+                raise DamagedError(f"{name} cannot be read")
+            if read[name] != entry.sha256:
                 raise DamagedError(f"{name} is not what was written (its SHA-256 differs)")
 
     def is_whole(self) -> bool:
@@ -101,16 +99,30 @@ class CheckpointStore:
         folder.mkdir(parents=True)
         return folder
 
-    def commit(self, step: int, state: dict[str, Any], kind: str = "step") -> Path:
-        """Turn the folder of `begin` into a checkpoint, whole or not at all, then delete old ones; return its path."""
+    def commit(
+        self,
+        step: int,
+        state: dict[str, Any],
+        kind: str = "step",
+        written: Mapping[str, Entry] | None = None,
+        digests: Digests = file_digests,
+    ) -> Path:
+        """Turn the folder of `begin` into a checkpoint, whole or not at all, then delete old ones; return its path.
+
+        `written`: the files that are on the disk already, as said by who wrote them; `digests` reads all others.
+
+        Raises:
+            RunError: a file that one process has written is not there for another.
+        """
         folder = self.path / f"{kind}_{step:06d}.tmp"
         (folder / "state.json").write_text(json.dumps(state, indent=1))
-        files = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
-        sha256 = digests(folder, files)
-        entries = {name: Entry((folder / name).stat().st_size, sha256[name])._asdict() for name in files}
-        (folder / MANIFEST).write_text(json.dumps({"step": step, "files": entries}, indent=1))
-        for written in [*folder.rglob("*"), folder]:
-            flush(written)
+        entries = entries_of(folder, written or {}, digests)
+        (folder / MANIFEST).write_text(
+            json.dumps({"step": step, "files": {name: entry._asdict() for name, entry in entries.items()}}, indent=1)
+        )
+        for path in [*folder.rglob("*"), folder]:
+            if str(path.relative_to(folder)) not in (written or {}):
+                flush(path)
         final = folder.with_suffix("")
         if final.exists():
             remove(final)
@@ -133,8 +145,9 @@ class CheckpointStore:
         """Return the newest checkpoint whose files are all there, periodic or best."""
         return next((ckpt for ckpt in self.list_all() if ckpt.is_whole()), None)
 
-    def newest_sound(self, say: Callable[[str], None]) -> Checkpoint | None:
-        """Return the newest checkpoint whose files are as they were written; None where there is none at all.
+    def newest_sound(self, say: Callable[[str], None], digests: Digests = file_digests) -> Checkpoint | None:
+        """Return the newest checkpoint whose files are as they were written, by their `digests`; None where there is
+        none at all.
 
         Raises:
             RunError: there are checkpoints, but each of them is damaged.
@@ -142,7 +155,7 @@ class CheckpointStore:
         damages = []
         for checkpoint in self.list_all():
             try:
-                checkpoint.check_contents()
+                checkpoint.check_contents(digests)
             except DamagedError as damage:
                 damages.append(f"{checkpoint.path.name} is damaged: {damage}")
                 say(f"Skipping a checkpoint: {checkpoint.path} is damaged: {damage}")
@@ -207,11 +220,23 @@ def read_manifest(path: Path, step: int) -> dict[str, Entry]:
     return entries
 
 
-def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder, computed by several threads."""
-    listed = list(names)
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # no-limit: it reads files, which end
-        return dict(zip(listed, pool.map(lambda name: file_digest(folder / name), listed), strict=True))
+def entries_of(folder: Path, written: Mapping[str, Entry], digests: Digests) -> dict[str, Entry]:
+    """Return what a manifest says of every file of a folder: as `written` says, or by their `digests`.
+
+    Raises:
+        RunError: a file that one process has written is not there for another.
+    """
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    others = [name for name in sizes if name not in written]
+    read = digests(folder, others)
+    unseen = [name for name, entry in written.items() if sizes.get(name) != entry.bytes]
+    if unseen := sorted([*unseen, *({*others} - read.keys())]):
+        raise RunError(
+            f"{folder / unseen[0]} was written by one process of the run, and another one does not see it. Put "
+            "checkpoints on a file system that all nodes share: ckpt.path=<folder>"
+        )
+    return {name: written.get(name) or Entry(size, read[name]) for name, size in sizes.items()}
 
 
 def remove(folder: Path) -> None:

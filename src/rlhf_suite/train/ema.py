@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.parts import local_part, write_parts
 from rlhf_suite.train.strategy import TrainedModel
 
@@ -54,14 +55,15 @@ class WeightAverage:
         for name, part in parameters.items():
             part.copy_(values[name])
 
-    def save_state(self, folder: Path) -> None:
-        """Write this rank's part of a checkpoint."""
+    def save_state(self, folder: Path) -> Entries:
+        """Write this rank's part of a checkpoint, and return what the manifest says of it."""
         replica = self.model.replica
-        if replica == 0 or self.model.ds.zero_stage == 3:
-            write_parts(
-                folder / f"{self.model.files('ema')}_{replica}.pt",
-                {name: (start, {AVERAGE: self.average[name]}, {}) for name, (start, _) in self.parts().items()},
-            )
+        if replica != 0 and self.model.ds.zero_stage != 3:
+            return {}
+        return write_parts(
+            folder / f"{self.model.files('ema')}_{replica}.pt",
+            {name: (start, {AVERAGE: self.average[name]}, {}) for name, (start, _) in self.parts().items()},
+        )
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on any number of ranks and at any ZeRO stage."""

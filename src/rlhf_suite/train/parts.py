@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.train.checkpoint_files import Entries, digested
 from rlhf_suite.train.torch_engine import MasterWeights
 
 WEIGHT = "weight"
@@ -123,9 +124,16 @@ def is_like(value: Any, owner: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == owner.shape
 
 
-def write_parts(path: Path, parts: Mapping[str, tuple[int, Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
+def write_parts(path: Path, parts: Mapping[str, tuple[int, Mapping[str, Tensor], Mapping[str, Any]]]) -> Entries:
     """Write for each name where its part starts, the tensors of the part, and values of the whole parameter."""
-    torch.save({name: list(part) for name, part in parts.items()}, path)
+    return write_tensors(path, {name: list(part) for name, part in parts.items()})
+
+
+def write_tensors(path: Path, content: Any) -> Entries:
+    """Write a file for `load_tensors`. Return what the manifest of a checkpoint says of it, by its name."""
+    with digested(path) as file:
+        torch.save(content, file)  # type: ignore[arg-type]  # it writes to any object with `write` and `flush`
+    return {path.name: file.entry}
 
 
 class SavedParts:

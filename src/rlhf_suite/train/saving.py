@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import NO_METRIC, CheckpointConfig
 from rlhf_suite.config.flags import NAMED
@@ -21,6 +22,7 @@ from rlhf_suite.launch.stop import Stopped, requested
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
+from rlhf_suite.train.checkpoint_files import Entries, file_digests
 from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.trained_worker import TrainedGroup
 
@@ -84,7 +86,7 @@ class Saver:
                 f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {checkpoints[0].step}). "
                 "Set ckpt.load_enable=true to go on from there, or choose another ckpt.path"
             )
-        checkpoint = self.store.newest_sound(say)
+        checkpoint = self.store.newest_sound(say, self.digests)
         if checkpoint is None:
             return 0
         state, changed = checkpoint.state(), self.changes_since(checkpoint)
@@ -177,10 +179,26 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so
             raise
 
+    def digests(self, folder: Path, names: Sequence[str]) -> dict[str, str]:
+        """Return the SHA-256 of files of a checkpoint. The ranks of a model read its folder, those of the actor what
+        else is large, and this process what it writes itself; all at the same time."""
+        of_groups, own = defaultdict[str, list[str]](list), list[str]()
+        for name in names:
+            top, _, rest = name.partition("/")
+            files = own if not rest or top in self.driver_files else of_groups[top if top in self.groups else "actor"]
+            files.append(name)
+        started = [self.groups[name].digest(folder, files) for name, files in of_groups.items()]
+        read = file_digests(folder, own)
+        for pending in started:
+            read |= pending.result()  # no-limit: a group has one
+        return read
+
     def _write(self, folder: Path, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        written = Entries()
         for name, group in self.groups.items():
             (folder / name).mkdir()
-            group.save_state(folder / name, with_optimizer=not self.config.disable_ds)
+            entries = group.save_state(folder / name, with_optimizer=not self.config.disable_ds)
+            written |= {f"{name}/{file}": entry for file, entry in entries.items()}
         for name, files in self.driver_files.items():
             (folder / name).mkdir()
             files.save(folder / name)
@@ -191,7 +209,7 @@ class Saver:
         is_lower = direction_of(self.metric) == LOWER
         best = {"metric": self.metric, "lower_is_better": is_lower, "best_so_far": self.best}
         (folder / "metric.json").write_text(json.dumps({"step": step, "metrics": {**metrics}, "best": best}, indent=1))
-        state = {
+        state: dict[str, Any] = {
             "step": step,
             "best": self.best,
             "evaluations_since_best": self.evaluations_since_best,
@@ -199,7 +217,8 @@ class Saver:
             "rows": self.rows.contents_digest,
             "has_optimizer": not self.config.disable_ds,
         }
-        self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
+        state |= {name: part.state_dict() for name, part in self.driver_state.items()}
+        self.store.commit(step, state, kind, written, self.digests)
         self.saved = step
 
     def stops_early(self, step: int, patience: int | None, say: Callable[[str], None]) -> bool:

@@ -28,6 +28,7 @@ from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_h
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.train import optim, tensor_parallel
+from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.parts import (
     WEIGHT,
     Held,
@@ -39,6 +40,7 @@ from rlhf_suite.train.parts import (
     local_part,
     state_of,
     write_parts,
+    write_tensors,
 )
 from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.settings import build_frozen_config, engine_config, is_plain, reduces_in_last_backward
@@ -204,10 +206,10 @@ class TrainedModel:
         split = {name for name, parameter in self.module.named_parameters() if tensor_parallel.is_shard(parameter)}
         return SavedParts(folder, kind, self.files(kind), split)
 
-    def save_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
+    def save_state(self, folder: Path, *, with_optimizer: bool = True) -> Entries:
         """Write the parts of weights and optimiser state that this rank holds, and its random numbers. Every rank
-        calls it."""
-        base = self.engine.optimizer
+        calls it, and returns what the manifest says of its files."""
+        base, written = self.engine.optimizer, Entries()
         if self.replica == 0 or not is_plain(self.ds):  # without ZeRO every rank has everything
             held = list(list_held_parts(self.module, base))
             states = [state_of(part, base) if with_optimizer else ({}, {}) for part in held]
@@ -215,8 +217,8 @@ class TrainedModel:
                 part.name: (part.start, {WEIGHT: part.weight} | tensors, values)
                 for part, (tensors, values) in zip(held, states, strict=True)
             }
-            write_parts(folder / f"{self.files('state')}_{self.replica}.pt", parts)
-        torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
+            written |= write_parts(folder / f"{self.files('state')}_{self.replica}.pt", parts)
+        return written | write_tensors(folder / f"rng_{self.world.rank}.pt", rng_state())
 
     def load_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Do the inverse of `save_state`, whatever the number of ranks and the ZeRO stage were. A rank that the

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.prompt_format import PromptFormat
-from rlhf_suite.distributed.group import ModelGroup
+from rlhf_suite.distributed.group import ModelGroup, Pending
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_adapter
+from rlhf_suite.train.checkpoint_files import Entries, file_digests, share
 from rlhf_suite.train.export import export
 from rlhf_suite.train.strategy import TrainedModel
 
@@ -26,9 +27,13 @@ class TrainedWorker(Worker):
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptFormat | None = None  # that the model is trained on
 
-    def save_state(self, folder: Path, with_optimizer: bool) -> None:
-        """Write the part of this rank in a checkpoint."""
-        self.model.save_state(folder, with_optimizer=with_optimizer)
+    def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
+        """Write the part of this rank in a checkpoint, and return what the manifest says of its files."""
+        return self.model.save_state(folder, with_optimizer=with_optimizer)
+
+    def digest(self, folder: Path, names: Sequence[str]) -> dict[str, str]:
+        """Return the SHA-256 of those of the files of a checkpoint that are this rank's share."""
+        return file_digests(folder, share(names, self.rank.number, self.rank.mesh))
 
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         """Do the inverse of `save_state`."""
@@ -64,9 +69,19 @@ class TrainedWorker(Worker):
 class TrainedGroup(ModelGroup):
     """The ranks of a model that is trained."""
 
-    def save_state(self, folder: Path, *, with_optimizer: bool) -> None:
-        """Write the state of every rank into a folder of a checkpoint."""
-        self.begin("save_state", folder, with_optimizer, what=f"saving {folder}").result()
+    def save_state(self, folder: Path, *, with_optimizer: bool) -> Entries:
+        """Write the state of every rank into a folder of a checkpoint. Return what the manifest says of its files."""
+        return self.begin_on_all("save_state", folder, with_optimizer, what=f"saving {folder}").result()
+
+    def digest(self, folder: Path, names: Sequence[str]) -> Pending[dict[str, str]]:
+        """Start to compute the SHA-256 of files of a checkpoint, each by one rank; those that it cannot read are left
+        out."""
+        return self.begin_on_all("digest", folder, names, what=f"reading {folder}")
+
+    def begin_on_all(self, method: str, *args: Any, what: str) -> Pending[dict[str, Any]]:
+        """Call `method` of every rank with the same arguments; the answer has the entries of all answers."""
+        refs = self.group.start(method, *args)
+        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: dict(ChainMap(*answers)))
 
     def load_state(self, folder: Path, *, with_optimizer: bool) -> None:
         """Do the inverse of `save_state`."""
