@@ -204,7 +204,8 @@ class Kind:
         return f"def {function}({', '.join(self.parameters)})"
 
 
-CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies", ANY_NUMBER)
+# Of estimators: `parts` are those in algo.advantage.reward_parts, `successes` are rewards of 0 or more.
+CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies", "parts", "successes", ANY_NUMBER)
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
 CHECKED = ("label", "tests", "locked_process", "time_limit")
@@ -217,7 +218,9 @@ AGENT = (
 )
 RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
-estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
+ESTIMATORS = ("algo.advantage", "algo.group_objectives")
+
+estimator = Kind("estimator", "advantage estimator", ESTIMATORS, ("inputs", "config"), CREDIT, ("rewards",))
 agent = Kind("agent", "agent", ("agents.kinds",), ("setup",), AGENT, ("turns", "columns"))
 python_style = Kind("python_style", "style of Python code", ("agents.kinds",), ("setup", "make"), AGENT)
 correction = Kind(

@@ -49,6 +49,8 @@ ESTIMATORS = {
     "dapo": "group_norm",
     "opo": "opo",
     "remax": "remax",
+    "maxrl": "maxrl",
+    "pkpo": "pkpo",
     "on_policy_distill": "on_policy_distill",
 }
 

@@ -68,6 +68,9 @@ SEEING_PPO = (
     + IMAGES
 )
 
+PARTS, GDPO_FLAGS = "algo.advantage.reward_parts", "algo.advantage.estimator=gdpo rollout.n_samples_per_prompt=8 "
+GDPO = PPO + GDPO_FLAGS
+
 MISTAKES = [
     # images
     (SFT + "data.output_key=output" + IMAGES, "actor.model_name_or_path", "builtin:tiny reads no images"),
@@ -493,6 +496,29 @@ MISTAKES = [
     (PPO + "'algo.advantage.clip_range=[1,5]'", "algo.advantage.clip_range", "signs would change"),
     (PPO + "'algo.advantage.clip_range=[0,0]'", "algo.advantage.clip_range", "not [low, high]"),
     (PPO + "'algo.advantage.clip_range=[5]'", "algo.advantage.clip_range", "not [low, high]"),
+    (GDPO, "algo.advantage.reward_parts", "none is named"),
+    (
+        sources("{a:{rule:length},b:{rule:answer_tags}}") + GDPO_FLAGS,
+        PARTS,
+        "write 'algo.advantage.reward_parts=[a/mean,b/mean]'",
+    ),
+    (GDPO + f"'{PARTS}=[x,x]'", PARTS, "x,x names one twice"),
+    (
+        GDPO + f"'{PARTS}=[x]' reward.overlong_buffer_len=4",
+        PARTS,
+        "write 'algo.advantage.reward_parts=[x,overlong_penalty]'",
+    ),
+    (GDPO + f"'{PARTS}=[x,y]' 'algo.advantage.reward_part_weights=[1]'", "algo.advantage.reward_part_weights", "[1,1]"),
+    (GDPO + f"'{PARTS}=[x]' 'algo.advantage.reward_part_weights=[0]'", "algo.advantage.reward_part_weights", "above 0"),
+    (GDPO.replace("gdpo", "rloo") + f"'{PARTS}=[x]'", PARTS, "add algo.advantage.estimator=gdpo"),
+    (PPO + "experiment=maxrl reward.overlong_buffer_len=4", "reward.overlong_buffer_len", "makes rewards negative"),
+    (
+        PPO + "experiment=maxrl reward.stop_properly_penalty_coef=-1",
+        "reward.stop_properly_penalty_coef",
+        "-1 replaces rewards",
+    ),
+    (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "9 of 8 samples"),
+    (PPO + "algo.advantage.pass_k=2", "algo.advantage.pass_k", "add algo.advantage.estimator=pkpo"),
     (
         PPO + "algo.advantage.estimator=rloo rollout.n_samples_per_prompt=2 critic.value_clip_high=1",
         "critic.value_clip_high",

@@ -156,7 +156,7 @@ def with_every_column(trajectories: list[Trajectory]) -> Experience:
     batch = to_batch(trajectories)
     numbers = torch.Generator().manual_seed(0)
     old, reference, values = (torch.randn(batch.num_tokens, generator=numbers) for _ in range(3))
-    rewards, greedy = (torch.randn(len(batch), generator=numbers) for _ in range(2))
+    rewards, greedy = (torch.rand(len(batch), generator=numbers) for _ in range(2))
     return replace(batch, old_log_probs=old, ref_log_probs=reference, values=values, reward=rewards, greedy=greedy)
 
 
@@ -167,9 +167,10 @@ def test_what_an_environment_wrote_changes_no_bit_of_the_credit(name):
     own = turns.mask.bool()
     lengths = torch.zeros(len(turns), dtype=torch.int64).index_add(0, turns.segments, own.long())
     alone = replace(turns.map_columns(lambda tokens: tokens[own], lambda rows: rows, None), lengths=lengths)
-    advantage = AdvantageConfig(estimator=name, gamma=0.8, lambd=0.9)
+    advantage = AdvantageConfig(estimator=name, gamma=0.8, lambd=0.9, reward_parts=["answer"])
     config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
-    one, other = (CreditAssigner(config).assign(batch)[0] for batch in (turns, alone))
+    parts = [{"answer": float(row % 3)} for row in range(len(turns))]
+    one, other = (CreditAssigner(config).assign(batch, parts)[0] for batch in (turns, alone))
     assert torch.equal(one.advantages[own], other.advantages) and not one.advantages[~own].any()
     assert torch.equal(one.returns[own], other.returns) and not one.returns[~own].any()
 
@@ -187,8 +188,10 @@ def one_long_row() -> Experience:
 def test_a_row_far_longer_than_the_others_takes_no_more_memory_than_its_tokens(name):
     """Rows padded to the longest would be 60 times the batch, for each of a dozen arrays. Small objects count too."""
     batch = one_long_row()
-    config = AlgoConfig(advantage=AdvantageConfig(estimator=name, gamma=0.9, lambd=0.9), kl=KLConfig(init_coef=0.1))
-    assert peak_bytes(lambda: CreditAssigner(config).assign(batch)) < 4 * size(batch)
+    advantage = AdvantageConfig(estimator=name, gamma=0.9, lambd=0.9, reward_parts=["answer"])
+    config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
+    parts = [{"answer": 1.0}] * len(batch)
+    assert peak_bytes(lambda: CreditAssigner(config).assign(batch, parts)) < 4 * size(batch)
 
 
 def with_teacher(batch, log_probs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,9 +26,9 @@ def step(*groups: list[float]) -> ScoredTrajectories:
 def watch():
     """What is said of the given steps under an estimator."""
 
-    def make(estimator: str, steps: list[ScoredTrajectories]) -> list[str]:
+    def make(estimator: str, steps: list[ScoredTrajectories], **flags) -> list[str]:
         said: list[str] = []
-        rewards = EqualRewards(AlgoConfig(advantage=AdvantageConfig(estimator=estimator)), said.append)
+        rewards = EqualRewards(AlgoConfig(advantage=AdvantageConfig(estimator=estimator, **flags)), said.append)
         for each in steps:
             rewards.observe(each)
         return said
@@ -54,3 +56,17 @@ def test_other_estimators_compare_all_answers(watch):
     assert watch("gae", [SAME] * EQUAL_STEPS) == []
     (said,) = watch("gae", [step([1, 1], [1, 1])] * EQUAL_STEPS)
     assert "all answers had the same reward" in said
+
+
+@pytest.mark.notices(
+    "an estimator of reward parts is told of equal totals",
+    "rl/rollout.py",
+    "for part in parts or [scored.rewards]",
+    "for part in [scored.rewards]",
+)
+def test_an_estimator_of_reward_parts_compares_the_parts(watch):
+    flags = {"reward_parts": ["answer", "format"]}
+    varied = replace(step([1, 1]), extra=[{"answer": 1.0, "format": 0.0}, {"answer": 0.0, "format": 1.0}])
+    assert watch("gdpo", [varied] * EQUAL_STEPS, **flags) == []
+    same = replace(step([1, 1]), extra=[{"answer": 1.0, "format": 0.0}] * 2)
+    assert len(watch("gdpo", [same] * EQUAL_STEPS, **flags)) == 1

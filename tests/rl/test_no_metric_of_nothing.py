@@ -74,10 +74,10 @@ def test_a_loss_over_nothing_says_nothing(name, metrics):
 )
 @pytest.mark.parametrize("name", sorted(set(estimator.names())))
 def test_credit_of_samples_without_tokens_says_nothing_about_tokens(name):
-    advantage = AdvantageConfig(estimator=name, clip_range=[-1.0, 1.0])
+    advantage = AdvantageConfig(estimator=name, clip_range=[-1.0, 1.0], reward_parts=["answer"])
     config = AlgoConfig(advantage=advantage, distill=DistillTermConfig(coef=1.0))
     credit = CreditAssigner(config)
-    _, metrics = credit.assign(silent())
+    _, metrics = credit.assign(silent(), [{"answer": 1.0}, {}])
     assert set(metrics) == {"train/kl_coef", "train/return"}, "the rewards are there, and no token"
     credit.adapt(metrics, 2)  # a controller of beta learns nothing from it
 

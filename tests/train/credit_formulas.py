@@ -5,6 +5,7 @@ Nothing here is the suite's own code. A response is what its model tokens are: g
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 GAMMA, LAMBDA, KL_COEF = 0.9, 0.8, 0.1
 CLIP_RANGE, OVERLONG_BUFFER, OVERLONG_FACTOR, TRUNCATED_COEF = (-1.5, 1.5), 40, 0.7, 0.5
 MAX_WEIGHT = 1.5  # of the correction, an upper bound
+PART_WEIGHTS, BEST_OF = (1.0, 0.5), 3  # of gdpo, of pkpo
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Response:
     teacher: list[float]
     engine: list[float]
     values: list[float]
+    parts: tuple[float, float] = (0.0, 0.0)  # of the reward; gdpo reads nothing else
 
     def __len__(self) -> int:
         return len(self.old)
@@ -62,9 +65,15 @@ def baselined(estimator: str, response: Response, rollout: Sequence[Response]) -
     group = [other for other in samples if other.prompt == response.prompt]
     rewards = [other.reward for other in group]
     if estimator == "group_norm":
-        centre = mean(rewards)
-        deviation = math.sqrt(math.fsum((each - centre) ** 2 for each in rewards) / (len(rewards) - 1))
-        return (response.reward - centre) / deviation
+        return standardised(response.reward, rewards)
+    if estimator == "gdpo":
+        return standardised(part_sum(response, samples), [part_sum(other, samples) for other in samples])
+    if estimator == "maxrl":
+        return (response.reward - mean(rewards)) / mean(rewards)
+    if estimator == "pkpo":
+        others = [other.reward for other in group if other is not response]
+        best = [max(chosen) for chosen in itertools.combinations(others, BEST_OF - 1)]
+        return BEST_OF * mean([max(response.reward - each, 0.0) for each in best])
     if estimator == "on_policy_distill":
         return 0.0
     if estimator == "opo":
@@ -79,6 +88,19 @@ def baselined(estimator: str, response: Response, rollout: Sequence[Response]) -
         }
         baseline = mean(compared.get(estimator, [0.0]))
     return response.reward - baseline
+
+
+def standardised(value: float, values: Sequence[float]) -> float:
+    """By the unbiased deviation."""
+    centre = mean(values)
+    return (value - centre) / math.sqrt(math.fsum((each - centre) ** 2 for each in values) / (len(values) - 1))
+
+
+def part_sum(response: Response, samples: Sequence[Response]) -> float:
+    """The weighted sum of the parts of a response's reward, each standardised among those of its prompt."""
+    group = [other.parts for other in samples if other.prompt == response.prompt]
+    columns = zip(response.parts, zip(*group, strict=True), PART_WEIGHTS, strict=True)
+    return math.fsum(weight * standardised(part, column) for part, column, weight in columns)
 
 
 def raw_advantages(estimator: str, response: Response, rollout: Sequence[Response]) -> list[float]:

@@ -42,6 +42,8 @@ from rlhf_suite.train.task import Objective
 PROMPTS, SAMPLES, STEP = 4, 4, 12  # responses of a rollout, and of its first optimiser step
 SILENT = 6  # the response in which the model wrote nothing
 NUMBERS = ("old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
+PARTS = ("answer", "format")  # of the rewards, for gdpo
+PART_ROWS = np.random.default_rng(7).normal(size=(PROMPTS * (SAMPLES + 1), len(PARTS))).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ def sampled_rollout(folder: Path) -> Rollout:
     return Rollout(trajectories, scores, dict(zip(NUMBERS, tokens, strict=True)))
 
 
+def scores_of(rollout: Rollout, case: Case) -> np.ndarray:
+    """The scores of a case; those of successes are so large that no penalty makes them negative."""
+    return np.abs(rollout.scores) + 0.8 if estimator.needs(case.estimator, "successes") else rollout.scores
+
+
 def room(prompt_tokens: int) -> int:
     """How long a response may be."""
     return HORIZON - prompt_tokens
@@ -144,6 +151,9 @@ def algo_config(case: Case) -> AlgoConfig:
         estimator=case.estimator,
         gamma=gamma if case.estimator in ("gae", "reinforce") else 1.0,
         lambd=lambd if case.estimator == "gae" else 1.0,
+        reward_parts=list(PARTS),
+        reward_part_weights=list(credit_formulas.PART_WEIGHTS),
+        pass_k=credit_formulas.BEST_OF,
         is_correction_level="geo" if case.loss == "gspo" else "token",
         is_correction_mode="clip",
         is_correction_threshold=[credit_formulas.MAX_WEIGHT],
@@ -157,7 +167,7 @@ def rewarded(folder: Path, case: Case) -> Experience:
     config, rollout = algo_config(case), sampled_rollout(folder)
     count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
     texts = ([""] * count,) * 2  # responses, queries
-    given, scores = rollout.trajectories[:count], rollout.scores[:count]
+    given, scores = rollout.trajectories[:count], scores_of(rollout, case)[:count]
     shaping = RLRewardConfig(
         clip_range=list(credit_formulas.CLIP_RANGE),
         overlong_buffer_len=credit_formulas.OVERLONG_BUFFER,
@@ -175,7 +185,8 @@ def rewarded(folder: Path, case: Case) -> Experience:
 def experience(case: Case, batch: Experience) -> Experience:
     """With advantages, returns and correction, which are those of the whole rollout."""
     config = algo_config(case)
-    batch, _ = CreditAssigner(config).assign(batch)
+    parts = [dict(zip(PARTS, row.tolist(), strict=True)) for row in PART_ROWS[: len(batch)]]
+    batch, _ = CreditAssigner(config).assign(batch, parts)
     return corrected(batch, config.advantage)[0]
 
 
@@ -205,17 +216,18 @@ def gradient(world: World, folder: Path, case: Case, split: Split, batch: Experi
 # The formulas.
 
 
-def responses(folder: Path) -> list[Response]:
+def responses(folder: Path, case: Case) -> list[Response]:
     """The rollout as the papers see it."""
     rollout, result, start = sampled_rollout(folder), [], 0
-    for t, score in zip(rollout.trajectories, rollout.scores, strict=True):
+    for t, score, parts in zip(rollout.trajectories, scores_of(rollout, case), PART_ROWS, strict=True):
         own = start + np.flatnonzero(t.owner == 1)
         start += len(t.ids)
         old, reference, teacher, values = (rollout.tokens[name][own].tolist() for name in NUMBERS)
         others = int((t.owner == 2).sum())  # what an environment wrote took room
         limits = (room(int((t.owner == 0).sum())) - others, t.ending is Ending.CUT, t.greedy)
         engine = t.engine_log_probs[t.owner == 1].tolist()
-        result.append(Response(t.group, float(score), *limits, old, reference, teacher, engine, values))
+        numbers = (old, reference, teacher, engine, values)
+        result.append(Response(t.group, float(score), *limits, *numbers, tuple(parts.tolist())))
     return result
 
 
@@ -223,7 +235,7 @@ def by_formula(folder: Path, case: Case) -> Experience:
     """The rollout with the numbers of the formulas in float64."""
     rollout = sampled_rollout(folder)
     batch = to_batch(rollout.trajectories[: PROMPTS * SAMPLES])
-    found = responses(folder)
+    found = responses(folder, case)
     kept = found[: len(batch)]
     numbers = {
         "advantages": credit_formulas.advantages(case.estimator, found if case.estimator == "remax" else kept),

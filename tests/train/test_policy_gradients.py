@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_the_formulas(ranks, folder, wanted, case):
 def test_the_rollout_has_what_the_comparison_is_about(folder):
     """Gaps, a response without model tokens in the step, every kind of shaping, and several turns."""
     batch = rewarded(folder, CASES[0])
-    kept = [each for each in responses(folder) if not each.greedy]
+    kept = [each for each in responses(folder, CASES[0]) if not each.greedy]
     assert SILENT in first_step(batch).index.tolist() and not len(kept[SILENT])
     assert any(batch.mask[batch.segments == row].diff().eq(1).sum() > 1 for row in range(len(batch)))
     assert any(each.truncated for each in kept) and any(abs(each.score) > CLIP_RANGE[1] for each in kept)

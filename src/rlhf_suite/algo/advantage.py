@@ -20,6 +20,8 @@ compared between responses, and what is left stands at the last token (R').
     remax                R - R of the prompt's greedy response      reward-to-go, gamma 1                  no
     on_policy_distill    0                                          reward of the token itself             no
 
+`algo.group_objectives` has more: gdpo, maxrl and pkpo.
+
 * and reinforce_baseline: 0 in a group whose rewards agree but for rounding (`subtract_group_means`).
 
 All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
@@ -246,14 +248,21 @@ def subtract_group_means(inputs: CreditInput) -> Tensor:
     other turns differ by the rounding of float32, which a division by their deviation would blow up to 1.
     """
     rewards = whole_rewards(inputs)
-    centred = rewards - group_mean(rewards, inputs)
     size = rewards.abs().double()
     if inputs.turn_rewards is not None:
         size = size + episode_sum(turn_sums(inputs.turn_rewards.abs(), inputs), inputs)
-    known, index = inputs.groups.unique(return_inverse=True)
+    return subtract_means(rewards, inputs.groups, count_above(inputs), size)
+
+
+def subtract_means(values: Tensor, names: Tensor, counted: Tensor, size: Tensor) -> Tensor:
+    """Return `values` [B] less the mean of the counted rows [B] of the same name [B], [B]; 0 where all of these agree
+    but for the rounding of what they are sums of, whose absolute values add up to `size` [B]."""
+    mean = sum_by(names, torch.where(counted, values, 0)) / sum_by(names, counted).clamp(min=1)
+    centred = values - mean.to(values.dtype)
+    known, index = names.unique(return_inverse=True)
     spread, largest = (
-        torch.zeros(len(known), dtype=torch.float64).scatter_reduce(0, index, values.double(), "amax")[index]
-        for values in (torch.where(count_above(inputs), centred.abs(), 0), size)
+        torch.zeros(len(known), dtype=torch.float64).scatter_reduce(0, index, part.double(), "amax")[index]
+        for part in (torch.where(counted, centred.abs(), 0), torch.where(counted, size, 0))
     )
     return torch.where(spread <= ROUNDING * largest, 0, centred)
 

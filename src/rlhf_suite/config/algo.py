@@ -22,6 +22,11 @@ class AdvantageConfig:
     gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict="this estimator does not discount")
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict="this estimator has no lambda")
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
+    reward_parts: list[str] = flag([])
+    """The parts of the reward that are standardised one by one, by the names of their metrics without reward/: named
+    parts of a reward file, <source>/mean of reward.sources, overlong_penalty and the like"""
+    reward_part_weights: list[float] | None = flag(None, "What each of reward_parts counts; null: 1", ge=0)
+    pass_k: int = flag(4, "k of the largest reward of k samples, or pass@k", ge=2)
     clip_range: list[float] | None = flag(None)
     """Each token's advantage is clamped to [low, high], after whitening and the teacher's term; null: off"""
     is_correction_level: str = flag("off", choices=IS_LEVELS)
@@ -42,7 +47,12 @@ class AdvantageConfig:
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers of samples that the estimator needs, by the names that rewards and agents give them."""
-        return registry.estimator.numbers(self.estimator)
+        return registry.estimator.numbers(self.estimator) + self.parts
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the reward that the estimator reads in place of the whole."""
+        return tuple(self.reward_parts) if self.needs("parts") else ()
 
 
 @dataclass

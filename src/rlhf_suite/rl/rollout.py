@@ -107,13 +107,15 @@ class EqualRewards:
     """Tells the user once when the rewards of several steps in a row do not differ: the policy learns nothing then."""
 
     def __init__(self, config: AlgoConfig, notice: Callable[[str], None]) -> None:
-        self.by_group = config.advantage.needs("groups")
+        self.by_group, self.parts = config.advantage.needs("groups"), config.advantage.parts
         self.notice, self.steps, self.is_reported = notice, 0, False
 
     def observe(self, scored: ScoredTrajectories) -> None:
         """Take note of the rewards of a step."""
         groups = np.array([t.group for t in scored.trajectories]) if self.by_group else np.zeros(len(scored.rewards))
-        is_same = all(are_equal(scored.rewards[groups == group].tolist()) for group in np.unique(groups))
+        parts = [np.array([numbers.get(name, 0.0) for numbers in scored.extra]) for name in self.parts]
+        members = [groups == group for group in np.unique(groups)]
+        is_same = all(are_equal(part[rows].tolist()) for part in parts or [scored.rewards] for rows in members)
         self.steps = self.steps + 1 if is_same else 0
         if self.steps == EQUAL_STEPS and not self.is_reported:
             self.is_reported = True

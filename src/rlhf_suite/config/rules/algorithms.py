@@ -97,6 +97,65 @@ def numbers_are_given(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def reward_parts_are_named(run: PPORun) -> Iterator[Problem]:
+    """Find an estimator of reward parts without parts, or with penalties that are none of them, and wrong weights."""
+    config, key, penalised = run.algo.advantage, "algo.advantage.reward_parts", penalties(run)
+    if not config.needs("parts"):
+        return
+    parts, weights = config.reward_parts, config.reward_part_weights
+    known = ",".join(f"{name}/mean" for name in run.reward.sources) or "<name>,<name>"
+    if not parts or len(set(parts)) < len(parts):
+        what = f"{config.estimator} standardises every part of the reward by itself, and " + (
+            f"{','.join(parts)} names one twice" if parts else "none is named"
+        )
+        yield Problem(key, what, f"write '{key}=[{known}]' (docs/rl.md)")
+    elif missing := [name for name in penalised if name not in parts]:
+        what = f"{config.estimator} reads the parts of the reward alone, and {missing[0]} is none of them"
+        yield Problem(key, what, f"write '{key}=[{','.join([*parts, *missing])}]', or {penalised[missing[0]]}=null")
+    if weights is not None and (len(weights) != len(parts) or not any(weights)):
+        what = f"{weights} is not one number for each of {len(parts)} parts, of which one is above 0"
+        weights_key = "algo.advantage.reward_part_weights"
+        yield Problem(weights_key, what, f"write '{weights_key}=[{','.join('1' for _ in parts)}]', or null")
+
+
+def penalties(run: PPORun) -> dict[str, str]:
+    """Return the penalties that the run takes from rewards by the names of their numbers, each with its flag."""
+    given = {
+        "overlong_penalty": ("reward.overlong_buffer_len", run.reward.overlong_buffer_len),
+        "stop_properly_penalty": ("reward.stop_properly_penalty_coef", run.reward.stop_properly_penalty_coef),
+    }
+    return {name: flag for name, (flag, value) in given.items() if value is not None}
+
+
+@rule
+def rewards_are_successes(run: PPORun) -> Iterator[Problem]:
+    """Find penalties that make rewards negative, for an estimator that divides by how often a prompt succeeds."""
+    config = run.algo.advantage
+    if not config.needs("successes"):
+        return
+    what = f"rewards below 0 are no successes, and {config.estimator} divides by the mean of successes"
+    if run.reward.overlong_buffer_len is not None:
+        key = "reward.overlong_buffer_len"
+        yield Problem(key, f"its penalty makes rewards negative: {what}", f"write {key}=null, or another estimator")
+    if (coef := run.reward.stop_properly_penalty_coef) is not None and coef < 0:
+        key = "reward.stop_properly_penalty_coef"
+        yield Problem(key, f"{coef:g} replaces rewards: {what}", f"write {key}=0, null, or another estimator")
+
+
+@rule
+def groups_hold_k_samples(run: PPORun) -> Iterator[Problem]:
+    config, samples = run.algo.advantage, run.rollout.n_samples_per_prompt
+    if (
+        registry.estimator.reads(config.estimator, "pass_k")
+        and not is_own(config.estimator)
+        and samples < config.pass_k
+    ):
+        what = f"{config.pass_k} of {samples} samples of a prompt are none"
+        key = "rollout.n_samples_per_prompt"
+        yield Problem("algo.advantage.pass_k", what, f"write {key}={2 * config.pass_k}, or a smaller number")
+
+
+@rule
 def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
     pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
