@@ -46,6 +46,7 @@ ESTIMATORS = {
     "gspo": "group_norm",
     "cispo": "group_norm",
     "sapo": "group_norm",
+    "dppo": "group_norm",
     "dapo": "group_norm",
     "opo": "opo",
     "remax": "remax",

@@ -517,6 +517,9 @@ MISTAKES = [
         "reward.stop_properly_penalty_coef",
         "-1 replaces rewards",
     ),
+    (PPO + "actor.dppo_tv_max=1.5", "actor.dppo_tv_max", "> 0 and <= 1"),
+    (PPO + "experiment=dppo actor.dppo_kl_max=0.1", "actor.dppo_kl_max", "add actor.policy_loss_type=dppo_kl"),
+    (PPO + "experiment=dppo actor.eps_clip=0.3", "actor.eps_clip", "has no effect"),
     (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "9 of 8 samples"),
     (PPO + "algo.advantage.pass_k=2", "algo.advantage.pass_k", "add algo.advantage.estimator=pkpo"),
     (

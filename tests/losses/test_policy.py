@@ -215,6 +215,64 @@ def test_sapo_gates_by_the_sign_of_the_advantage():
     assert "ppo_clip_ratio" not in loss.metrics
 
 
+FAR = 0.5 / math.exp(-1)  # the ratio by which a token of probability 1/e has 1/2
+
+
+@pytest.mark.notices(
+    "DPPO keeps what pushes further away",
+    "losses/policy.py",
+    "tokens.advantages * (ratio - 1) > 0",
+    "tokens.advantages * (ratio - 1) < 0",
+)
+@pytest.mark.notices(
+    "DPPO measures ratios",
+    "losses/policy.py",
+    "now, before = tokens.log_probs.detach().exp(), tokens.old_log_probs.exp()",
+    "now, before = tokens.log_ratio.detach().exp(), 1.0",
+)
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_dppo_drops_tokens_that_are_far_and_pushed_further(name):
+    """From 1/e to 1/2 it is 0.132 (as KL 0.0353), to 2/e^2 0.097 (0.0225); a fifth more or less is below both bounds."""
+    config = PolicyConfig(policy_loss_type=name, dppo_tv_max=0.09, dppo_kl_max=0.02)
+    loss, gradient = run([FAR, FAR, 1 / FAR, 1 / FAR, 1.2, 0.8], [1.0, -1.0, -1.0, 1.0, 1.0, -1.0], config)
+    assert gradient.tolist() == pytest.approx([0.0, FAR, 0.0, -1 / FAR, -1.2, 0.8])
+    parts = [float(loss.metrics[f"ppo_clip_ratio{side}"].total) for side in ("", "_low", "_high")]
+    assert parts == [2, 1, 1]
+
+
+@pytest.mark.notices(
+    "the KL of DPPO leaves the other tokens out",
+    "losses/policy.py",
+    "sampled + others > config.dppo_kl_max",
+    "sampled > config.dppo_kl_max",
+)
+@pytest.mark.parametrize(
+    ("old", "now"), [(0.3, 0.5), (0.5, 0.3), (0.999, 0.9), (0.9, 0.999), (1e-6, 1e-3), (0.2, 0.21)]
+)
+def test_the_kl_of_dppo_is_that_of_the_sampled_token_against_all_others(old, now):
+    """A bound just below it drops the token, and one just above it does not."""
+    kl = old * math.log(old / now) + (1 - old) * math.log((1 - old) / (1 - now))
+    log_probs = torch.tensor([math.log(now)], dtype=torch.float64).requires_grad_()
+    before, advantage = torch.tensor([math.log(old)], dtype=torch.float64), torch.tensor([1.0 if now > old else -1.0])
+    for bound, is_kept in ((0.9999 * kl, False), (1.0001 * kl, True)):
+        config = PolicyConfig(policy_loss_type="dppo_kl", dppo_kl_max=bound)
+        (gradient,) = torch.autograd.grad(loss_of(log_probs, before, advantage.double(), config).total, log_probs)
+        assert bool(gradient.item()) is is_kept
+
+
+@pytest.mark.notices(
+    "the ratio of DPPO has no bound", "losses/policy.py", "-ratio.clamp(max=config.dppo_ratio_max)", "-ratio"
+)
+def test_an_unlikely_token_stays_within_dppos_bound_and_its_ratio_is_bounded():
+    """1e-6 to 1e-3 is a ratio of 1000, which PPO clips, and a difference of 0.001."""
+    log_probs = torch.tensor([math.log(1e-3)], dtype=torch.float64).requires_grad_()
+    old, advantage = torch.tensor([math.log(1e-6)], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    for name, wanted in (("ppo", 0.0), ("dppo_tv", -20.0), ("dppo_kl", -20.0)):
+        config = PolicyConfig(policy_loss_type=name)
+        (gradient,) = torch.autograd.grad(loss_of(log_probs, old, advantage, config).total, log_probs)
+        assert gradient.item() == pytest.approx(wanted), name
+
+
 def test_reinforce_takes_no_note_of_the_ratio():
     loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="reinforce"))
     assert gradient.tolist() == pytest.approx([-2.0, 1.0])

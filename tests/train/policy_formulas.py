@@ -17,6 +17,8 @@ from rlhf_suite.train.task import Forward, Objective, StepLoss
 
 TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
 HORIZON = 64  # the longest a response may be
+DPPO = {"tv": 5e-4, "kl": 1e-4}  # so that random models' probabilities of about 1 / 256 pass them
+DPPO_RATIO = 1.3
 TAU = {True: 0.7, False: 1.3}  # of sapo, where the advantage is positive, and elsewhere
 
 
@@ -121,6 +123,13 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
     bounded = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
     if loss == "cispo":
         return -bounded.detach() * s.advantages * s.log_probs
+    if loss in ("dppo_tv", "dppo_kl"):
+        now, old = torch.exp(s.log_probs.detach()), torch.exp(s.old_log_probs)
+        kl = old * torch.log(old / now) + (1 - old) * torch.log((1 - old) / (1 - now))
+        far = (now - old).abs() > DPPO["tv"] if loss == "dppo_tv" else kl > DPPO["kl"]
+        outwards = (s.advantages > 0) & (now > old) | (s.advantages < 0) & (now < old)
+        weight = torch.minimum(now / old, torch.tensor(DPPO_RATIO))
+        return -torch.where(far & outwards, 0.0, weight) * s.advantages * s.log_probs
     if loss == "sapo":
         tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
         return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages

@@ -14,7 +14,18 @@ import torch
 from credit_formulas import Response
 from gradients import kept_model, optimizer_gradient, own_numbers
 from plain_models import Gradients, formula_gradients, outputs, reference_model
-from policy_formulas import CLIP, HORIZON, TAU, TEMPERATURE, VALUE_CLIP, Sequence, corrected_loss, formula
+from policy_formulas import (
+    CLIP,
+    DPPO,
+    DPPO_RATIO,
+    HORIZON,
+    TAU,
+    TEMPERATURE,
+    VALUE_CLIP,
+    Sequence,
+    corrected_loss,
+    formula,
+)
 from splits import Split
 
 from given import prompt
@@ -204,6 +215,9 @@ def objective(case: Case) -> Objective[Experience]:
         eps_clip_low_high=list(CLIP),
         sapo_tau_pos=TAU[True],
         sapo_tau_neg=TAU[False],
+        dppo_tv_max=DPPO["tv"],
+        dppo_kl_max=DPPO["kl"],
+        dppo_ratio_max=DPPO_RATIO,
     )
     return PolicyObjective(actor, KLConfig(), TEMPERATURE, HORIZON)
 

@@ -89,6 +89,10 @@ class PolicyConfig(SeeingActorConfig):
     dual_clip: float | None = flag(None, "Dual-clip constant: it bounds the loss of negative advantages", gt=1)
     sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
     sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
+    dppo_tv_max: float = flag(0.15, gt=0, le=1)
+    """How far DPPO lets the probability of a token move from its old one before the token is dropped"""
+    dppo_kl_max: float = flag(0.05, "The same as a KL divergence of the token against all others, in nats", gt=0)
+    dppo_ratio_max: float = flag(20.0, "Largest weight that DPPO gives to a token by its ratio", ge=1)
     entropy_coef: float | None = flag(None, ge=0)
     """Entropy bonus; 0: the entropy is only logged; null: it is not computed"""
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)

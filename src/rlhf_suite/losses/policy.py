@@ -9,6 +9,9 @@ whatever the mode.
     gspo        the same with s_t = sg(geometric mean of the sequence's rho) pi / sg(pi)      arXiv:2507.18071
     cispo       -sg(clip(rho_t)) A_t log pi                                                   arXiv:2506.13585
     sapo        -(4 / tau) sigmoid(tau (rho_t - 1)) A_t, tau by the sign of A_t               arXiv:2511.20347
+    dppo_tv     -M_t sg(min(rho_t, c)) A_t log pi, M_t = 0 where A_t pushes pi further away    arXiv:2602.04879
+                from pi_old than |pi - pi_old| allows
+    dppo_kl     the same, where the KL of the sampled token against all others does not allow it
     reinforce   -A_t log pi: no ratio
 """
 
@@ -23,6 +26,7 @@ from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import (
     LossSum,
+    log1mexp,
     masked_mean,
     masked_sum,
     sequence_sums,
@@ -152,10 +156,48 @@ def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return TokenLosses(-4 / tau * torch.sigmoid(tau * (ratio - 1)) * tokens.advantages)
 
 
+@policy_loss(reads=("dppo_tv_max", "dppo_ratio_max"))
+def dppo_tv(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """DPPO with total variation (Qi et al. 2026): a token is dropped whose probability, not ratio, has moved too far.
+
+        L_t = -M_t sg(min(rho_t, c)) A_t log pi,    D_t = |pi - pi_old| of the sampled token
+        M_t = 0 where D_t > delta and A_t pushes pi further away: A_t > 0 and rho_t > 1, or A_t < 0 and rho_t < 1
+
+    D_t is the total variation between the two policies if every other token counts as one ("Binary-TV"). delta is
+    `actor.dppo_tv_max`. The bound c, `actor.dppo_ratio_max`, is that of the authors' code: a likelier token of a
+    probability of 1e-6 could have a ratio of 1e5 within any delta. The paper measures from the policy that sampled,
+    engine and all; here pi_old is the trainer's, and what the engine differs from it is the correction's.
+    """
+    now, before = tokens.log_probs.detach().exp(), tokens.old_log_probs.exp()
+    return drop_far_tokens(tokens, (now - before).abs() > config.dppo_tv_max, config)
+
+
+@policy_loss(reads=("dppo_kl_max", "dppo_ratio_max"))
+def dppo_kl(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """DPPO with a KL divergence (Qi et al. 2026): `dppo_tv` with another measure of how far a probability has moved.
+
+        D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p)),    p = pi, q = pi_old of the sampled token
+
+    It is the KL between the two policies if every other token counts as one ("Binary-KL"); delta is
+    `actor.dppo_kl_max`.
+    """
+    now, before = tokens.log_probs.detach(), tokens.old_log_probs
+    sampled, others = before.exp() * (before - now), -torch.expm1(before) * (log1mexp(before) - log1mexp(now))
+    return drop_far_tokens(tokens, sampled + others > config.dppo_kl_max, config)
+
+
 @policy_loss()
 def reinforce(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """The plain policy gradient (Williams 1992): L_t = -A_t log pi. Exact on policy; old log-probs do not matter."""
     return TokenLosses(-tokens.advantages * tokens.log_probs)
+
+
+def drop_far_tokens(tokens: PolicyTokens, is_far: Tensor, config: PolicyConfig) -> TokenLosses:
+    """-sg(min(rho, c)) A log pi, and 0 where pi is too far from pi_old, [T] bool, and A pushes it further away."""
+    ratio = compute_ratio(tokens.log_ratio).detach()
+    dropped = is_far & (tokens.advantages * (ratio - 1) > 0)
+    losses = -ratio.clamp(max=config.dppo_ratio_max) * tokens.advantages * tokens.log_probs
+    return TokenLosses(torch.where(dropped, 0, losses), dropped, ratio > 1)
 
 
 def compute_ratio(log_ratio: Tensor) -> Tensor:
