@@ -206,6 +206,8 @@ class Kind:
 
 # Of estimators: `parts` are those in algo.advantage.reward_parts, `successes` are rewards of 0 or more.
 CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies", "parts", "successes", ANY_NUMBER)
+# Of policy losses: a ratio of whole sequences; tokens that are chosen by their covariance, in one of two ways.
+POLICY = ("sequences", "covariance_band", "largest_covariances")
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
 CHECKED = ("label", "tests", "locked_process", "time_limit")
@@ -227,7 +229,7 @@ correction = Kind(
     "correction", "mode of the correction", ("algo.correction",), ("inputs", "config"), ("ratio", "unit_weight")
 )
 gating = Kind("gating", "gating of the correction", ("algo.correction",), ("inputs", "config"), ("upper_bound",))
-policy_loss = Kind("policy_loss", "policy loss", ("losses.policy",), ("tokens", "config"), ("sequences",))
+policy_loss = Kind("policy_loss", "policy loss", ("losses.policy",), ("tokens", "config"), POLICY)
 aggregation = Kind("aggregation", "aggregation mode", ("losses.reduce",), AVERAGED, ("sequences", "tokens"))
 preference_loss = Kind("preference_loss", "preference loss", ("losses.preference",), PAIR, TERMS, ("reference",))
 reward_loss = Kind("reward_loss", "loss of a reward model", ("losses.preference",), (*PAIR[:2], "margin"), ("margin",))

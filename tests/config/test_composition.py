@@ -47,6 +47,8 @@ ESTIMATORS = {
     "cispo": "group_norm",
     "sapo": "group_norm",
     "dppo": "group_norm",
+    "clip_cov": "group_norm",
+    "kl_cov": "group_norm",
     "dapo": "group_norm",
     "opo": "opo",
     "remax": "remax",

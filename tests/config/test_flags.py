@@ -50,7 +50,7 @@ def test_help_says_when_a_flag_is_read():
     flags = flags_of("ppo")
     assert flags["actor.muon.lr"].help.endswith("Muon group. Read when actor.optim=muon")
     assert flags["actor.eps_clip"].help.endswith(
-        "Read when actor.policy_loss_type is ppo, gspo or cispo and actor.eps_clip_low_high is null"
+        "Read when actor.policy_loss_type is ppo, gspo, cispo or clip_cov and actor.eps_clip_low_high is null"
     )
     assert flags["logger.wandb.group"].help.endswith(
         "Read when logger.wandb.enable=true or logger.tensorboard_dir is set"

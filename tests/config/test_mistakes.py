@@ -406,8 +406,12 @@ MISTAKES = [
     ),
     (PPO + "actor.policy_loss_type=gspo", "actor.loss_agg_mode", "the ratio of gspo is one of whole sequences"),
     (PPO + "actor.policy_loss_type=grpo", "actor.policy_loss_type", "write actor.policy_loss_type=ppo"),
-    (PPO + "actor.policy_loss_type=sapo actor.eps_clip=0.1", "actor.eps_clip", "policy_loss_type=ppo, gspo or cispo"),
-    (PPO + "actor.policy_loss_type=cispo actor.dual_clip=3", "actor.dual_clip", "policy_loss_type=ppo or gspo"),
+    (PPO + "actor.policy_loss_type=sapo actor.eps_clip=0.1", "actor.eps_clip", "policy_loss_type=ppo, gspo, cispo"),
+    (
+        PPO + "actor.policy_loss_type=cispo actor.dual_clip=3",
+        "actor.dual_clip",
+        "policy_loss_type=ppo, gspo or clip_cov",
+    ),
     (PPO + "actor.sapo_tau_neg=2", "actor.sapo_tau_neg", "add actor.policy_loss_type=sapo"),
     (
         PPO + "actor.loss_agg_mode=seq-mean",
@@ -520,6 +524,13 @@ MISTAKES = [
     (PPO + "actor.dppo_tv_max=1.5", "actor.dppo_tv_max", "> 0 and <= 1"),
     (PPO + "experiment=dppo actor.dppo_kl_max=0.1", "actor.dppo_kl_max", "add actor.policy_loss_type=dppo_kl"),
     (PPO + "experiment=dppo actor.eps_clip=0.3", "actor.eps_clip", "has no effect"),
+    (PPO + "experiment=clip_cov 'actor.clip_cov_range=[5,1]'", "actor.clip_cov_range", "[5.0, 1.0] is not [low, high]"),
+    (PPO + "experiment=clip_cov actor.kl_cov_coef=2", "actor.kl_cov_coef", "add actor.policy_loss_type=kl_cov"),
+    (
+        PPO + "experiment=kl_cov rollout.batch_size=4 train.batch_size=32",
+        "actor.policy_loss_type",
+        "a single optimiser step has not moved",
+    ),
     (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "9 of 8 samples"),
     (PPO + "algo.advantage.pass_k=2", "algo.advantage.pass_k", "add algo.advantage.estimator=pkpo"),
     (

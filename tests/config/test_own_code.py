@@ -98,7 +98,7 @@ def test_needs_of_an_own_function_decide_as_those_of_the_suite_do(checked, own):
     alone = f"{PPO} algo.advantage.estimator=own.py:median_baseline rollout.n_samples_per_prompt=1"
     assert any("median_baseline compares the samples" in problem.what for problem in checked(alone).problems)
     (problem,) = checked(f"{PPO} actor.policy_loss_type=own.py:squared_ratio actor.dual_clip=3").problems
-    assert problem.key == "actor.dual_clip" and "ppo or gspo" in problem.fix
+    assert problem.key == "actor.dual_clip" and "ppo, gspo or clip_cov" in problem.fix
     assert checked(f"{PPO} actor.policy_loss_type=own.py:squared_ratio actor.eps_clip=0.1").problems == []
 
 

@@ -15,12 +15,13 @@ from rlhf_suite.registry import aggregation, policy_loss
 CONFIG = PolicyConfig(eps_clip=0.2)
 
 
-def loss_of(log_probs, old, advantages, config=CONFIG, *, mask=None, segments=None, correction=None):
-    """The policy loss of tokens that are one sequence, where `segments` does not say otherwise."""
+def loss_of(log_probs, old, advantages, config=CONFIG, *, mask=None, segments=None, correction=None, chosen=None):
+    """The policy loss of tokens that are one sequence, where `segments` does not say otherwise. None is `chosen`."""
     mask = torch.ones(len(log_probs)) if mask is None else torch.tensor(mask)
     segments = torch.zeros(len(mask), dtype=torch.int64) if segments is None else torch.tensor(segments)
     rows = int(segments.max()) + 1
-    tokens = PolicyTokens(log_probs, old, advantages, mask, segments, rows)
+    chosen = torch.zeros(len(mask), dtype=torch.bool) if chosen is None else torch.tensor(chosen)
+    tokens = PolicyTokens(log_probs, old, advantages, mask, segments, rows, chosen)
     weights = token_weights(mask, segments, rows, config.loss_agg_mode, horizon=10)
     return policy_term(tokens, config, weights, num_units(mask, segments, rows, config.loss_agg_mode), correction)
 
@@ -232,7 +233,7 @@ FAR = 0.5 / math.exp(-1)  # the ratio by which a token of probability 1/e has 1/
 )
 @pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
 def test_dppo_drops_tokens_that_are_far_and_pushed_further(name):
-    """From 1/e to 1/2 it is 0.132 (as KL 0.0353), to 2/e^2 0.097 (0.0225); a fifth more or less is below both bounds."""
+    """From 1/e to 1/2 it is 0.132 (as KL 0.0353), to 2/e^2 0.097 (0.0225); a fifth more or less is within both."""
     config = PolicyConfig(policy_loss_type=name, dppo_tv_max=0.09, dppo_kl_max=0.02)
     loss, gradient = run([FAR, FAR, 1 / FAR, 1 / FAR, 1.2, 0.8], [1.0, -1.0, -1.0, 1.0, 1.0, -1.0], config)
     assert gradient.tolist() == pytest.approx([0.0, FAR, 0.0, -1 / FAR, -1.2, 0.8])
@@ -271,6 +272,51 @@ def test_an_unlikely_token_stays_within_dppos_bound_and_its_ratio_is_bounded():
         config = PolicyConfig(policy_loss_type=name)
         (gradient,) = torch.autograd.grad(loss_of(log_probs, old, advantage, config).total, log_probs)
         assert gradient.item() == pytest.approx(wanted), name
+
+
+@pytest.mark.notices(
+    "Clip-Cov leaves the tokens out that it should keep",
+    "losses/policy.py",
+    "torch.where(tokens.chosen, 0, surrogate.losses)",
+    "torch.where(tokens.chosen, surrogate.losses, 0)",
+)
+def test_clip_cov_is_ppo_without_the_chosen_tokens():
+    ratios, advantages, chosen = [1.1, 1.5, 0.9, 1.1], [2.0, 1.0, -1.0, 1.0], [True, False, False, True]
+    config = PolicyConfig(policy_loss_type="clip_cov")
+    loss, gradient = run(ratios, advantages, config, chosen=chosen)
+    plain, whole = run(ratios, advantages)
+    assert gradient.tolist() == pytest.approx([0.0, 0.0, whole[2].item(), 0.0])
+    assert loss.total.item() == pytest.approx(-1.2 + 0.9)
+    assert loss.metrics["ppo_clip_ratio"].total == plain.metrics["ppo_clip_ratio"].total == 1
+
+
+@pytest.mark.notices(
+    "KL-Cov pushes away from the old policy",
+    "losses/policy.py",
+    "losses + config.kl_cov_coef * tokens.log_ratio.abs()",
+    "losses - config.kl_cov_coef * tokens.log_ratio.abs()",
+)
+@pytest.mark.notices(
+    "KL-Cov holds all tokens back",
+    "losses/policy.py",
+    "torch.where(tokens.chosen, pulled, losses)",
+    "pulled",
+)
+def test_kl_cov_pulls_the_chosen_tokens_back_and_clips_none():
+    """The gradient of beta |log rho| is beta above the old policy, -beta below it, and 0 on it."""
+    config = PolicyConfig(policy_loss_type="kl_cov", kl_cov_coef=0.25)
+    loss, gradient = run([1.5, 0.5, 1.0, 1.5], [1.0, 1.0, 1.0, 1.0], config, chosen=[True, True, True, False])
+    assert gradient.tolist() == pytest.approx([-1.5 + 0.25, -0.5 - 0.25, -1.0, -1.5])
+    assert loss.total.item() == pytest.approx(-4.5 + 0.25 * (math.log(1.5) + math.log(2)))
+    assert "ppo_clip_ratio" not in loss.metrics
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_a_loss_that_chooses_tokens_is_refused_without_them(name):
+    one = torch.ones(1)
+    tokens = PolicyTokens(one, one, one, one, torch.zeros(1, dtype=torch.int64), 1)
+    with pytest.raises(AssertionError, match="the tokens that its covariances choose"):
+        policy_loss.load(name)(tokens, PolicyConfig(policy_loss_type=name))
 
 
 def test_reinforce_takes_no_note_of_the_ratio():

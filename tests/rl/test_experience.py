@@ -33,6 +33,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         critic_warm_up=plan.critic_warm_up,
         mismatch_limit=1e-4,
         token_entropy=config.rollout.token_entropy,
+        chooses_tokens=config.actor.chooses_tokens,
     )
 
 
@@ -41,6 +42,9 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
 )
 @pytest.mark.notices(
     "old log-probs are not measured while the critic warms up", "rl/experience.py", "or critic_warm_up > 0", ""
+)
+@pytest.mark.notices(
+    "old log-probs are not measured where covariances choose tokens", "rl/experience.py", "or chooses_tokens", ""
 )
 @pytest.mark.parametrize(
     "flags",
@@ -51,6 +55,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         {"algo__dynamic_filtering_enable": True},
         {"algo__advantage__is_correction_level": "token"},
         {"rollout__token_entropy": True},
+        {"actor__policy_loss_type": "clip_cov"},
     ],
 )
 def test_old_log_probs_are_measured_where_the_policy_may_have_moved(flags):

@@ -41,7 +41,7 @@ def silent() -> Experience:
 
 def losses() -> dict[str, dict[str, Metric]]:
     """The metrics of every loss of which nothing counts: no token, pair, answer or step."""
-    tokens = PolicyTokens(ONES, ONES, ONES, NOTHING, torch.zeros(4, dtype=torch.int64), 1)
+    tokens = PolicyTokens(ONES, ONES, ONES, NOTHING, torch.zeros(4, dtype=torch.int64), 1, chosen=NOTHING.bool())
     answers, steps = Answers(-ONES, -ONES, ONES), torch.zeros(0, dtype=torch.int64)
     found = {
         name: policy_term(tokens, PolicyConfig(policy_loss_type=name), NOTHING, NOTHING.sum())

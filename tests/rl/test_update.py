@@ -8,6 +8,7 @@ from itertools import chain
 import pytest
 import torch
 
+from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
@@ -17,7 +18,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import split
-from rlhf_suite.rl.update import Updater, step_indices
+from rlhf_suite.rl.update import Updater, choose_tokens, step_indices
 
 
 def rollout(*lengths: int) -> Experience:
@@ -90,14 +91,16 @@ class Asked:
         return refs
 
 
-def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
+def updated(steps: int, loss: str = "ppo") -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
     run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
     run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
+    run.actor.policy_loss_type = loss
     policy, critic = Asked("policy"), Asked("critic")
     plan = resolve(run, Machine("cpu", 0))
     updater = Updater(
         run.train,
+        run.actor,
         PolicyGroup(policy),
         CriticGroup(critic),
         steps_per_rollout=plan.optimizer_steps_per_rollout,
@@ -135,7 +138,9 @@ def test_the_policys_schedule_begins_after_the_critics_warm_up():
     assert [sorted(row) for row in metrics] == [["critic/steps"]] * 2 + [["critic/steps", "policy/steps"]] * 2
 
 
-@pytest.mark.notices("every rollout is shuffled alike", "rl/update.py", "(config.seed, step))", "(config.seed, 0))")
+@pytest.mark.notices(
+    "every rollout is shuffled alike", "rl/update.py", "(self.config.seed, step)", "(self.config.seed, 0)"
+)
 def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
     policy, critic, _ = updated(4)
     orders = [steps for steps, _ in critic.asked]
@@ -147,10 +152,40 @@ def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
 @pytest.mark.notices(
     "the critic is trained without its targets",
     "rl/model_groups.py",
-    '"correction", "advantages")',
-    '"correction", "advantages", "returns")',
+    '"advantages", "chosen")',
+    '"advantages", "chosen", "returns")',
 )
 def test_each_model_gets_the_columns_that_it_trains_on():
     policy, critic, _ = updated(3)
     assert policy.columns == {"mask", "old_log_probs", "advantages"}
     assert critic.columns == {"mask", "values", "returns"}
+
+
+def varied(*lengths: int) -> Experience:
+    batch, numbers = rollout(*lengths), torch.Generator().manual_seed(1)
+    columns = {name: torch.randn(batch.num_tokens, generator=numbers) for name in ("old_log_probs", "advantages")}
+    return replace(batch, **columns)
+
+
+@pytest.mark.notices("every rollout draws the same places", "rl/update.py", "[*seed, CHOICE]", "[seed[0], CHOICE]")
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+def test_tokens_are_chosen_by_the_whole_rollout_and_its_number(loss):
+    """Sequences far from the others' means are those of which most tokens are chosen, in whichever step they train."""
+    actor = PolicyConfig(policy_loss_type=loss, clip_cov_ratio=0.1, kl_cov_ratio=0.1, clip_cov_range=[0.0, 9.0])
+    batch = varied(40, 60, 50, 30)
+    chosen, metrics = choose_tokens(batch, actor, (5, 2))
+    count = int(0.1 * float(batch.mask.sum()))
+    assert int(chosen.chosen.sum()) == count and not chosen.chosen[batch.mask == 0].any()
+    assert metrics["train/chosen_token_ratio"] == pytest.approx(count / float(batch.mask.sum()))
+    own = batch.mask.bool()
+    columns = torch.stack([batch.old_log_probs[own], batch.advantages[own]]).double()
+    assert metrics["train/covariance"] == pytest.approx(float(columns.cov(correction=0)[0, 1]), abs=1e-9)
+    again, other = (choose_tokens(batch, actor, seed)[0].chosen for seed in ((5, 2), (5, 3)))
+    assert torch.equal(again, chosen.chosen) and torch.equal(other, chosen.chosen) == (loss == "kl_cov")
+
+
+def test_the_chosen_tokens_reach_the_policy_alone():
+    policy, critic, metrics = updated(3, "clip_cov")
+    assert "chosen" in policy.columns and "chosen" not in critic.columns
+    assert {"train/covariance", "train/chosen_token_ratio"} <= metrics[2].keys()
+    assert "chosen" not in updated(3)[0].columns

@@ -14,6 +14,7 @@ GAMMA, LAMBDA, KL_COEF = 0.9, 0.8, 0.1
 CLIP_RANGE, OVERLONG_BUFFER, OVERLONG_FACTOR, TRUNCATED_COEF = (-1.5, 1.5), 40, 0.7, 0.5
 MAX_WEIGHT = 1.5  # of the correction, an upper bound
 PART_WEIGHTS, BEST_OF = (1.0, 0.5), 3  # of gdpo, of pkpo
+COV_BAND, CLIP_COV_SHARE, KL_COV_SHARE = (0.1, 0.5), 0.5, 0.2
 
 
 @dataclass(frozen=True)
@@ -150,3 +151,19 @@ def weights(response: Response, whole: bool) -> list[float]:
     if whole and logs:
         logs = [mean(logs)] * len(logs)
     return [min(math.exp(each), MAX_WEIGHT) for each in logs]
+
+
+def chosen(loss: str, rollout: Sequence[Response], found: Sequence[Sequence[float]]) -> list[list[float]]:
+    """1 at the tokens that Clip-Cov or KL-Cov choose by their covariance (Cui et al. 2025), else 0; `found`: the
+    advantages of every token. The band of Clip-Cov is so small that all of its tokens are chosen."""
+    old = [value for each in rollout for value in each.old]
+    flat = [value for row in found for value in row]
+    products = [(log_prob - mean(old)) * (a - mean(flat)) for log_prob, a in zip(old, flat, strict=True)]
+    if loss == "clip_cov":
+        marks = [float(COV_BAND[0] < product < COV_BAND[1]) for product in products]
+        assert 0 < sum(marks) <= CLIP_COV_SHARE * len(marks), "not all of them would be chosen"
+    else:
+        largest = sorted(products, reverse=True)[: int(KL_COV_SHARE * len(products))]
+        marks = [float(product in largest) for product in products]
+    places = iter(marks)
+    return [[next(places) for _ in row] for row in found]

@@ -18,7 +18,7 @@ from rlhf_suite.train.task import Forward, Objective, StepLoss
 TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
 HORIZON = 64  # the longest a response may be
 DPPO = {"tv": 5e-4, "kl": 1e-4}  # so that random models' probabilities of about 1 / 256 pass them
-DPPO_RATIO = 1.3
+DPPO_RATIO, KL_COV = 1.3, 0.4
 TAU = {True: 0.7, False: 1.3}  # of sapo, where the advantage is positive, and elsewhere
 
 
@@ -133,7 +133,10 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
     if loss == "sapo":
         tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
         return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages
-    return -torch.minimum(ratio * s.advantages, bounded * s.advantages)
+    if loss == "kl_cov":
+        return -ratio * s.advantages + s.chosen * KL_COV * log_ratio.abs()
+    surrogate = -torch.minimum(ratio * s.advantages, bounded * s.advantages)
+    return surrogate * (1 - s.chosen) if loss == "clip_cov" else surrogate
 
 
 def corrected_loss(loss: str, mode: str, sequences: list[Sequence]) -> torch.Tensor:

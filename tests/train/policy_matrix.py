@@ -19,6 +19,7 @@ from policy_formulas import (
     DPPO,
     DPPO_RATIO,
     HORIZON,
+    KL_COV,
     TAU,
     TEMPERATURE,
     VALUE_CLIP,
@@ -47,7 +48,7 @@ from rlhf_suite.rl.mismatch import corrected
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.update import step_indices
+from rlhf_suite.rl.update import choose_tokens, step_indices
 from rlhf_suite.train.task import Objective
 
 PROMPTS, SAMPLES, STEP = 4, 4, 12  # responses of a rollout, and of its first optimiser step
@@ -198,7 +199,9 @@ def experience(case: Case, batch: Experience) -> Experience:
     config = algo_config(case)
     parts = [dict(zip(PARTS, row.tolist(), strict=True)) for row in PART_ROWS[: len(batch)]]
     batch, _ = CreditAssigner(config).assign(batch, parts)
-    return corrected(batch, config.advantage)[0]
+    batch, _ = corrected(batch, config.advantage)
+    actor = actor_config(case)
+    return choose_tokens(batch, actor, (0, 0))[0] if actor.chooses_tokens else batch
 
 
 def first_step(batch: Experience) -> Experience:
@@ -209,8 +212,12 @@ def first_step(batch: Experience) -> Experience:
 def objective(case: Case) -> Objective[Experience]:
     if case.loss == "value":
         return ValueObjective(CriticConfig(value_clip=VALUE_CLIP))
-    actor = PolicyConfig(
-        policy_loss_type=case.loss,
+    return PolicyObjective(actor_config(case), KLConfig(), TEMPERATURE, HORIZON)
+
+
+def actor_config(case: Case) -> PolicyConfig:
+    return PolicyConfig(
+        policy_loss_type="ppo" if case.loss == "value" else case.loss,
         loss_agg_mode=case.mode,
         eps_clip_low_high=list(CLIP),
         sapo_tau_pos=TAU[True],
@@ -218,8 +225,11 @@ def objective(case: Case) -> Objective[Experience]:
         dppo_tv_max=DPPO["tv"],
         dppo_kl_max=DPPO["kl"],
         dppo_ratio_max=DPPO_RATIO,
+        clip_cov_ratio=credit_formulas.CLIP_COV_SHARE,
+        clip_cov_range=list(credit_formulas.COV_BAND),
+        kl_cov_ratio=credit_formulas.KL_COV_SHARE,
+        kl_cov_coef=KL_COV,
     )
-    return PolicyObjective(actor, KLConfig(), TEMPERATURE, HORIZON)
 
 
 def gradient(world: World, folder: Path, case: Case, split: Split, batch: Experience) -> Gradients | None:
@@ -256,6 +266,8 @@ def by_formula(folder: Path, case: Case) -> Experience:
         "returns": credit_formulas.returns(kept),
         "correction": [credit_formulas.weights(each, case.loss == "gspo") for each in kept],
     }
+    if case.loss in ("clip_cov", "kl_cov"):
+        numbers["chosen"] = credit_formulas.chosen(case.loss, kept, numbers["advantages"])
     tokens = {name: rollout.tokens[name][: batch.num_tokens] for name in NUMBERS}
     for name, rows in numbers.items():
         tokens[name] = torch.zeros(batch.num_tokens, dtype=torch.float64)

@@ -96,6 +96,8 @@ METRICS: dict[str, Metric] = {
     "ppo_clip_ratio_low": Metric("Share of tokens whose ratio is clipped from below", is_share=True),
     "ppo_clip_ratio_high": Metric("Share of tokens whose ratio is clipped from above", is_share=True),
     "ppo_kl": Metric("Mean of log p before the update less log p now, over tokens"),
+    "covariance": Metric("Covariance of log-prob and advantage over tokens; above 0 an update lowers the entropy"),
+    "chosen_token_ratio": Metric("Share of tokens that clip_cov leaves out or kl_cov holds back", is_share=True),
     "return": Metric("Mean over episodes of their returns' sum"),
     "values": Metric("Mean value of the critic over tokens"),
     "kl_coef": Metric("Coefficient beta of the KL in this step"),

@@ -93,11 +93,22 @@ class PolicyConfig(SeeingActorConfig):
     """How far DPPO lets the probability of a token move from its old one before the token is dropped"""
     dppo_kl_max: float = flag(0.05, "The same as a KL divergence of the token against all others, in nats", gt=0)
     dppo_ratio_max: float = flag(20.0, "Largest weight that DPPO gives to a token by its ratio", ge=1)
+    clip_cov_ratio: float = flag(2e-4, "Share of a rollout's tokens that clip_cov leaves out", gt=0, le=1)
+    clip_cov_range: list[float] = flag([1.0, 5.0])
+    """The covariances [low, high] of log-prob and advantage among which clip_cov draws the tokens that it leaves out"""
+    kl_cov_ratio: float = flag(2e-3, "Share of a rollout's tokens that kl_cov holds back", gt=0, le=1)
+    kl_cov_coef: float = flag(1.0, "Weight of kl_cov's pull back to the old policy", gt=0)
     entropy_coef: float | None = flag(None, ge=0)
     """Entropy bonus; 0: the entropy is only logged; null: it is not computed"""
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
     ptx_coef: float = flag(0.05, gt=0, when=is_set("data.pretrain_dataset", "<source>"))
     """Weight of the mean next-token loss on data.pretrain_dataset"""
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether the policy loss singles out tokens of a rollout by their covariances."""
+        needs = ("covariance_band", "largest_covariances")
+        return any(registry.policy_loss.needs(self.policy_loss_type, need) for need in needs)
 
 
 @dataclass

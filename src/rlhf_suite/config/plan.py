@@ -226,7 +226,6 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
         memory = GPU_MEMORY_SHARED
-    samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     rollouts_ahead = run.train.async_queue_size if makes_rollouts_ahead(run.train) and not run.replays else 0
     overlaps = run.train.async_enable and rollouts_ahead > 0
     evaluation_decides = run.ckpt.keeps_best or run.train.early_stopping_patience is not None
@@ -235,11 +234,17 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
         engines=EnginePlan(together, memory, sync_backend(run, machine, together)),
         rollouts_ahead=rollouts_ahead,
-        optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
+        optimizer_steps_per_rollout=optimizer_steps_per_rollout(run),
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
         overlaps_sync=overlaps,
         overlaps_evaluation=overlaps and not evaluation_decides,
     )
+
+
+def optimizer_steps_per_rollout(run: PPORun) -> int:
+    """Return the optimiser steps that a full rollout is trained on in."""
+    samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    return -(-samples // run.train.batch_size) * run.train.max_epochs
 
 
 def makes_rollouts_ahead(train: RLTrainConfig) -> bool:

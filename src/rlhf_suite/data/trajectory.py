@@ -189,6 +189,7 @@ class Experience(TokenBatch):
     turn_rewards: PerToken = None  # [T] the part of `reward` that an environment gave for turns; None: it gave none
     correction: PerToken = None  # [T] weight of each token's loss, for the difference between engine and trainer
     advantages: PerToken = None  # [T] how much better than the baseline each token is, in units of the reward
+    chosen: PerToken = None  # [T] bool, tokens that the policy loss treats otherwise, by their covariances
     returns: PerToken = None  # [T] the value that the critic is trained towards, in units of the reward
     group: PerRow = None  # [B] int64, the number of the prompt that each sample answers, among those of the step
     episode: PerRow = None  # [B] int64, the episode that each ledger belongs to; None: each is an episode

@@ -12,12 +12,14 @@ whatever the mode.
     dppo_tv     -M_t sg(min(rho_t, c)) A_t log pi, M_t = 0 where A_t pushes pi further away    arXiv:2602.04879
                 from pi_old than |pi - pi_old| allows
     dppo_kl     the same, where the KL of the sampled token against all others does not allow it
+    clip_cov    as ppo, and 0 at tokens that are chosen by their covariance (`covariance`)    arXiv:2505.22617
+    kl_cov      -rho_t A_t, and + beta |log rho_t| at tokens that are chosen by it
     reinforce   -A_t log pi: no ratio
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,9 +51,11 @@ class PolicyTokens:
     mask: Tensor  # [T] 1 for the tokens that the model sampled, else 0
     segments: Tensor  # [T] int, the number of the sequence that each token belongs to
     num_sequences: int  # B, sequences without a masked token included
+    chosen: Tensor | None = None  # [T] bool, tokens that their covariances single out; for losses that need them
 
     def __post_init__(self) -> None:
-        same_shape(self.log_probs, self.old_log_probs, self.advantages, self.mask, self.segments)
+        per_token = (self.log_probs, self.old_log_probs, self.advantages, self.mask, self.segments)
+        same_shape(*per_token, *(() if self.chosen is None else (self.chosen,)))
 
     @property
     def log_ratio(self) -> Tensor:
@@ -184,6 +188,37 @@ def dppo_kl(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     now, before = tokens.log_probs.detach(), tokens.old_log_probs
     sampled, others = before.exp() * (before - now), -torch.expm1(before) * (log1mexp(before) - log1mexp(now))
     return drop_far_tokens(tokens, sampled + others > config.dppo_kl_max, config)
+
+
+@policy_loss(
+    needs=("covariance_band",),
+    reads=("eps_clip", "eps_clip_low_high", "dual_clip", "clip_cov_ratio", "clip_cov_range"),
+)
+def clip_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """Clip-Cov (Cui et al. 2025): PPO's surrogate, without a share of the tokens that lower the entropy most.
+
+    L_t = 0 at `actor.clip_cov_ratio` of the rollout's tokens, drawn among those whose covariance is within
+    `actor.clip_cov_range`, and else that of `ppo`. The authors' runs clip ratios at 0 and 2, so that little is clipped.
+    """
+    assert tokens.chosen is not None, "clip_cov needs the tokens that its covariances choose"
+    surrogate = clipped_surrogate(compute_ratio(tokens.log_ratio), tokens.advantages, config)
+    return replace(surrogate, losses=torch.where(tokens.chosen, 0, surrogate.losses))
+
+
+@policy_loss(needs=("largest_covariances",), reads=("kl_cov_ratio", "kl_cov_coef"))
+def kl_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """KL-Cov (Cui et al. 2025): no clip, and a pull back to the old policy at the tokens that lower the entropy most.
+
+        L_t = -rho_t A_t + beta |log pi - log pi_old| at `actor.kl_cov_ratio` of the rollout's tokens, those of the
+        largest covariance, and else -rho_t A_t;    beta = `actor.kl_cov_coef`
+
+    The paper writes a KL(pi_old, pi); what it is estimated by, the absolute log-ratio, is that of the authors' code:
+    the log-ratio itself would have a gradient of mean zero.
+    """
+    assert tokens.chosen is not None, "kl_cov needs the tokens that its covariances choose"
+    losses = -compute_ratio(tokens.log_ratio) * tokens.advantages
+    pulled = losses + config.kl_cov_coef * tokens.log_ratio.abs()
+    return TokenLosses(torch.where(tokens.chosen, pulled, losses))
 
 
 @policy_loss()

@@ -26,7 +26,7 @@ MASK = torch.ones(5)
 CREDIT = CreditInput(
     ROWS, 0.1 * TOKENS, LENGTHS, torch.zeros(2, dtype=torch.long), TOKENS, ROWS, entropies=TOKENS, kl_coef=0.1
 )
-POLICY = PolicyTokens(-TOKENS, -TOKENS, TOKENS, MASK, SEGMENTS, 2)
+POLICY = PolicyTokens(-TOKENS, -TOKENS, TOKENS, MASK, SEGMENTS, 2, chosen=MASK.bool())
 ANSWERS = Answers(-ROWS - 1, -ROWS - 1, LENGTHS)
 LOG_PROBS = torch.full((5, 2), 0.5).log()
 

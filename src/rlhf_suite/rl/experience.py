@@ -34,6 +34,7 @@ class ExperienceMaker:
         critic_warm_up: int,
         mismatch_limit: float,
         token_entropy: bool = False,
+        chooses_tokens: bool = False,
     ) -> None:
         self.algo, self.temperature, self.mismatch_limit = algo, temperature, mismatch_limit
         self.policy, self.critic = policy, critic
@@ -46,6 +47,7 @@ class ExperienceMaker:
             or steps_per_rollout > 1
             or algo.advantage.is_correction_level != "off"
             or algo.filters  # groups may wait for their step, and grow old
+            or chooses_tokens
             or critic_warm_up > 0  # the policy does not train at every step
         )
 

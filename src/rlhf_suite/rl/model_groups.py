@@ -121,7 +121,15 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
 class CriticGroup(UpdatedGroup):
     """The value model."""
 
-    unread = (*OF_THE_DRIVER, "engine_log_probs", "old_log_probs", "ref_log_probs", "correction", "advantages")
+    unread = (
+        *OF_THE_DRIVER,
+        "engine_log_probs",
+        "old_log_probs",
+        "ref_log_probs",
+        "correction",
+        "advantages",
+        "chosen",
+    )
 
     def values(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute the state values at the model tokens, [T]."""

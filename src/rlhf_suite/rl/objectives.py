@@ -63,6 +63,7 @@ class PolicyObjective:
             mask=mask,
             segments=segments,
             num_sequences=rows,
+            chosen=batch.chosen,
         )
         weights = token_weights(mask, segments, rows, mode, self.horizon, batch.episode_tokens)
         units = num_units(mask, segments, rows, mode, batch.episode_tokens)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.losses.covariance import choose_in_band, choose_largest, covariances
+from rlhf_suite.registry import policy_loss
+from rlhf_suite.rl.credit import means
 from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 
-SHUFFLE = 1  # the stream of these random numbers; 0 is that of the order of prompts (data/sampler.py)
+SHUFFLE, CHOICE = 1, 2  # streams of random numbers; 0 is that of the order of prompts (data/sampler.py)
 
 
 def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
@@ -23,12 +30,28 @@ def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[in
     return steps
 
 
+def choose_tokens(batch: Experience, actor: PolicyConfig, seed: tuple[int, int]) -> tuple[Experience, dict[str, float]]:
+    """Return the rollout with the tokens that the policy loss treats otherwise by their covariances, and metrics. The
+    draws depend on `seed`, the run's and the RL step, and on the rollout alone."""
+    mask = batch.mask
+    advantages, log_probs = needed(batch.advantages, "advantages"), needed(batch.old_log_probs, "old_log_probs")
+    covariance = covariances(log_probs, advantages, mask)
+    if policy_loss.needs(actor.policy_loss_type, "covariance_band"):
+        draw = np.random.Generator(np.random.PCG64([*seed, CHOICE]))
+        chosen = choose_in_band(covariance, mask, actor.clip_cov_range, actor.clip_cov_ratio, draw)
+    else:
+        chosen = choose_largest(covariance, mask, actor.kl_cov_ratio)
+    metrics = means({"train/covariance": covariance, "train/chosen_token_ratio": chosen.float()}, mask)
+    return replace(batch, chosen=chosen), metrics
+
+
 class Updater:
     """Trains policy and critic on a rollout."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - both models, and how they are trained
         self,
         config: RLTrainConfig,
+        actor: PolicyConfig,
         policy: PolicyGroup,
         critic: CriticGroup | None,
         *,
@@ -36,7 +59,7 @@ class Updater:
         critic_warm_up: int,
         mismatch_limit: float,
     ) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
+        self.config, self.actor, self.policy, self.critic = config, actor, policy, critic
         self.steps_per_rollout, self.critic_warm_up = steps_per_rollout, critic_warm_up
         self.mismatch_limit = mismatch_limit
 
@@ -45,16 +68,17 @@ class Updater:
 
         In the first `critic.freezing_steps` RL steps the policy stays as it is: its schedule begins after them.
         """
-        config = self.config
-        chosen = step_indices(experience.num_episodes, config.batch_size, config.max_epochs, (config.seed, step))
-        steps = [experience.ledgers_of(episodes) for episodes in chosen]
+        config, metrics, seed = self.config, dict[str, float](), (self.config.seed, step)
+        episodes = step_indices(experience.num_episodes, config.batch_size, config.max_epochs, seed)
+        steps = [experience.ledgers_of(numbers) for numbers in episodes]
+        if self.actor.chooses_tokens:
+            experience, metrics = choose_tokens(experience, self.actor, seed)
         running, what = [], f"update of step {step + 1}"
         if step >= self.critic_warm_up:
             first = (step - self.critic_warm_up) * self.steps_per_rollout
             running.append(self.policy.update(experience, steps, first, kl_coef, what))
         if self.critic is not None:
             running.append(self.critic.update(experience, steps, step * self.steps_per_rollout, what))
-        metrics: dict[str, float] = {}
         for pending in running:
             metrics |= pending.result()
         if (gap := metrics.pop("train/engine_gap", None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhf_suite import registry
+from rlhf_suite.config.plan import optimizer_steps_per_rollout
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import DPORun, PPORun, PRMRun
 from rlhf_suite.registry import aggregation, correction, is_own, policy_loss
@@ -18,6 +19,19 @@ def aggregation_fits(run: PPORun) -> Iterator[Problem]:
     if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
         what = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
         yield Problem("actor.loss_agg_mode", what, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}")
+
+
+@rule
+def covariances_choose_tokens(run: PPORun) -> Iterator[Problem]:
+    """Find a band of covariances that holds none, and a pull to the old policy where nothing has moved from it."""
+    loss, band = run.actor.policy_loss_type, run.actor.clip_cov_range
+    if policy_loss.needs(loss, "covariance_band") and not (len(band) == 2 and band[0] < band[1]):
+        yield Problem("actor.clip_cov_range", f"{band} is not [low, high]", "write 'actor.clip_cov_range=[1,5]'")
+    if policy_loss.needs(loss, "largest_covariances") and optimizer_steps_per_rollout(run) == 1:
+        what = f"{loss} pulls back to the policy before the update, which a single optimiser step has not moved"
+        samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+        fix = f"write train.batch_size={max(samples // 4, 1)}, train.max_epochs=2, or another loss"
+        yield Problem("actor.policy_loss_type", what, fix)
 
 
 @rule
