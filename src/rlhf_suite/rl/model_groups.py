@@ -19,6 +19,7 @@ from rlhf_suite.weight_sync.digests import Manifest
 
 # Columns that become others before the models train.
 OF_THE_DRIVER = ("owner", "weight_version", "entropies", "teacher_log_probs", "turn_rewards")
+OF_THE_POLICY = ("engine_log_probs", "old_log_probs", "ref_log_probs", "correction", "advantages", "chosen")
 
 
 class ForwardGroup(ModelGroup):
@@ -121,15 +122,7 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
 class CriticGroup(UpdatedGroup):
     """The value model."""
 
-    unread = (
-        *OF_THE_DRIVER,
-        "engine_log_probs",
-        "old_log_probs",
-        "ref_log_probs",
-        "correction",
-        "advantages",
-        "chosen",
-    )
+    unread = (*OF_THE_DRIVER, *OF_THE_POLICY)
 
     def values(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute the state values at the model tokens, [T]."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.train import RLTrainConfig
-from rlhf_suite.data.batch import needed
+from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.covariance import choose_in_band, choose_largest, covariances
 from rlhf_suite.registry import policy_loss
@@ -33,9 +33,8 @@ def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[in
 def choose_tokens(batch: Experience, actor: PolicyConfig, seed: tuple[int, int]) -> tuple[Experience, dict[str, float]]:
     """Return the rollout with the tokens that the policy loss treats otherwise by their covariances, and metrics. The
     draws depend on `seed`, the run's and the RL step, and on the rollout alone."""
-    mask = batch.mask
-    advantages, log_probs = needed(batch.advantages, "advantages"), needed(batch.old_log_probs, "old_log_probs")
-    covariance = covariances(log_probs, advantages, mask)
+    mask, log_probs = batch.mask, require_column(batch.old_log_probs, "old_log_probs")
+    covariance = covariances(log_probs, require_column(batch.advantages, "advantages"), mask)
     if policy_loss.needs(actor.policy_loss_type, "covariance_band"):
         draw = np.random.Generator(np.random.PCG64([*seed, CHOICE]))
         chosen = choose_in_band(covariance, mask, actor.clip_cov_range, actor.clip_cov_ratio, draw)
