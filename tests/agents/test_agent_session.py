@@ -95,7 +95,9 @@ def test_the_first_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_
     engines = Scripted(tokenizer, script)
     engines.start = LoopThread("engines").start
     sampler = Sampler(config, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)
-    expected = sampler.sample([prompts[n] for n in (2, 0, 1)], 2, sampler.settings(0.7), (TRAINING, 9))
+    settings, order = sampler.settings(0.7), (2, 0, 1)
+    begun = [sampler.begin(group, prompts[n], 2, settings, (TRAINING, 9)) for group, n in enumerate(order)]
+    expected = [ledger for responses in begun for ledger in responses.result(60)]
 
     policy, found = Scripted(tokenizer, script), []
     for start in (t for group, n in enumerate([2, 0, 1]) for t in new_ledgers(prompts[n], group, 2)):

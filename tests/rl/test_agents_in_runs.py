@@ -149,8 +149,8 @@ def test_the_timeline_tells_environments_from_engines(whole):
 @pytest.mark.notices(
     "evaluations by allowed calls draw other random numbers",
     "rl/evaluation.py",
-    "samples, settings, (EVALUATION, 0), shown",
-    "samples, settings, (EVALUATION, len(folder.name)), shown",
+    "samples, settings, (EVALUATION, 0))",
+    "samples, settings, (EVALUATION, int(sampler is self.sampler)))",
 )
 def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(whole):
     files = [sorted((whole / "evaluations" / name).glob("*.parquet"))[-1] for name in ("", "calls_0", "calls_1")]

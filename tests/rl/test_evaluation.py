@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from given import prompt
+from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
+from rlhf_suite.errors import RunError
 from rlhf_suite.launch.loop_thread import LoopThread
+from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.evaluation import Evaluator, table_of_calls
 from rlhf_suite.rl.rollout_file import SampleFiles
-from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler
+from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -27,14 +34,19 @@ SCORES = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 
 
 class Engines:
-    """In place of vLLM: a response has one token more than the one before it, and every fourth is cut off."""
+    """In place of vLLM: a response has one token more than the one before it, and every fourth is cut off. Those to the
+    prompts `late` wait until something is scored."""
 
-    def __init__(self):
-        self.asked, self.start = [], LoopThread("engines").start
+    def __init__(self, late=()):
+        self.asked, self.loop, self.late, self.has_scored = [], LoopThread("engines"), late, asyncio.Event()
+        self.start = self.loop.start
 
     async def generate(self, request):
         self.asked.append(request)
-        return self.answer(request, len(self.asked) - 1)
+        number = len(self.asked) - 1
+        if request.prompt_ids[1] in self.late:
+            await asyncio.wait_for(self.has_scored.wait(), 60)
+        return self.answer(request, number)
 
     def answer(self, request, number):
         ids = np.full(number + 1, 4, np.int32)
@@ -42,23 +54,41 @@ class Engines:
         return Generation(request.id, ids, np.zeros(len(ids), np.float32), reason, np.zeros(len(ids), np.int32))
 
 
-class Scores:
-    """In place of a reward."""
+class Scores(Scorer):
+    """Scores by the table above. `parts` has the prompts of each call; those of `broken` fail."""
 
-    journal = Journal(LoggerConfig(progress=False), RunFolder(Path("none")), "ppo")
+    reads_text_alone = True
 
-    def score(self, trajectories):
-        scores = np.array([SCORES[t.prompt.index][t.sample] for t in trajectories], np.float32)
-        texts = [t.prompt.text for t in trajectories]
-        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts), {}
+    def __init__(self, folder, engines, broken=(), **config):
+        journal = Journal(LoggerConfig(progress=False), RunFolder(folder), "ppo")
+        super().__init__(RewardConfig(**config), load_tokenizer("builtin:tiny", PromptDataConfig()), None, journal)
+        self.engines, self.broken, self.parts = engines, broken, []
+
+    def outcomes(self, episodes, samples):
+        places = [(ledgers[0].prompt.index, ledgers[0].sample) for ledgers in episodes]
+        self.parts.append(list(dict.fromkeys(prompt for prompt, _ in places)))
+        return [self.outcome(*place) for place in places], {}
+
+    def outcome(self, prompt, sample):
+        score = SCORES[prompt][sample]
+        return RewardFailure("no", "error") if prompt in self.broken else Scored(10 * score, score)
+
+    def score(self, groups):
+        result = super().score(groups)
+        self.engines.loop.loop.call_soon_threadsafe(self.engines.has_scored.set)
+        return result
 
 
-def evaluate(folder):
-    """The metrics of an evaluation, and what the engines were asked."""
-    rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines()
+def evaluate(folder, late=(), reads_text_alone=True, **scorer):
+    """The metrics of an evaluation, what the engines were asked, and what was scored together."""
+    rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines(late)
+    scores, files = Scores(folder, engines, **scorer), SampleFiles()
+    scores.reads_text_alone = reads_text_alone
     sampler = Sampler(rollout, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
     config = RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25)
-    return Evaluator(config, HELD_OUT, sampler, Scores(), folder, SampleFiles()).evaluate(3), engines.asked
+    metrics = Evaluator(config, HELD_OUT, sampler, scores, folder, files).evaluate(3)
+    files.finish()
+    return metrics, engines.asked, scores.parts
 
 
 @pytest.fixture
@@ -89,7 +119,7 @@ def test_the_held_out_prompts_are_sampled_at_the_temperature_of_evaluations(eval
 )
 def test_pass_rates_are_means_over_prompts_of_unbiased_estimates(evaluated):
     """1, 3 and 0 of 4 samples pass. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 1/2, 1 and 0; pass@4: 1, 1 and 0."""
-    metrics, _ = evaluated
+    metrics, *_ = evaluated
     assert metrics["eval/pass1"] == pytest.approx((1 / 4 + 3 / 4 + 0) / 3)
     assert metrics["eval/pass2"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert metrics["eval/pass4"] == pytest.approx(2 / 3)
@@ -111,7 +141,7 @@ def test_the_table_has_a_row_for_each_number_of_allowed_calls():
 
 
 def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
-    metrics, _ = evaluated
+    metrics, *_ = evaluated
     assert metrics["eval/reward"] == pytest.approx(10 * (2 + 3) / 12)
     assert metrics["eval/response_length_mean"] == pytest.approx(6.5)
     assert metrics["eval/truncated_rate"] == pytest.approx(1 / 4)
@@ -125,8 +155,56 @@ def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
     "float(scored.rewards.mean())",
 )
 def test_each_source_has_means_of_its_own_samples(tmp_path):
-    metrics, _ = evaluate(tmp_path)
+    metrics, *_ = evaluate(tmp_path)
     assert metrics["eval/math/reward"] == pytest.approx(10 * 5 / 8) and metrics["eval/code/reward"] == 0
     assert metrics["eval/math/pass1"] == pytest.approx((1 / 4 + 3 / 4) / 2) and metrics["eval/code/pass1"] == 0
     assert metrics["eval/math/num_samples"] == 8 and metrics["eval/code/num_samples"] == 4
     assert metrics["eval/reward"] == pytest.approx(10 * (2 + 3) / 12)
+
+
+def table(folder):
+    return pq.read_table(folder / "step_000003.parquet").to_pylist()
+
+
+@pytest.mark.notices(
+    "an evaluation is scored when all of it is sampled",
+    "rl/evaluation.py",
+    "if not self.scorer.reads_text_alone:",
+    "if True:",
+)
+@pytest.mark.notices(
+    "the groups of an evaluation are in the order in which they were scored",
+    "rl/evaluation.py",
+    "return [group.result(0) for group in groups]",
+    "return [group.result(0) for group in groups[1:] + groups[:1]]",
+)
+@pytest.mark.notices(
+    "every group of a part has the scores of its first one",
+    "rl/scoring.py",
+    "return (await part)[group[0].group]",
+    "return next(iter((await part).values()))",
+)
+def test_prompts_are_scored_while_the_engines_write_and_the_numbers_are_those_of_all_at_once(tmp_path):
+    """The second prompt is scored first. What is written is the same, in the same order."""
+    at_once, _, (whole,) = evaluate(tmp_path / "whole", reads_text_alone=False)
+    in_parts, _, parts = evaluate(tmp_path / "parts", late=(0, 2))
+    assert whole == [0, 1, 2] and parts[0] == [1] and sorted(chain(*parts)) == whole
+    assert in_parts == at_once
+    assert table(tmp_path / "parts") == table(tmp_path / "whole")
+    assert [row["prompt_index"] for row in table(tmp_path / "parts")] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_reward_that_fails_ends_an_evaluation_before_the_engines_have_written_all(tmp_path):
+    """The engines would wait until something is scored."""
+    with pytest.raises(RunError, match=r"no\); repair the reward, or drop such groups with reward\.on_error=drop"):
+        evaluate(tmp_path, late=(0, 2), broken=[1])
+
+
+def test_the_share_of_failures_is_that_of_the_whole_evaluation(tmp_path):
+    """A part of which all fail is not the end: a third of all prompts is left out."""
+    limits = {"broken": [1], "on_error": "drop", "late": (0, 2)}
+    metrics, _, parts = evaluate(tmp_path, max_error_rate=0.4, **limits)
+    assert parts[0] == [1] and metrics["eval/num_samples"] == 8
+    assert metrics["eval/pass1"] == pytest.approx((1 / 4 + 0) / 2)
+    with pytest.raises(RunError, match=r"4 of 12 samples have no reward .*max_error_rate=0\.3"):
+        evaluate(tmp_path / "more", max_error_rate=0.3, **limits)

@@ -123,8 +123,8 @@ def forget_after(folder, step: int) -> None:
 @pytest.mark.notices(
     "a group that a filter objects to is trained on",
     "rl/rollout.py",
-    "objection = self.filters.objection(group)",
-    "objection = None",
+    "else self.filters.objection(scored.samples)",
+    "else None",
 )
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_their_place(ranks, own, tmp_path, name):

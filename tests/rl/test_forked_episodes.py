@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scored_ledgers import score_ledgers
 
 from given import prompt
 from rlhf_suite.algo.advantage import WITH_TIME
@@ -236,7 +237,7 @@ def score(tmp_path):
     def scored_by(source: Counting, trajectories: list[Trajectory], **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         tokenizer = load_tokenizer("builtin:tiny", PromptDataConfig())
-        return Scorer(RewardConfig(**config), tokenizer, source, journal).score(trajectories)
+        return score_ledgers(Scorer(RewardConfig(**config), tokenizer, source, journal), trajectories)
 
     return scored_by
 

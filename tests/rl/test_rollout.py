@@ -27,7 +27,7 @@ from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.schedules import Rest, WithTheStep
-from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.scoring import ScoredGroup, Scorer, Scores
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.tracking.journal import Journal
@@ -194,14 +194,17 @@ class Answers(Scorer):
     def wake(self) -> None:
         self.happened.append("wake")
 
-    def score(self, trajectories, is_part=False):
+    def score(self, groups):
         self.happened.append("score")
-        groups = sorted({t.group for t in trajectories})
+        found = {}
+        for group in groups:
+            number, rewards = group[0].group, [float(t.prompt.index % 2 == 0 and t.sample == 0) for t in group]
+            found[number] = ScoredGroup(number, scored(group, rewards), len(group), 0)
         if self.waits:
-            assert len(groups) == 1
-            if groups[0] - 1 in self.open:
-                self.answer(groups[0] - 1)
-        return scored(trajectories, [float(t.prompt.index % 2 == 0 and t.sample == 0) for t in trajectories]), {}
+            (number,) = found
+            if number - 1 in self.open:
+                self.answer(number - 1)
+        return Scores(found, {})
 
 
 @pytest.fixture

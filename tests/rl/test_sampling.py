@@ -70,7 +70,8 @@ def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
     for stream in (0, 1):
         rollout(one, [0, 2], stream)
         drawn += seeds(one)
-    one.sample([PROMPTS[0], PROMPTS[2]], 3, one.settings(0.6), (EVALUATION, 0))
+    for group, index in enumerate((0, 2)):
+        one.begin(group, PROMPTS[index], 3, one.settings(0.6), (EVALUATION, 0)).result(60)
     drawn += seeds(one)
     assert len(drawn) == len(set(drawn)) == 3 * 2 * 3
 

@@ -388,9 +388,9 @@ def reward_func(queries, prompts, labels):
         with (HERE / "scored.txt").open("a") as file:
             file.writelines("x\\n" for _ in queries)
         return [float(len(query)) for query in queries]
-    with (HERE / "evaluations.txt").open("a") as file:
-        file.write("x\\n")
-    step = lines("evaluations.txt") - 1
+    with (HERE / "evaluated.txt").open("a") as file:
+        file.writelines("x\\n" for _ in queries)
+    step = (lines("evaluated.txt") - 1) // SAMPLES
     ends = time.monotonic() + 120
     while 0 < step < STEPS and lines("scored.txt") < min(4 * (step + 2), 4 * STEPS):
         assert time.monotonic() < ends, "the next rollout is not scored"
@@ -410,8 +410,9 @@ def run_with_a_slow_judge(world, folder, config) -> None:
     async def late(engines, request):
         if request.sampling.temperature == config.rollout.temperature:
             asked.append(request)
-            step, judged = (len(asked) - 1) // 4, folder / "evaluations.txt"
-            while step > 1 and not (judged.exists() and len(judged.read_text().splitlines()) >= step):
+            step, judged = (len(asked) - 1) // 4, folder / "evaluated.txt"
+            before = (step - 1) * held_out_samples(config)
+            while step > 1 and not (judged.exists() and len(judged.read_text().splitlines()) > before):
                 await asyncio.sleep(0.01)
         return await generate(engines, request)
 
@@ -433,11 +434,16 @@ def test_a_slow_judge_of_an_evaluation_does_not_hold_up_the_scores_of_rollouts(r
         "reward__remote_url": str(tmp_path / "judge.py"),
     }
     config = small(**flags | {"reward__stop_properly_penalty_coef": None})
-    (tmp_path / "judge.py").write_text(JUDGE.replace("STEPS", str(STEPS)))
+    judge = JUDGE.replace("STEPS", str(STEPS)).replace("SAMPLES", str(held_out_samples(config)))
+    (tmp_path / "judge.py").write_text(judge)
     (tmp_path / "held_out.txt").write_text("\n".join(held_out_prompts(config)))
     ranks(1).call(run_with_a_slow_judge, tmp_path, config)
     assert [row["step"] for row in evaluations(tmp_path / "run")] == [*range(STEPS + 1)]
     assert len(steps(tmp_path / "run")) == STEPS
+
+
+def held_out_samples(config) -> int:
+    return config.eval.max_samples * config.eval.n_samples_per_prompt
 
 
 def held_out_prompts(config) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +103,10 @@ class Answered:
             [(n, row, prompt) for n, (row, prompt) in enumerate(zip(self.rows, self.prompts, strict=True))],
             {n: self.trajectories[n * PER_PROMPT : (n + 1) * PER_PROMPT] for n in range(len(self.rows))},
         )
-        made = Answerer(self.config, self.tokenizer, None, scorer, limit=1).finish(work).rows
+        if scorer is not None:
+            work.scores.update(scorer.score([*work.groups.values()]).groups)
+        sampler = SimpleNamespace(engines=SimpleNamespace(loop=None))
+        made = Answerer(self.config, self.tokenizer, sampler, scorer, limit=1).finish(work).rows
         path = folder / "generated.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in made))
         return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
 from rlhf_suite.rl.sampling import Sampler
-from rlhf_suite.rl.scoring import Scorer, query_texts
+from rlhf_suite.rl.scoring import ScoredGroup, Scorer, ScoringInParts, query_texts
 
 MAX_CHUNKS = 64  # in memory at a time, while the first of them waits for a few long responses
 
@@ -29,20 +28,16 @@ Group = list[Trajectory]  # the samples of one prompt
 
 @dataclass
 class Work:
-    """A chunk under way: its usable rows, and the samples so far."""
+    """A chunk under way: its usable rows, and their samples and scores so far, by the number of the row."""
 
     numbers: range
     rows: list[tuple[int, Row, Prompt]]
-    groups: dict[int, Group] = field(default_factory=dict)  # by the number of the row
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every row has its samples."""
-        return len(self.groups) == len(self.rows)
+    groups: dict[int, Group] = field(default_factory=dict)
+    scores: dict[int, ScoredGroup] = field(default_factory=dict)
 
 
 class Answerer:
-    """Generates responses for rows, for at most `limit` rows at a time, and with a scorer scores them."""
+    """Generates responses for rows, for at most `limit` rows at a time, and with a scorer scores them meanwhile."""
 
     def __init__(
         self,
@@ -53,9 +48,10 @@ class Answerer:
         limit: int,
     ) -> None:
         self.config, self.tokenizer, self.sampler, self.scorer = config, tokenizer, sampler, scorer
+        self.parts = None if scorer is None else ScoringInParts(scorer, sampler.engines.loop)
         self.encoder, self.bad = PromptEncoder(tokenizer, config.data), BadRows(config.data.on_bad_row)
         self.samples, self.limit, self.running = config.rollout.n_samples_per_prompt, limit, 0
-        self.ended: Ended[Group] = Ended("responses to rows")
+        self.ended: Ended[Any] = Ended("responses to rows")  # a Group, and later its ScoredGroup
 
     def answer(self, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[Done]:
         """Yield the finished chunks in order. Later chunks are sent to the engines while the first are under way."""
@@ -67,7 +63,7 @@ class Answerer:
                     has_more = False
                 else:
                     in_flight.append(self.begin(*chunk))
-            if in_flight and in_flight[0].is_complete:
+            if in_flight and self.is_complete(in_flight[0]):
                 yield self.finish(in_flight.popleft())
             elif in_flight:
                 self.hand_over(next(self.ended.results(1)), list(in_flight))
@@ -84,20 +80,30 @@ class Answerer:
             except RowError as error:
                 self.bad.add(error.where or row.where, error.reason)
         for number, _, prompt in work.rows:
-            self.ended.add(self.sampler.begin(number, prompt, self.samples, settings, ()))
+            responses = self.sampler.begin(number, prompt, self.samples, settings, ())
+            self.ended.add(responses)
+            if self.parts is not None:
+                self.ended.add(self.parts.start(responses))
         self.running += len(work.rows)
         return work
 
-    def hand_over(self, group: Group, in_flight: Sequence[Work]) -> None:
-        """Give the samples of a row to the chunk that has it."""
-        number, ends = group[0].group, [work.numbers.stop for work in in_flight]
-        in_flight[int(np.searchsorted(ends, number, side="right"))].groups[number] = group
-        self.running -= 1
+    def is_complete(self, work: Work) -> bool:
+        """Return whether every row of a chunk has its samples, and its scores if there is a scorer."""
+        return len(work.rows) == len(work.groups if self.scorer is None else work.scores)
+
+    def hand_over(self, made: Group | ScoredGroup, in_flight: Sequence[Work]) -> None:
+        """Give the samples of a row, or later their scores, to the chunk that has it."""
+        number = made.number if isinstance(made, ScoredGroup) else made[0].group
+        work = in_flight[int(np.searchsorted([work.numbers.stop for work in in_flight], number, side="right"))]
+        if isinstance(made, ScoredGroup):
+            work.scores[number] = made
+        else:
+            work.groups[number] = made
+            self.running -= 1
 
     def finish(self, work: Work) -> Done:
         """Return the output rows and sums of a chunk whose responses are complete."""
-        groups = [work.groups[number] for number, _, _ in work.rows]
-        scores = self.scores(groups)
+        groups, scores = [work.groups[number] for number, _, _ in work.rows], self.scores(work)
         rows = [
             made
             for (_, row, prompt), group, given in zip(work.rows, groups, scores, strict=True)
@@ -136,12 +142,10 @@ class Answerer:
             }
             yield with_columns(row.values, made | ({"score": scores[sample]} if scores else {}), replaced)
 
-    def scores(self, groups: Sequence[Group]) -> list[list[float] | None]:
-        """Return the scores of the samples of each group, or None for a group that reward.on_error=drop drops."""
-        if self.scorer is None or not groups:
-            return [[] for _ in groups]
-        scored, _ = self.scorer.score(list(chain.from_iterable(groups)))
-        by_group: dict[int, list[float]] = {}
-        for trajectory, score in zip(scored.trajectories, scored.scores.tolist(), strict=True):
-            by_group.setdefault(trajectory.group, []).append(score)
-        return [by_group.get(group[0].group) for group in groups]
+    def scores(self, work: Work) -> list[list[float] | None]:
+        """Return the scores of the samples of each row, or None for a row that reward.on_error=drop drops."""
+        if self.scorer is None:
+            return [[] for _ in work.rows]
+        groups = [work.scores[number] for number, _, _ in work.rows]
+        self.scorer.check(groups)
+        return [None if group.samples is None else group.samples.scores.tolist() for group in groups]

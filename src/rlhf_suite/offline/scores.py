@@ -16,10 +16,8 @@ from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.responses import ResponseEncoder, has_open_end, reward_query, whole_text
 from rlhf_suite.offline.scored_rows import best, pair, with_columns
-from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
-from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.scoring import check_failures
-from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.rewards.base import Sample, Scored
+from rlhf_suite.rl.scoring import SampleScorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,39 +93,34 @@ class SolutionReader:
         return Sample("", prompt, response, "", datasource_of(row)), ""
 
 
-class RowScorer:
-    """Scores chunks of rows."""
+class ScoredChunks:
+    """Chunks of rows with their scores."""
 
-    def __init__(self, config: ScoreRun, rows: RowSource, reader: Reader, rewards: Rewards, journal: Journal) -> None:
-        self.config, self.rows, self.reader, self.rewards, self.journal = config, rows, reader, rewards, journal
+    def __init__(self, config: ScoreRun, rows: RowSource, reader: Reader, scorer: SampleScorer) -> None:
+        self.config, self.rows, self.reader, self.scorer = config, rows, reader, scorer
         self.bad = BadRows(config.data.on_bad_row)
 
     def score(self, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[Done]:
-        """Yield the chunks with their scores, in order."""
+        """Yield what is written of each chunk, in order. The rows of a prompt one of whose scores failed are left out
+        (reward.on_error=drop)."""
         for numbers, rows in chunks:
             yield self.score_chunk(numbers, rows)
 
     def score_chunk(self, numbers: range, given: Sequence[RowOrError]) -> Done:
-        """Score a chunk. The rows of a prompt one of whose scores failed are left out (reward.on_error=drop)."""
+        """Return what is written of a chunk, and sums over it."""
         groups = self.groups(given)
-        outcomes = self.rewards.score([sample for group in groups for _, sample in group])[0] if groups else []
-        by_group, left = [], iter(outcomes)
-        for group in groups:
-            by_group.append([next(left) for _ in group])
-        failed = [any(isinstance(outcome, RewardFailure) for outcome in some) for some in by_group]
-        where = [{"where": row.where} for group in groups for row, _ in group]
-        check_failures(self.config.reward, self.journal, where, outcomes, all(failed))
         written: list[dict[str, Any]] = []
         scores: list[float] = []
-        for group, some, has_failed in zip(groups, by_group, failed, strict=True):
-            if not has_failed:
-                known = [outcome for outcome in some if isinstance(outcome, Scored)]
-                numbers_of_group = [self.number(outcome) for outcome in known]
-                scores += numbers_of_group
-                written += self.choose_rows([row.values for row, _ in group], known, numbers_of_group)
+        outcomes = self.scorer.score_batch([[(row.where, sample) for row, sample in group] for group in groups])
+        for group, known in zip(groups, outcomes, strict=True):
+            if known is not None:
+                of_group = [self.number(each) for each in known]
+                scores += of_group
+                written += self.choose_rows([row.values for row, _ in group], known, of_group)
+        rows = sum(map(len, groups))
         sums = {
-            "rows": len(outcomes),
-            "skipped": len(given) - len(outcomes),
+            "rows": rows,
+            "skipped": len(given) - rows,
             "written": len(written),
             "scored": len(scores),
             "score": sum(scores),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from rlhf_suite.algo.scores import over_prompts, pass_at_k
+from rlhf_suite.background import Ended
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import SampleFiles, write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
-from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
-from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.scoring import ScoredGroup, Scorer, ScoringInParts
 
+T = TypeVar("T")
 CALLS = "calls_"  # begins the names of metrics of eval.max_calls, before the number
 NOT_IN_TABLE = ("pass1_stderr", "truncated_rate", "num_samples")
 
@@ -58,13 +63,35 @@ class Evaluator:
 
     def measured(self, sampler: Sampler, folder: Path, step: int) -> tuple[ScoredTrajectories, np.ndarray]:
         """Return the scored episodes of every prompt, and how many tokens the model wrote in each."""
-        samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
-        # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
-        shown = partial(self.scorer.journal.track, unit="evaluated prompts")
-        trajectories = sampler.sample(self.prompts, samples, settings, (EVALUATION, 0), shown)
-        scored, _ = self.scorer.score(trajectories)
+        groups = self.score(sampler)
+        self.scorer.check(groups)
+        scored = concatenated([group.samples for group in groups if group.samples is not None])
         self.files.write(partial(write_evaluation, folder, step, scored))
         return scored.episodes(), response_lengths(scored.trajectories)
+
+    def score(self, sampler: Sampler) -> Sequence[ScoredGroup]:
+        """Sample every prompt, and score the groups: sources that read text while the engines write others, and models
+        all of them at once, as `Scorer.reads_text_alone` says."""
+        samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
+        # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
+        responses = [
+            sampler.begin(group, prompt, samples, settings, (EVALUATION, 0))
+            for group, prompt in enumerate(self.prompts)
+        ]
+        if not self.scorer.reads_text_alone:
+            sampled = self.wait_for(responses)
+            return [*self.scorer.score(sampled).groups.values()]
+        parts = ScoringInParts(self.scorer, sampler.engines.loop)
+        return self.wait_for([parts.start(group) for group in responses])
+
+    def wait_for(self, groups: Sequence[Future[T]]) -> list[T]:
+        """Return what the groups come to, in their order, and show how many have ended. What fails first is raised at
+        once."""
+        ended = Ended[T]("the groups of an evaluation")
+        for group in groups:
+            ended.add(group)
+        deque(self.scorer.journal.track(ended.results(len(groups)), len(groups), "evaluated prompts"), maxlen=0)
+        return [group.result(0) for group in groups]
 
     def summary(
         self, scored: ScoredTrajectories, lengths: np.ndarray, chosen: np.ndarray, prefix: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -12,34 +12,17 @@ import numpy as np
 
 from rlhf_suite.algo.scores import are_equal
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
+from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
-from rlhf_suite.rl.scoring import Scorer, place_of
+from rlhf_suite.rl.scoring import Scorer, Scores
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
 Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics
 OF_REWARDS = ("reward", "score", "_std", "pass_rate")
 EQUAL_STEPS = 3  # in a row, after which the user is told
-
-
-@dataclass(frozen=True)
-class ScoredGroup:
-    """A group after scoring: its samples, None if one of its rewards failed, and why it is not trained on."""
-
-    samples: ScoredTrajectories | None
-    objection: str | None
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the scoring of groups came to: each of them by index, the number of samples, and sums for the metrics."""
-
-    groups: dict[int, ScoredGroup]
-    samples: int
-    counts: Mapping[str, float]
 
 
 class RolloutBuilder:
@@ -51,19 +34,17 @@ class RolloutBuilder:
 
     def score(self, groups: Sequence[list[Trajectory]]) -> Scores:
         """Score groups, all of them in one call, and let the filters look at each."""
-        samples = sorted(chain.from_iterable(groups), key=place_of)
-        for trajectory in samples:
+        for trajectory in chain.from_iterable(groups):
             assert (np.diff(trajectory.version[trajectory.model_mask]) >= 0).all(), "versions fall in a ledger"
         with self.journal.background("reward", "rewards"):
-            scored, metrics = self.scorer.score(samples, is_part=True)
-        found = {group[0].group: ScoredGroup(None, None) for group in groups}
-        counts = Counter(metrics)
-        for group in scored.by_group():
-            objection = self.filters.objection(group)
-            if objection is not None and objection.metric is not None:
-                counts[objection.metric] += 1
-            found[group.trajectories[0].group] = ScoredGroup(group, None if objection is None else objection.reason)
-        return Scores(found, len(EpisodeRows.of(samples)), counts)
+            scores = self.scorer.score(groups)
+        result, counts = dict(scores.groups), Counter(scores.counts)
+        for number, scored in sorted(scores.groups.items()):
+            objection = None if scored.samples is None else self.filters.objection(scored.samples)
+            if objection is not None:
+                result[number] = replace(scored, objection=objection.reason)
+                counts.update([objection.metric] if objection.metric is not None else [])
+        return Scores(result, counts)
 
     def shape(self, groups: Sequence[ScoredTrajectories], metrics: Mapping[str, float]) -> Rollout:
         """Shape the rewards of the groups of a step, and measure their samples."""

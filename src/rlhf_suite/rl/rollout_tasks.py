@@ -24,18 +24,19 @@ from rlhf_suite.disk import write_text
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.filtering import History
-from rlhf_suite.rl.rollout import Rollout, RolloutBuilder, Scores
+from rlhf_suite.rl.rollout import Rollout, RolloutBuilder
 from rlhf_suite.rl.sample_table import has_samples, read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.schedules import Rest, Schedule, Stream
+from rlhf_suite.rl.scoring import REWARDS, Scores
 from rlhf_suite.rl.slots import Group, GroupOrder, SlotTable
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.waits import result
 
 T = TypeVar("T")
 STATE, REJECTED = "slots.json", "rejected.jsonl"
-ENGINES, REWARDS, ROLLOUTS = "engines", "rewards", "rollouts"  # threads: pauses; scores and filters of them; the rest
+ENGINES, ROLLOUTS = "engines", "rollouts"  # threads: pauses; all but scores and filters of them
 
 
 class Rollouts:
@@ -169,7 +170,7 @@ class Rollouts:
     def sort_out(self, scores: Scores) -> None:
         """Keep the groups that are trained on, and reject the others; others begin in their place."""
         table, lines = self.table, list[str]()
-        table.tally.samples += scores.samples
+        table.tally.samples += sum(group.episodes for group in scores.groups.values())
         table.tally.counts.update(scores.counts)
         for index, group in scores.groups.items():
             if group.samples is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
@@ -13,7 +12,6 @@ from itertools import chain
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import SamplingConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
@@ -75,23 +73,6 @@ class Sampler:
     def settings(self, temperature: float) -> SamplingSettings:
         """Return the flags of `rollout` at a given temperature."""
         return SamplingSettings.of(self.config, temperature, self.stop_ids, self.never)
-
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        samples: int,
-        sampling: SamplingSettings,
-        stream: tuple[int, int],
-        shown: Callable[[Iterator[list[Trajectory]], int], Iterator[list[Trajectory]]] = lambda groups, total: groups,
-    ) -> list[Trajectory]:
-        """Return `samples` trajectories of each prompt, those of one prompt next to each other. `shown` passes the
-        groups on and may show how many there are, of their number."""
-        groups = [self.begin(group, prompt, samples, sampling, stream) for group, prompt in enumerate(prompts)]
-        ended: Ended[list[Trajectory]] = Ended("the samples of an evaluation")
-        for group in groups:
-            ended.add(group)
-        deque(shown(ended.results(len(groups)), len(groups)), maxlen=0)  # what fails first is raised first
-        return list(chain.from_iterable(group.result(0) for group in groups))
 
     def begin(
         self, group: int, prompt: Prompt, samples: int, sampling: SamplingSettings, stream: tuple[int, ...]

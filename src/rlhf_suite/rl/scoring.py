@@ -1,12 +1,17 @@
-"""Scoring of trajectories. A failure is never a silent zero."""
+"""Scoring of groups of samples: ledgers of rollouts, evaluations and prompts of a file, or responses in a file. A
+failure is never a silent zero."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +23,99 @@ from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.journal import Journal
 
 REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
+REWARDS = "rewards"  # the thread of the loop in which they score
 ENDED = "agent/ended/"  # begins the names of metrics that count episodes by their ending
 
 
-class Scorer:
-    """Scores trajectories. A sample that cannot be scored ends the run or leaves its group out, and is reported."""
+@dataclass(frozen=True)
+class ScoredGroup:
+    """What the scoring of a group came to."""
+
+    number: int
+    samples: ScoredTrajectories | None  # None: one of its rewards failed
+    episodes: int
+    failures: int  # episodes without a reward
+    objection: str | None = None  # of a filter: why it is not trained on
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the scoring of groups came to: each of them by its number, and sums for the metrics."""
+
+    groups: Mapping[int, ScoredGroup]
+    counts: Mapping[str, float]
+
+
+class SampleScorer:
+    """Scores samples. One that cannot be scored ends the run or leaves its group out, and is reported."""
+
+    def __init__(self, config: RewardConfig, rewards: Rewards | None, journal: Journal) -> None:
+        self.config, self.rewards, self.journal = config, rewards, journal
+
+    def score_batch(self, groups: Sequence[Sequence[tuple[str, Sample]]]) -> list[list[Scored] | None]:
+        """Score all samples of a batch, each with its place in a file. Return None for a group that has a failure, and
+        end the run if there are too many."""
+        members = [*chain.from_iterable(groups)]
+        assert self.rewards is not None, "a file has no scores of its own"
+        outcomes = self.rewards.score([sample for _, sample in members])[0] if members else []
+        self.report_failures([{"where": where} for where, _ in members], outcomes)
+        left, result = iter(outcomes), list[list[Scored] | None]()
+        for group in groups:
+            scores = [outcome for outcome in islice(left, len(group)) if isinstance(outcome, Scored)]
+            result.append(scores if len(scores) == len(group) else None)
+        if failures := sum(isinstance(outcome, RewardFailure) for outcome in outcomes):
+            self.check_error_rate(failures, len(outcomes), any(scores is not None for scores in result))
+        return result
+
+    def report_failures(
+        self,
+        rows: Sequence[Mapping[str, str]],
+        outcomes: Sequence[Outcome],
+        on_error: str | None = None,
+        flag: str = "reward.on_error",
+    ) -> None:
+        """Write each failure to a log, with what `rows` says of it, and print a line about them, or end the run with
+        it where `on_error` (None: that of the rewards), which the flag `flag` says, is stop."""
+        failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
+        if not failures:
+            return
+        logs, on_error = self.journal.folder.logs, on_error or self.config.on_error
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / FAILURES).open("a") as file:
+            for row, outcome in zip(rows, outcomes, strict=True):
+                if isinstance(outcome, RewardFailure):
+                    file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
+        first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
+        report = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
+        log = logs / REWARD_LOG
+        if log.exists() and log.stat().st_size:
+            report += f"; what the reward code printed is in {log}"
+        if on_error == "stop":
+            raise RunError(f"{report}; repair the {flag.partition('.')[0]}, or drop such groups with {flag}=drop")
+        self.journal.info(f"{report}; " + ("their reward is 0" if on_error == "zero" else "their groups are left out"))
+
+    def check_error_rate(self, failures: float, samples: float, has_rewards: bool = True) -> None:
+        """End the run if too many of the samples of a batch failed, or all of its groups are left out."""
+        if not has_rewards:
+            raise RunError(
+                f"none of {samples:g} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
+            )
+        if failures > self.config.max_error_rate * samples:
+            raise RunError(
+                f"{failures:g} of {samples:g} samples have no reward (logs/{FAILURES} has the reasons); that is more "
+                f"than reward.max_error_rate={self.config.max_error_rate:g}"
+            )
+
+
+class Scorer(SampleScorer):
+    """Scores ledgers."""
 
     def __init__(
         self,
@@ -38,7 +125,8 @@ class Scorer:
         journal: Journal,
         agent: AgentConfig | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.rewards, self.journal = config, tokenizer, rewards, journal
+        super().__init__(config, rewards, journal)
+        self.tokenizer = tokenizer
         self.on_failed_episode = agent.on_error if agent is not None else None  # None: as config.on_error
         self.adds = agent is not None and agent.add_reward
         self.has_turns = agent is not None and agent.has_turns
@@ -50,15 +138,14 @@ class Scorer:
         may share its device with the engines."""
         return self.rewards is None or self.rewards.reads_text_alone
 
-    def score(
-        self, trajectories: list[Trajectory], is_part: bool = False
-    ) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error; those
-        whose environment failed by agent.on_error, which may also give them a reward of 0.
+    def score(self, groups: Sequence[Sequence[Trajectory]]) -> Scores:
+        """Score whole groups in one call of the sources. Failed samples end the run or drop their group, by
+        reward.on_error; those whose environment failed by agent.on_error, which may also give them a reward of 0. The
+        caller checks the share of failures of a whole batch (`check`), of which these may be a part.
 
         Of an episode with several ledgers the last one is scored, and its outcome is that of all of them.
-        `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
         """
+        trajectories = sorted(chain.from_iterable(groups), key=place_of)
         samples, rows = self.samples(trajectories), EpisodeRows.of(trajectories)
         episodes = rows.parts(trajectories)
         scored = [
@@ -66,15 +153,24 @@ class Scorer:
             for last, ledgers in zip(rows.lasts, episodes, strict=True)
         ]
         found, metrics = self.outcomes(episodes, scored)
+        self.report(episodes, [sample.text() for sample in scored], found)
         outcomes = [self.kept(*each) for each in zip(found, episodes, strict=True)]
-        groups = [trajectories[last].group for last in rows.lasts]
-        failed = {group for group, o in zip(groups, outcomes, strict=True) if isinstance(o, RewardFailure)}
-        all_failed = None if is_part else len(failed) == len(set(groups))
-        self.check(episodes, [sample.text() for sample in scored], found, all_failed)
+        numbers = [trajectories[last].group for last in rows.lasts]
+        failed = {group for group, o in zip(numbers, outcomes, strict=True) if isinstance(o, RewardFailure)}
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         of_ledgers = [outcomes[number] for number in rows.numbers]
         counts = failure_counts(found, len(failed)) | (ending_counts(episodes) if self.has_turns else {})
-        return self.select(trajectories, samples, of_ledgers, kept), metrics | counts
+        by_group = {g.trajectories[0].group: g for g in self.select(trajectories, samples, of_ledgers, kept).by_group()}
+        sizes = Counter(numbers)
+        failures = Counter(n for n, o in zip(numbers, found, strict=True) if isinstance(o, RewardFailure))
+        order = [group[0].group for group in groups]
+        return Scores({n: ScoredGroup(n, by_group.get(n), sizes[n], failures[n]) for n in order}, metrics | counts)
+
+    def check(self, groups: Iterable[ScoredGroup]) -> None:
+        """End the run if too many of the samples of a batch failed, or all of its groups are left out."""
+        every = [*groups]
+        failures, episodes = sum(group.failures for group in every), sum(group.episodes for group in every)
+        self.check_error_rate(failures, episodes, not every or any(group.samples is not None for group in every))
 
     def kept(self, outcome: Outcome, ledgers: Sequence[Trajectory]) -> Outcome:
         """Return the outcome of an episode; with agent.on_error=zero a reward of 0 for one whose environment failed."""
@@ -84,37 +180,20 @@ class Scorer:
             ledger.turn_rewards[:] = 0
         return Scored(0.0, 0.0, ledgers[-1].extra)
 
-    def check(
-        self,
-        episodes: Sequence[Sequence[Trajectory]],
-        rows: Sequence[Mapping[str, str]],
-        outcomes: Sequence[Outcome],
-        all_failed: bool | None,
+    def report(
+        self, episodes: Sequence[Sequence[Trajectory]], rows: Sequence[Mapping[str, str]], outcomes: Sequence[Outcome]
     ) -> None:
-        """Check the failures of reward sources, and those of environments, each by its flag."""
+        """Report the failures of reward sources, and those of environments, each by its flag."""
         failed = [bool(ledgers[-1].failure) for ledgers in episodes]
         if self.on_failed_episode is None:
             flag = "agent.on_error" if any(failed) else "reward.on_error"
-            check_failures(self.config, self.journal, rows, outcomes, all_failed, flag)
+            self.report_failures(rows, outcomes, flag=flag)
             return
         pairs = [*zip(outcomes, failed, strict=True)]
         of_sources = [Scored(0.0, 0.0) if of_agent else outcome for outcome, of_agent in pairs]
         of_agents = [outcome if of_agent else Scored(0.0, 0.0) for outcome, of_agent in pairs]
-        check_failures(self.config, self.journal, rows, of_sources, all_failed)
-        config = replace(self.config, on_error=self.on_failed_episode)
-        check_failures(config, self.journal, rows, of_agents, all_failed, "agent.on_error")
-
-    def check_error_rate(self, failures: float, samples: float, has_rewards: bool = True) -> None:
-        """End the run if too many of the samples of a step failed, of which `score` saw only parts, or all of them."""
-        if not has_rewards:
-            raise RunError(
-                f"none of {samples:g} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
-            )
-        if failures > self.config.max_error_rate * samples:
-            raise RunError(
-                f"{failures:g} of {samples:g} samples have no reward (logs/{FAILURES} has the reasons); that is more "
-                f"than reward.max_error_rate={self.config.max_error_rate:g}"
-            )
+        self.report_failures(rows, of_sources)
+        self.report_failures(rows, of_agents, self.on_failed_episode, "agent.on_error")
 
     def outcomes(
         self, episodes: Sequence[Sequence[Trajectory]], samples: Sequence[Sample]
@@ -173,6 +252,37 @@ class Scorer:
         )
 
 
+class ScoringInParts:
+    """Scores groups while the engines write others: those that come while a part is scored are the next part.
+
+    Its tasks run on the event loop of the engines' requests, and the sources of rewards in a thread of the loop.
+    """
+
+    def __init__(self, scorer: Scorer, loop: LoopThread) -> None:
+        self.scorer, self.loop = scorer, loop
+        self.waiting: list[list[Trajectory]] = []
+        self.next: asyncio.Task[Mapping[int, ScoredGroup]] | None = None  # the scores of those that wait
+        self.lock = asyncio.Lock()  # one part is scored at a time
+
+    def start(self, responses: Future[list[Trajectory]]) -> Future[ScoredGroup]:
+        """Score a group when its responses are there. May be called on any thread."""
+        return self.loop.start(self.score(responses))
+
+    async def score(self, responses: Future[list[Trajectory]]) -> ScoredGroup:
+        """Return the scores of a group whose responses are still to come."""
+        group = await asyncio.wrap_future(responses)
+        self.waiting.append(group)
+        part = self.next = self.next or asyncio.create_task(self.score_part())
+        return (await part)[group[0].group]
+
+    async def score_part(self) -> Mapping[int, ScoredGroup]:
+        """Score all groups that wait when the part before them is scored."""
+        async with self.lock:
+            groups, self.waiting, self.next = self.waiting, [], None
+            scores = await self.loop.blocking(REWARDS, partial(self.scorer.score, groups))
+            return scores.groups
+
+
 def place_of(t: Trajectory) -> tuple[bool, int, int, int]:
     """Return what the ledgers of a step are sorted by."""
     return t.greedy, t.group, t.sample, t.fork
@@ -228,39 +338,6 @@ def ending_counts(episodes: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Return how many episodes ended for each of the reasons that there are."""
     counts = Counter(ledgers[-1].ending for ledgers in episodes)
     return {f"{ENDED}{ending.value}": float(counts[ending]) for ending in Ending}
-
-
-def check_failures(
-    config: RewardConfig,
-    journal: Journal,
-    rows: Sequence[Mapping[str, str]],
-    outcomes: Sequence[Outcome],
-    all_failed: bool | None,
-    flag: str = "reward.on_error",
-) -> None:
-    """End the run if there are more failures than it may go on with, else print a line about them. Either way each
-    failure is written to a log, with what `rows` says of it. `all_failed`: None for a part of a step, whose number of
-    failures is checked later."""
-    failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
-    if not failures:
-        return
-    journal.folder.logs.mkdir(parents=True, exist_ok=True)
-    with (journal.folder.logs / FAILURES).open("a") as file:
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if isinstance(outcome, RewardFailure):
-                file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
-    first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
-    report = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
-    log = journal.folder.logs / REWARD_LOG
-    if log.exists() and log.stat().st_size:
-        report += f"; what the reward code printed is in {log}"
-    if config.on_error == "stop":
-        raise RunError(f"{report}; repair the {flag.partition('.')[0]}, or drop such groups with {flag}=drop")
-    if all_failed:
-        raise RunError(f"{report}; no group is left")
-    if all_failed is not None and len(failures) > config.max_error_rate * len(outcomes):
-        raise RunError(f"{report}; that is more than reward.max_error_rate={config.max_error_rate:g}")
-    journal.info(f"{report}; " + ("their reward is 0" if config.on_error == "zero" else "their groups are left out"))
 
 
 def kind_of(outcome: Outcome) -> str | None:

@@ -16,13 +16,13 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.offline.batch_job import BatchJob
-from rlhf_suite.offline.scores import Reader, RowScorer, SolutionReader, TextReader, TokenReader, row_source
+from rlhf_suite.offline.scores import Reader, ScoredChunks, SolutionReader, TextReader, TokenReader, row_source
 from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.judge import Judge, alone
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.roles import MicroBatches
-from rlhf_suite.rl.scoring import REWARD_LOG
+from rlhf_suite.rl.scoring import REWARD_LOG, SampleScorer
 
 
 def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
@@ -33,9 +33,9 @@ def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
     if job.left:
         with opened_rewards(config, plan, job) as (reader, rewards):
-            scorer = RowScorer(config, source, reader, rewards, job.journal)
-            job.write(scorer.score(source.chunks(job.left, config.score.chunk_size)), "rows")
-            job.journal.info(scorer.bad.summary())
+            scored = ScoredChunks(config, source, reader, SampleScorer(config.reward, rewards, job.journal))
+            job.write(scored.score(source.chunks(job.left, config.score.chunk_size)), "rows")
+            job.journal.info(scored.bad.summary())
     return job.finish()
 
 
