@@ -411,6 +411,65 @@ def test_the_mode_of_sequence_parallelism_fits_the_model(model, mode, settings, 
         assert key == "ds.ring_attn_mode" and said in problem
 
 
+SPLIT = "ds.ring_attn_size=2"
+
+
+@pytest.mark.notices(
+    "what a family of models cannot do is found when it is loaded",
+    "preflight/inspections/models.py",
+    "        why = family(files).why_not(feature) if is_asked else None\n",
+    "        why = None\n",
+)
+@pytest.mark.parametrize(
+    ("settings", "words", "key", "said"),
+    [
+        ({"model_type": "qwen3_5_text"}, SPLIT, "ds.ring_attn_size", "has gated-delta layers"),
+        ({"model_type": "qwen3_5", "text_config": {}}, SPLIT, "ds.ring_attn_size", "has gated-delta layers"),
+        ({"model_type": "gpt_oss"}, f"{SPLIT} ds.ring_attn_mode=ring", "ds.ring_attn_mode", "=ulysses"),
+        ({"model_type": "gpt_oss"}, f"{SPLIT} ds.ring_attn_mode=ulysses", None, None),
+        ({"model_type": "lfm2"}, "ds.tensor_parallel_size=2", "ds.tensor_parallel_size", "has convolution layers"),
+        ({"model_type": "gpt_oss"}, "ds.tensor_parallel_size=2", "ds.tensor_parallel_size", "has attention sinks"),
+        ({"model_type": "llama4_text"}, "", "ds.packing_samples", "Llama 4 counts the positions"),
+        ({"layer_types": ["new"]}, "", "ds.packing_samples", "layers of type new"),
+        ({"model_type": "lfm2", "layer_types": ["conv"]}, "", None, None),
+    ],
+)
+def test_what_the_family_of_a_model_cannot_do_is_refused(model, settings, words, key, said):
+    path = model(tokenizer={"chat_template": "x"}, **settings)
+    packed = f"{SFT} ds.packing_samples=true actor.num_gpus_per_node=2 actor.model_name_or_path={path}"
+    problems = found(f"{packed} {words}")
+    if key is None:
+        assert problems == []
+    else:
+        assert key in {problem[0] for problem in problems}, problems
+        assert any(said in problem[1] for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attention", "said"),
+    [
+        ("gemma2", "sdpa", "sdpa does not compute the attention of Gemma 2"),
+        ("gpt_oss", "sdpa", "write ds.attn_implementation=null, which is varlen for this model"),
+        ("llama4_text", "varlen", "which is sdpa for this model"),
+        ("gemma2", "eager", None),
+        ("gemma2", "null", None),
+        ("llama", "sdpa", None),
+    ],
+)
+def test_an_attention_that_computes_something_else_is_refused(model, model_type, attention, said):
+    path = model(tokenizer={"chat_template": "x"}, model_type=model_type)
+    words = f"{SFT} ds.packing_samples=false ds.attn_implementation={attention} actor.model_name_or_path={path}"
+    problems = found(words)
+    assert problems == [] if said is None else [said in problem[1] for problem in problems] == [True]
+
+
+def test_a_head_whose_settings_mean_nothing_known_is_refused(model):
+    path = model(tokenizer={"chat_template": "x"}, model_type="llama", logits_scaling=8.0)
+    assert "logits_scaling (8.0)" in one(f"{SFT} actor.model_name_or_path={path}")[1]
+    path = model("other", tokenizer={"chat_template": "x"}, model_type="granite", logits_scaling=8.0)
+    assert found(f"{SFT} actor.model_name_or_path={path}") == []
+
+
 TENSOR = (
     "task=sft data.dataset=builtin:reverse data.output_key=output actor.num_gpus_per_node=4 ds.tensor_parallel_size=4 "
     "data.max_len=100 "

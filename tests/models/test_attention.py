@@ -40,12 +40,49 @@ def test_a_sequence_attends_to_itself_alone():
     assert (changed[:, :5] - together[:, :5]).abs().min() > 0.5
 
 
-@pytest.mark.parametrize("argument", ["softcap", "s_aux", "position_bias"])
-def test_scores_that_need_more_than_a_scale_are_refused(argument):
+@pytest.mark.parametrize("arguments", [("position_bias",), ("softcap", "s_aux")])
+def test_scores_that_need_more_than_is_known_are_refused(arguments):
     query, key, value = states(4)
     sequences = SequenceLayout.of(torch.tensor([4]), packed=True)
-    with pytest.raises(UserError, match=argument):
-        varlen_attention(nn.Module(), query, key, value, None, sequences=sequences, **{argument: 30.0})
+    with pytest.raises(UserError, match=arguments[0]):
+        varlen_attention(nn.Module(), query, key, value, None, sequences=sequences, **dict.fromkeys(arguments, 30.0))
+
+
+@pytest.mark.notices(
+    "a sink is outside of the window of late tokens",
+    "models/attention.py",
+    "            mask[:, 0] |= sees_first\n",
+    "",
+)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("cap", "with_sinks"), [(None, True), (2.0, False)])
+def test_sinks_and_caps_are_those_of_the_formula(window, cap, with_sinks):
+    query, key, value = (each.double().requires_grad_() for each in states(9))
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True) if with_sinks else None
+    outputs, wanted = [], []
+    for packed in (True, False):
+        sequences = SequenceLayout.of(torch.tensor([7, 2]), packed=packed)
+        inputs = (query, key, value) if packed else [each[:, :, :7] for each in (query, key, value)]
+        settings = {"sequences": sequences, "softcap": cap, "s_aux": sinks, "sliding_window": window, "scaling": 0.3}
+        output, _ = varlen_attention(nn.Module(), *inputs, None, **settings)
+        outputs.append(output[0, :7])
+        wanted.append(by_formula(*(each[0, :, :7] for each in (query, key, value)), cap, sinks, window))
+    torch.testing.assert_close(outputs, wanted)
+    leaves = [query, key, value] + ([sinks] if with_sinks else [])
+    found, expected = (torch.autograd.grad(each[0].square().sum(), leaves) for each in (outputs, wanted))
+    torch.testing.assert_close(found, expected)
+
+
+def by_formula(query, key, value, cap, sinks, window) -> torch.Tensor:
+    """Attention [L, H, D] of one sequence, [H, L, D] and [K, L, D] each, with a scale of 0.3."""
+    key, value = (each.repeat_interleave(2, 0) for each in (key, value))
+    scores = 0.3 * query @ key.mT
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    distance = torch.arange(scores.shape[1])[:, None] - torch.arange(scores.shape[1])
+    scores = scores.masked_fill((distance < 0) | (distance >= (window or 99)), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    return (scores.softmax(-1)[..., : value.shape[1]] @ value).transpose(0, 1)
 
 
 def test_a_model_that_does_not_pass_the_borders_on_is_refused():

@@ -267,11 +267,13 @@ def test_packing_without_borders_in_the_attention_is_refused(load):
         check_layout(model, packed=True)
 
 
-def test_layers_without_attention_are_refused_where_they_would_mix_sequences(load):
+def test_layers_of_unknown_kinds_are_refused_where_they_might_mix_sequences(load):
     model = load(packed=False).model
     model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(UserError, match="linear_attention"):
+    with pytest.raises(UserError, match=r"ds.attn_implementation=varlen does not compute"):
         check_layout(model, packed=False)
+    with pytest.raises(UserError, match="layers of type linear_attention, which are not known here"):
+        check_layout(model, packed=True)
 
 
 def test_recurrent_models_are_refused_where_their_state_would_cross_sequences(load):
@@ -318,4 +320,4 @@ def test_values_read_from_logits_and_their_gradients_do_not_depend_on_the_chunks
 
 def hidden_of(model, batch):
     """The last hidden states, [T, H]."""
-    return compute_hidden_states(model.model, batch, SequenceLayout.of(batch.lengths, model.packed), False)[0]
+    return compute_hidden_states(model, batch, SequenceLayout.of(batch.lengths, model.packed), False)[0]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rlhf_suite.models.head import ChunkedLogProbs, HeadSettings, ScoringHead
+from rlhf_suite.models.head import ChunkedLogProbs, HeadSettings, LogitRule, ScoringHead
 
 
 def inputs(rows: int, bias: bool = True) -> tuple[torch.Tensor, ...]:
@@ -52,6 +52,32 @@ def test_gradients_agree_with_finite_differences(entropy):
     assert torch.autograd.gradcheck(scored, (hidden, weight, bias))
 
 
+@pytest.mark.notices(
+    "the gradient forgets the cap of the logits",
+    "models/head.py",
+    "return (1 - (capped / self.cap).square_()).mul_(self.scale)",
+    "return torch.full_like(capped, self.scale)",
+)
+@pytest.mark.parametrize("never", [False, True])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_a_head_may_scale_and_cap_its_logits(cap, never):
+    hidden, weight, bias, targets = inputs(7)
+    ban = torch.zeros(11, dtype=torch.float64)
+    ban[[3, 5]] = -100.0 * never
+    targets = targets.where((targets != 3) & (targets != 5), 0)
+    rule = LogitRule(0.5, cap, ban if never else None)
+
+    def scored(hidden, weight, bias):
+        return ChunkedLogProbs.apply(hidden, weight, bias, targets, HeadSettings(0.7, True, 3, rule))
+
+    logits = 0.5 * F.linear(hidden, weight, bias)
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)) + ban
+    log_p = (logits / 0.7).log_softmax(-1)
+    expected = log_p.gather(-1, targets[:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+    torch.testing.assert_close(scored(hidden, weight, bias), expected)
+    assert torch.autograd.gradcheck(scored, (hidden, weight, bias))
+
+
 def test_gradient_of_the_entropy_alone():
     hidden, weight, _, targets = inputs(4, bias=False)
     _, entropies = ChunkedLogProbs.apply(hidden, weight, None, targets, HeadSettings(1.0, True, 3))
@@ -92,7 +118,7 @@ def test_logits_of_all_rows_are_never_alive_at_once(monkeypatch):
 
 def test_scoring_head_shares_the_parameters_and_still_gives_logits():
     linear = nn.Linear(5, 11, bias=False)
-    head = ScoringHead.of(linear)
+    head = ScoringHead.of(linear, LogitRule())
     hidden = torch.randn(3, 5)
     assert head.weight is linear.weight and [name for name, _ in head.named_parameters()] == ["weight"]
     torch.testing.assert_close(head(hidden), linear(hidden))

@@ -15,7 +15,6 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.models.head import check_head
 from rlhf_suite.models.load import choose_padding_token, load_model, load_tokenizer
 from rlhf_suite.models.prepare import make_trainable
 
@@ -101,12 +100,11 @@ def test_a_folder_without_a_model_says_what_it_is(tmp_path):
         load_model(str(tmp_path), head="lm", ds=FP32)
 
 
-def test_heads_that_cap_their_logits_are_refused(load):
-    config = load().model.config
-    check_head(config, "actor.model_name_or_path", "x")
-    config.final_logit_softcapping = 30.0
+def test_heads_whose_settings_mean_nothing_known_are_refused(folder, tmp_path):
+    path = copy_of(folder(), tmp_path / "capped")
+    edit(path / "config.json", final_logit_softcapping=30.0)
     with pytest.raises(UserError, match=r"final_logit_softcapping \(30.0\)"):
-        check_head(config, "actor.model_name_or_path", "x")
+        load_model(str(path), head="lm", ds=FP32)
 
 
 def test_a_dense_model_has_no_router_to_balance(load):

@@ -19,8 +19,6 @@ from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
-from rlhf_suite.models.vision import FAMILIES
-from rlhf_suite.preflight.inspections.models import IMAGE_FAMILIES
 from vision import PICTURES, Seeing
 
 
@@ -201,10 +199,6 @@ def test_a_text_model_reads_no_images(folder):
     with pytest.raises(UserError, match=r"data.image_key needs a model of a family .*idefics3.*this one is qwen3"):
         vision_processor(str(folder()), "images")
     assert vision_processor(str(folder()), None) is None
-
-
-def test_the_preflight_knows_the_families():
-    assert set(IMAGE_FAMILIES) == FAMILIES.keys()
 
 
 def test_qwen_2_5_vl_with_one_position_per_token_computes_other_log_probs_without_a_word():

@@ -50,9 +50,10 @@ class RewardModelConfig(OwnPrecisionConfig):
 class AttentionConfig:
     """Attention and head"""
 
-    attn_implementation: str = flag("varlen")
-    """varlen: exact with and without packing, on CPU and GPU; or one of transformers: sdpa, eager, flash_attention_2,
-    flash_attention_3, or a kernel of the hub, kernels-community/<name>, which is downloaded"""
+    attn_implementation: str | None = flag(None)
+    """null: the best that the family of the model can do (docs/support.md); varlen: exact with and without packing, on
+    CPU and GPU; or one of transformers: sdpa, eager, flash_attention_2, flash_attention_3, or a kernel of the hub,
+    kernels-community/<name>, which is downloaded"""
     experts_implementation: str | None = flag(
         None, choices=("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
     )
@@ -62,9 +63,9 @@ class AttentionConfig:
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
 
 
-def is_flash(attn_implementation: str) -> bool:
+def is_flash(attn_implementation: str | None) -> bool:
     """Return whether an attention is a flash kernel: of a package or of the hub, for GPUs and half precision alone."""
-    return attn_implementation.startswith(("flash_attention_", HUB_KERNELS))
+    return attn_implementation is not None and attn_implementation.startswith(("flash_attention_", HUB_KERNELS))
 
 
 @dataclass

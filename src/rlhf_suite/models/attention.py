@@ -3,13 +3,14 @@
 Every sequence attends only to itself, causally. On CUDA in bf16 or fp16 a variable-length flash kernel computes it.
 Anywhere else torch's SDPA runs on views of the packed tokens, one call for each run of neighbouring sequences of the
 same length, so nothing is padded or copied. (Padded blocks of similar lengths take 1.4 times as long on a CPU.) Neither
-builds a T x T mask. With sequence parallelism a rank has a `Shard` of the tokens. T tokens, B sequences, L longest
-length, H query heads, K key/value heads, D head size.
+builds a T x T mask. Attention sinks and soft caps are computed by the second way on every device; a soft cap needs the
+L x L scores of a run in memory. With sequence parallelism a rank has a `Shard` of the tokens. T tokens, B sequences, L
+longest length, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -24,7 +25,8 @@ from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Sha
 
 NAME = "varlen"
 HALF = (torch.bfloat16, torch.float16)
-REFUSED = ("softcap", "s_aux", "position_bias")  # arguments that change the scores, and that these kernels ignore
+REFUSED = ("position_bias",)  # arguments that change the scores, and that these kernels ignore
+ALIGNED = 8  # kernels of GPUs want head sizes that are multiples of this
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,35 @@ def varlen_attention(
         UserError: the model needs something that these kernels do not compute.
     """
     refused = [name for name in REFUSED if settings.get(name) is not None]
+    if settings.get("softcap") is not None and settings.get("s_aux") is not None:
+        refused = ["softcap with s_aux"]
     if refused or sequences is None or not getattr(module, "is_causal", True):
         reason = f"uses {', '.join(refused)}" if refused else "does not pass the sequence borders to its attention"
         raise UserError(
             f"ds.attn_implementation=varlen: {type(module).__name__} {reason}. Set ds.attn_implementation=eager "
             "and ds.packing_samples=false"
         )
-    call = _Call(settings.get("scaling"), settings.get("sliding_window"), settings.get("dropout") or 0.0)
+    call = _Call(
+        settings.get("scaling"),
+        settings.get("sliding_window"),
+        settings.get("dropout") or 0.0,
+        settings.get("softcap"),
+        settings.get("s_aux"),
+    )
     if not sequences.packed:
         return call.attend_padded(query, key, value).transpose(1, 2), None
+
+    if sequences.shard is None:
+        return attend_packed(query, key, value, sequences, call), None
+    states, group = States(query, key, value), sequences.shard.group
+    if group.mode in (GATHER, RING):
+        check_blocks(states, sequences, call)
+    elif call.sinks is not None:
+        call = replace(call, sinks=call.sinks.unflatten(0, (group.size, -1))[group.index])
 
     def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attend_packed(query, key, value, sequences, call)
 
-    if sequences.shard is None:
-        return whole(query, key, value), None
-    states = States(query, key, value)
-    if sequences.shard.group.mode in (GATHER, RING):
-        check_blocks(states, sequences, call)
     return sequences.shard.attention(states, call.scaling, whole), None
 
 
@@ -117,6 +130,8 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
     reasons = {
         f"a sliding window of {call.window} tokens": call.window is not None and call.window < sequences.max_length,
         "dropout of its attention": call.dropout > 0,
+        "a soft cap of its attention": call.cap is not None,
+        "attention sinks": call.sinks is not None,
         "values and keys of different sizes": states.query.shape[-1] != states.value.shape[-1],
         "fp32 attention on a GPU": states.query.is_cuda and states.query.dtype not in HALF,
     }
@@ -130,7 +145,7 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
     """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]."""
-    if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1]:
+    if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1] and call.is_plain:
         tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
         return _flash_kernel()(tokens, sequences, call)[None]
     sizes = [count * length for count, length in sequences.runs]
@@ -149,14 +164,29 @@ class _Call:
     scaling: float | None
     window: int | None
     dropout: float
+    cap: float | None = None  # scores become cap * tanh(scores / cap)
+    sinks: Tensor | None = None  # [H]: for each head the score of one more key, whose value is 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether a flash kernel computes it."""
+        return self.cap is None and self.sinks is None
 
     def attend_padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal SDPA of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it."""
-        length = query.shape[2]
-        mask = None
-        if self.window is not None and length > self.window:
+        """Return causal attention of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it."""
+        if self.sinks is not None:
+            return self._attend_with_sinks(query, key, value, self.sinks)
+        return self._attend(query, key, value)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, sees_first: bool = False) -> Tensor:
+        """Return causal attention; `sees_first`: the first token is within the window of every query."""
+        length, mask = query.shape[2], None
+        if self.window is not None and length > self.window + sees_first:
             distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
             mask = (distance >= 0) & (distance < self.window)  # [L, L]
+            mask[:, 0] |= sees_first
+        if self.cap is not None:
+            return self._attend_capped(query, key, value, mask, self.cap)
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -167,6 +197,33 @@ class _Call:
             scale=self.scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
+
+    def _attend_with_sinks(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> Tensor:
+        """Return attention whose softmax has one more term for each head, exp(sink), that adds nothing to the output.
+
+        Any kernel computes it of rows that begin with one more token: its value is 0, and its key has a 1 in a feature
+        that no other key has. Queries have sink / scaling there. The further zeros align the head size.
+        """
+        size, width = query.shape[-1], value.shape[-1]
+        scaling = size**-0.5 if self.scaling is None else self.scaling
+        score = (sinks.to(query.dtype) / scaling)[None, :, None, None].expand(*query.shape[:3], 1)
+        more = ALIGNED - size % ALIGNED
+        query = F.pad(torch.cat([query, score], dim=-1), (0, more - 1, 1, 0))
+        key, value = (F.pad(states, (0, more, 1, 0)) for states in (key, value))
+        key[:, :, 0, size] = 1
+        call = replace(self, scaling=scaling, sinks=None)
+        return call._attend(query, key, value, sees_first=True)[:, :, 1:, :width]
+
+    def _attend_capped(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+        """Return attention with capped scores by its formula: torch has no kernel for it."""
+        length, groups = query.shape[2], query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        scores = (cap * torch.tanh(scores / cap)).masked_fill(~mask, -torch.inf)
+        weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+        return F.dropout(weights, self.dropout) @ value
 
 
 class _FlashKernel(Protocol):

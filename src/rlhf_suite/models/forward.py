@@ -15,14 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_suite.config.ds import is_flash
+from rlhf_suite.config.ds import ATTENTION, is_flash
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import ExpertBalance
-from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead
+from rlhf_suite.models.families import PACKED, SEQUENCE, Family, family_of
+from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead, logit_rule
+from rlhf_suite.models.mixers import masks_of, prepare_mixers
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.waits import sign_of_life
@@ -52,8 +54,10 @@ class LanguageModel(nn.Module):
 
     def __init__(self, model: PreTrainedModel, packed: bool, vision: VisionProcessor | None = None) -> None:
         super().__init__()
-        check_layout(model, packed)
-        model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings()))
+        self.family = check_layout(model, packed)
+        prepare_mixers(model, self.family)
+        rule = logit_rule(model.config.get_text_config(), self.family.head)
+        model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings(), rule))
         self.model = model
         self.vision = vision  # None: it reads no images
         self.packed = packed
@@ -79,7 +83,7 @@ class LanguageModel(nn.Module):
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
         if batch.images is None:
-            hidden, router_logits = compute_hidden_states(self.model, batch, sequences, self.balance is not None)
+            hidden, router_logits = compute_hidden_states(self, batch, sequences, self.balance is not None)
         else:
             hidden, router_logits = self.compute_image_states(batch), ()
         if count_experts:
@@ -115,7 +119,7 @@ class LanguageModel(nn.Module):
         assert self.sequence_group is None, "checked with the flags"
         whole = self.vision.with_an_image(batch)
         sequences = SequenceLayout.of(whole.lengths, self.packed)
-        states, _ = compute_hidden_states(self.model, whole, sequences, False, self.vision.inputs(whole))
+        states, _ = compute_hidden_states(self, whole, sequences, False, self.vision.inputs(whole))
         return states[: batch.num_tokens]
 
     def _read(self, hidden: Tensor, sequences: SequenceLayout, at: Tensor, read: Read | None) -> Any:
@@ -140,7 +144,8 @@ class ScalarModel(nn.Module):
         self, model: PreTrainedModel, packed: bool, *, head_name: str = "score", head_is_new: bool = False
     ) -> None:
         super().__init__()
-        check_layout(model, packed)
+        self.family = check_layout(model, packed)
+        prepare_mixers(model, self.family)
         self.model = model
         self.packed = packed
         self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
@@ -153,7 +158,7 @@ class ScalarModel(nn.Module):
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
-        hidden, router_logits = compute_hidden_states(self.model, batch, sequences, self.balance is not None)
+        hidden, router_logits = compute_hidden_states(self, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -236,34 +241,45 @@ def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOu
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
-def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | None = None) -> None:
-    """Raise UserError for an attention that would silently compute something else in this layout, or if a group of
-    ranks splits the tokens."""
+def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | None = None) -> Family:
+    """Return the family of a model.
+
+    Raises:
+        UserError: its attention would silently compute something else in this layout, or if a group of ranks splits
+            the tokens.
+    """
     config = model.config.get_text_config()
-    implementation = config._attn_implementation
+    family, implementation = family_of(model.config.to_dict()), config._attn_implementation
     if group is not None:
         assert packed and implementation == attention.NAME, "checked with the flags"
         group.check_heads(config)
+        if (why := family.why_not(SEQUENCE)) is not None:
+            raise UserError(f"ds.ring_attn_size={group.size}: {family.title} {why}. Set ds.ring_attn_size=1")
+    why = family.why_not(PACKED)
+    if packed and why is None and model._is_stateful and not family.mixers:
+        why = "carries a state from token to token, also from one packed sequence into the next"
+    if packed and why is not None:
+        raise UserError(f"ds.packing_samples=true: {family.title} {why}. Set ds.packing_samples=false")
     if packed and implementation != attention.NAME and not is_flash(implementation):
         raise UserError(
             f"ds.packing_samples=true needs ds.attn_implementation={attention.NAME} or a flash kernel, not "
             f"{implementation}: the others let packed sequences see each other"
         )
-    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if other and (packed or implementation == attention.NAME):
+    if not family.computes(implementation) and implementation in ATTENTION:
         raise UserError(
-            f"this model has layers of type {', '.join(sorted(other))}, which run neither packed nor with varlen "
-            "attention. Set ds.packing_samples=false and ds.attn_implementation=sdpa"
+            f"ds.attn_implementation={implementation} does not compute the attention of {family.title}. Set "
+            f"ds.attn_implementation={family.attention[0]}"
         )
-    if packed and model._is_stateful:
-        raise UserError(
-            f"ds.packing_samples=true: {type(model).__name__} carries a state from token to token, also from one "
-            "packed sequence into the next. Set ds.packing_samples=false"
-        )
+    return family
+
+
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """Return the model without its head. For some classes of transformers the base model is the model itself."""
+    return model.model if model.base_model is model else model.base_model
 
 
 def compute_hidden_states(
-    model: PreTrainedModel,
+    module: LanguageModel | ScalarModel,
     batch: TokenBatch,
     sequences: SequenceLayout,
     router_logits: bool,
@@ -274,16 +290,18 @@ def compute_hidden_states(
     sign_of_life()
     inputs = _pack_inputs(batch, sequences) if sequences.packed else _pad_inputs(batch, sequences)
     inputs |= images or {}
-    implementation = model.config.get_text_config()._attn_implementation
+    implementation = module.model.config.get_text_config()._attn_implementation
     if implementation == attention.NAME:
         inputs |= {"attention_mask": None, "sequences": sequences}
     elif sequences.packed:
         borders, longest = sequences.cu_lengths, sequences.max_length
         inputs |= {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": longest, "max_length_k": longest}
+    if sequences.packed and module.family.mixers:
+        inputs["attention_mask"] = masks_of(sequences)
     if router_logits:
         inputs["output_router_logits"] = True
     # With a cache, transformers would ignore where packed sequences end.
-    outputs = model.base_model(**inputs, use_cache=False)
+    outputs = backbone(module.model)(**inputs, use_cache=False)
     states: Tensor = outputs.last_hidden_state.flatten(0, 1)
     if not sequences.packed:
         states = states.index_select(0, sequences.slots)

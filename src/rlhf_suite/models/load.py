@@ -30,11 +30,11 @@ from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.models.families import Family, family_of, undeclared_head_setting
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.head import check_head
 from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
-from rlhf_suite.models.vision import FAMILIES, VisionProcessor
+from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import Gather, whole
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
@@ -200,12 +200,14 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     with explain_load_errors(flag, path), quiet_transformers():
         config = model_config(folder, head, ds)
         dropout_off, head_name = {} if dropout else switch_off_dropout(config), head_prefix(config, ds)
-        settings = build_load_arguments(ds, head, head_name) | {"config": config}
-        sees = head == "lm" and config.model_type in FAMILIES
+        family = family_of(config.to_dict())
+        attention = ds.attn_implementation or family.attention[0]
+        settings = build_load_arguments(ds, head, head_name) | {"config": config, "attn_implementation": attention}
+        sees = head == "lm" and family.images is not None
         if sees:  # packed images need no kernel of their own
-            settings["attn_implementation"] = {"text_config": ds.attn_implementation, "vision_config": "sdpa"}
+            settings["attn_implementation"] = {"text_config": attention, "vision_config": "sdpa"}
         if head == "lm":
-            check_head(config.get_text_config(), flag, path)
+            check_head(config, family, flag, path)
         model, info = auto_class(head, sees).from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
@@ -264,6 +266,17 @@ def head_prefix(config: PretrainedConfig, ds: ForwardConfig) -> str:
     return name
 
 
+def check_head(config: PretrainedConfig, family: Family, flag: str, path: str) -> None:
+    """Raise UserError for a head that changes its logits in a way that is not declared for its family."""
+    text = config.get_text_config()
+    found = undeclared_head_setting(family.head, lambda name: getattr(text, name, None))
+    if found is not None:
+        raise UserError(
+            f"{flag}={path}: the head of this model has {found[0]} ({found[1]}), whose meaning is not known for models "
+            f"of type {config.model_type}. Choose another model"
+        )
+
+
 def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: str) -> None:
     """Raise UserError for ds.experts_implementation if the actor has no experts whose computation can be chosen. The
     models beside it may be of another kind."""
@@ -279,7 +292,6 @@ def build_load_arguments(ds: ForwardConfig, head: Literal["lm", "value"], head_n
     """Return the keyword arguments that every model is loaded with."""
     settings: dict[str, Any] = {
         "dtype": DTYPES[ds.param_dtype],
-        "attn_implementation": ds.attn_implementation,
         "trust_remote_code": trusts_code(),
         "output_loading_info": True,
     }

@@ -16,7 +16,6 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
-from rlhf_suite.models.vision import list_frozen_parts
 
 LIGER = "ds.use_liger_kernel=true"
 # transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
@@ -41,7 +40,9 @@ def make_trainable(
     if config.freeze:
         freeze(model.model, config.freeze, f"{section}.freeze")
     if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
-        freeze(model.model, list_frozen_parts(model.model.config.model_type), f"{section}.freeze_visual_encoder")
+        assert model.family.images is not None, "checked with the flags"
+        tower = [re.escape(name) for name in model.family.images.tower]
+        freeze(model.model, tower, f"{section}.freeze_visual_encoder")
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
             name = f"{section}.gradient_checkpointing_enable"

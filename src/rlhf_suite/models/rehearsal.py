@@ -15,9 +15,9 @@ from transformers import AutoModelForSequenceClassification as AutoScorer
 
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.families import IMAGE_TYPES
 from rlhf_suite.models.load import Tokenizer, list_tensors, quiet_transformers
 from rlhf_suite.models.save import FolderParts, get_embedding_name
-from rlhf_suite.models.vision import FAMILIES
 from rlhf_suite.models.weights import pieces, weight_shapes
 
 SAMPLE = "Two trains: 12:05 and 7 o'clock.\n\tPrüfung <b>x</b>"
@@ -100,5 +100,5 @@ def auto_class(parts: FolderParts) -> Any:
     """Return the class of transformers that loads the folder."""
     if parts.scores:
         return AutoScorer
-    sees = parts.model.config.model_type in FAMILIES
+    sees = parts.model.config.model_type in IMAGE_TYPES
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""Models that read images: which families are supported, how an image becomes tokens and pixels, and what a batch with
+"""Models that read images: how an image becomes tokens and pixels, and what a batch with
 images adds to the inputs of the forward pass.
 
 The processor of a family is that of transformers, with its Pillow back end where torchvision is not installed. It is
@@ -20,22 +20,10 @@ from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.images import image_file, open_image
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.families import IMAGE_TYPES, family_of
 
 READ_IMAGES = 64  # images whose pixels are kept: the models of a step read the same ones
 BLANK = (56, 56)  # the size of the image that stands in where a batch has none
-
-
-@dataclass(frozen=True)
-class Family:
-    """How a family of models reads images."""
-
-    tower: tuple[str, ...]  # the modules that only images pass through
-    pixels: tuple[str, ...]  # what the processor returns of an image, laid end to end for all images
-    has_tile_rows: bool  # whether `pixels` are [1, tiles, ...] for the model, and all-zero tiles mean padding
-
-
-# Families lay out pixels and positions each in their own way, so one that is not listed is refused.
-FAMILIES = {"idefics3": Family(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,7 @@ class ReadImage:
     """An image as a model reads it."""
 
     tokens: list[int]
-    pixels: dict[str, Tensor]  # by the names of `Family.pixels`; the first dimension is laid end to end
+    pixels: dict[str, Tensor]  # by the names of `Images.pixels`; the first dimension is laid end to end
 
 
 class VisionProcessor:
@@ -53,13 +41,15 @@ class VisionProcessor:
         from transformers import AutoConfig
 
         self.folder, self.flag, self.path = folder, flag, path
-        family = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code()).model_type
-        if family not in FAMILIES:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+        images = family_of(config.to_dict()).images
+        if images is None:
             raise UserError(
                 f"{flag}={path}: data.image_key needs a model of a family that reads images here "
-                f"({', '.join(FAMILIES)}), and this one is {family}. Choose another model, or write data.image_key=null"
+                f"({', '.join(IMAGE_TYPES)}), and this one is {config.model_type}. Choose another model, or write "
+                "data.image_key=null"
             )
-        self.family = FAMILIES[family]
+        self.family = images
         self.recent: OrderedDict[bytes, ReadImage] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -158,8 +148,3 @@ class VisionProcessor:
             torch.cat([batch.mask, batch.mask.new_zeros(len(ids))]),
             images=(*batch.images, (self.blank,)),
         )
-
-
-def list_frozen_parts(model_type: str) -> list[str]:
-    """Return the modules of a model that only images pass through, as patterns of their names."""
-    return [name.replace(".", r"\.") for name in FAMILIES[model_type].tower]

@@ -27,6 +27,7 @@ from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout
+from rlhf_suite.models.families import num_experts
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden_states
 from rlhf_suite.models.load import (
     DTYPES,
@@ -94,7 +95,7 @@ class Use:
     flag: str
     head: Literal["lm", "value"]
     dtype: str
-    attention: str = "varlen"
+    attention: str | None = None
     packed: bool = False
     experts: str | None = None
     on_gpu: bool = True
@@ -212,8 +213,8 @@ def tied(module: LanguageModel | ScalarModel) -> bool:
 
 def active_experts(config: PretrainedConfig) -> float:
     """Return the share of its experts that a token goes through; 1 without experts."""
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    return config.num_experts_per_tok / experts if experts else 1.0
+    experts = num_experts(lambda name: getattr(config, name, None))
+    return config.num_experts_per_tok / experts[1] if experts else 1.0
 
 
 @lru_cache(maxsize=64)
@@ -255,7 +256,7 @@ def compute(module: LanguageModel | ScalarModel, tokens: Tokens, entropy: bool) 
         ids(tokens.total),
         ((tokens.sequences, tokens.length),),
     )
-    states, routers = compute_hidden_states(module.model, batch, layout, module.balance is not None)
+    states, routers = compute_hidden_states(module, batch, layout, module.balance is not None)
     if isinstance(module, ScalarModel):
         return module.model.score(states).squeeze(-1).float().sum()
     head = module.model.get_output_embeddings()

@@ -295,7 +295,9 @@ def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Modul
     return prepare_frozen(module, ds, world, model.offload)
 
 
-def prepare_frozen(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: bool = False) -> nn.Module:
+def prepare_frozen(
+    module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world: World, offload: bool = False
+) -> nn.Module:
     """Prepare a model that only runs forward: whole on its device, under ZeRO-3 partitioned over the ranks, and with
     `offload` streamed from host memory."""
     module.eval().requires_grad_(False)
@@ -347,8 +349,10 @@ def compile_engine(engine: Any) -> None:
     engine.compile()
 
 
-def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool) -> None:
+def mark_leaf_modules(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, *, must_have: bool) -> None:
     """Have ZeRO-3 gather the modules of these classes as a whole. Models beside the actor may be of another kind.
+
+    Layers that carry a state are among them: how often their parts run depends on a rank's sequences.
 
     Raises:
         UserError: no module of a model that `must_have` them is of such a class.
@@ -359,7 +363,7 @@ def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool
         raise UserError(
             f"ds.zero3_leaf_modules: the model has no module of class {missing[0]}. It has {', '.join(sorted(known))}"
         )
-    if ds.zero_stage == 3 and (present := sorted({*ds.zero3_leaf_modules} & known)):
+    if ds.zero_stage == 3 and (present := sorted({*ds.zero3_leaf_modules, *module.family.mixers} & known)):
         from deepspeed.utils import set_z3_leaf_modules
 
         set_z3_leaf_modules(module, present)

@@ -83,6 +83,8 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
 @rule
 def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
+    if name is None:
+        return  # the best that the model can do
     if isinstance(run.ds, DeepSpeedConfig) and run.ds.ring_attn_size > 1 and is_flash(name):
         return  # `sequences_split` refuses it
     if is_flash(name):

@@ -45,6 +45,8 @@ class ModelUse:
     length: int = 0
     is_trusted: bool = False  # whether code in its folder is run
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
+    attention: str | None = None  # ds.attn_implementation
+    packed: bool = False  # whether its sequences are laid end to end
     tensor: int = 1  # over how many ranks the matrices of its layers are split
     is_sampled: bool = False  # whether engines of vLLM load it
 
@@ -60,6 +62,8 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
                 if isinstance(run, AnyTrainedRun):
                     split = (run.ds.ring_attn_size, run.ds.ring_attn_mode)
                     use = replace(use, split=split, tensor=run.ds.tensor_parallel_size)
+                if isinstance(run, AnyTrainedRun | LoopRun | ServeRMRun):
+                    use = replace(use, attention=run.ds.attn_implementation, packed=run.ds.packing_samples)
                 use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
                 yield with_length(run, name, use)
 

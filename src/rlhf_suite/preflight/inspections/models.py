@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.models.families import (
+    BLOCKS,
+    IMAGE_TYPES,
+    PACKED,
+    SEQUENCE,
+    TENSOR,
+    Family,
+    family_of,
+    num_experts,
+    undeclared_head_setting,
+)
 from rlhf_suite.preflight.inspections.hub import cached_model
 from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of, head_sizes_on_cpu, known_model_types
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
-IMAGE_FAMILIES = ("idefics3",)  # as in models/vision.py, which imports torch; a test compares them
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
 UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain weights
 
 
@@ -32,6 +42,8 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield from model_problems(use, files_of(found))
             if folder is not None and use.is_sampled and device_kind(run.launch) == "cpu":
                 yield from heads_have_kernels(use, files_of(found))
+            if folder is not None and use.is_sampled:
+                yield from engine_has_packages(use, files_of(found))
 
 
 def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -40,6 +52,14 @@ def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if sizes and size is not None and size not in sizes:
         what = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
         yield Problem(use.key, what, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
+
+
+def engine_has_packages(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Yield a problem if what vLLM imports for the family of a model is not installed."""
+    missing = next((name for name in family(files).engine_needs if find_spec(name) is None), None)
+    if missing is not None:
+        what = f"vLLM imports {missing} for models of type {family(files).title} ({use.path}), and it is not installed"
+        yield Problem(use.key, what, f"install the build of {missing} for this torch, or give another model")
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -196,15 +216,51 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem("data.apply_chat_template", what, fix)
 
 
+def head_is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the meaning of the settings that change logits is known for the family of a language model."""
+    found = undeclared_head_setting(family(files).head, files.setting)
+    if use.head == "language" and found is not None:
+        title = family(files).title
+        what = f"the head of {use.path} has {found[0]} ({found[1]}), whose meaning is not known for {title}"
+        yield Problem(use.key, what, "give another model")
+
+
+def attention_computes(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the chosen attention computes that of the family."""
+    if use.attention is not None and not family(files).computes(use.attention):
+        what = f"{use.attention} does not compute the attention of {family(files).title} ({use.key}={use.path})"
+        key = "ds.attn_implementation"
+        yield Problem(key, what, f"write {key}=null, which is {family(files).attention[0]} for this model")
+
+
+def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the family of the model can do what the run asks of it."""
+    size, mode = use.split
+    asked = (
+        (PACKED, use.packed, "ds.packing_samples", "false"),
+        (SEQUENCE, size > 1, "ds.ring_attn_size", "1"),
+        (BLOCKS, size > 1 and mode != "ulysses", "ds.ring_attn_mode", "ulysses"),
+        (TENSOR, use.tensor > 1, "ds.tensor_parallel_size", "1"),
+    )
+    for feature, is_asked, key, remedy in asked:
+        why = family(files).why_not(feature) if is_asked else None
+        if why is not None:
+            what = f"{family(files).title} {why}, so {feature} cannot be used ({use.key}={use.path})"
+            yield Problem(key, what, f"write {key}={remedy}")
+
+
+def family(files: ModelFiles) -> Family:
+    """Return the family of the model in a folder."""
+    return family_of(files.config or {})
+
+
 def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model is of a family whose images are supported, if the run has images."""
     kind = files.setting("model_type")
     if not use.reads_images:
         return
-    if kind not in IMAGE_FAMILIES:
-        what = (
-            f"data.image_key needs a model that reads images ({', '.join(IMAGE_FAMILIES)}), and {use.path} is a {kind}"
-        )
+    if kind not in IMAGE_TYPES:
+        what = f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a {kind}"
         if has_several_axes(files):
             what += ", whose tokens have positions along several axes (time, height, width), and here they have one"
         yield Problem(use.key, what, "give another model, or write data.image_key=null")
@@ -254,9 +310,9 @@ def matrices_divide(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     key = "ds.tensor_parallel_size"
     if use.tensor == 1:
         return
-    experts = next((name for name in EXPERTS if files.setting(name)), None)
+    experts = num_experts(files.setting)
     if experts is not None or files.setting("vision_config") is not None:
-        what = f"a mixture of experts ({experts})" if experts else "a model that reads images"
+        what = f"a mixture of experts ({experts[0]})" if experts else "a model that reads images"
         yield Problem(key, f"{use.key}={use.path} is {what}, whose matrices are not split", f"write {key}=1")
         return
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
@@ -275,6 +331,9 @@ FITS: tuple[Check, ...] = (
     has_tokenizer,
     has_embeddings,
     has_chat_template,
+    head_is_known,
+    attention_computes,
+    family_can,
     reads_images,
     has_positions,
     splits_over_ranks,

@@ -1,0 +1,218 @@
+"""What each family of models is made of, and what it cannot do, declared once.
+
+Loading, attention, the head, the checks before a run, the planner and docs/support.md read this. A family is known by
+the `model_type` of its config.json, so nothing here needs torch. A type without a declaration is taken for a
+transformer with full or sliding attention; layers of other kinds then run without packing, by the attention of
+transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# Kinds of layers, as `layer_types` of config.json names them.
+FULL, SLIDING, CHUNKED, LINEAR, CONVOLUTION = (
+    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"),
+)
+# Ways to compute attention (ds.attn_implementation); FLASH stands for all flash kernels.
+VARLEN, SDPA, EAGER, FLASH = "varlen", "sdpa", "eager", "flash"
+# What a run may ask of a family.
+PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gather and ring", "tensor parallelism"
+# Settings by which some heads change their logits; what they mean depends on the family.
+HEAD_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
+
+
+@dataclass(frozen=True)
+class Head:
+    """The settings by which a language head changes its logits, in the order in which it applies them."""
+
+    multiplier: str | None = None
+    divisor: str | None = None
+    cap: str | None = None  # logits become cap * tanh(logits / cap)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.multiplier, self.divisor, self.cap) if name is not None)
+
+
+PLAIN, CAPPED, DIVIDED = Head(), Head(cap="final_logit_softcapping"), Head(divisor="logits_scaling")
+
+
+@dataclass(frozen=True)
+class Images:
+    """How a family reads images."""
+
+    tower: tuple[str, ...]  # the modules that only images pass through
+    pixels: tuple[str, ...]  # what the processor returns of an image, laid end to end for all images
+    has_tile_rows: bool  # whether `pixels` are [1, tiles, ...] for the model, and all-zero tiles mean padding
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, with the names that transformers gives to its parts."""
+
+    title: str
+    types: tuple[str, ...]  # `model_type` of config.json, of the model or of its text part
+    layers: tuple[str, ...] = (FULL, SLIDING)
+    state: str = ""  # what the layers are called that carry a state from token to token
+    mixers: tuple[str, ...] = ()  # the classes of these layers
+    scores: str = ""  # what changes its attention scores, beside a scale and a window
+    head: Head = PLAIN
+    attention: tuple[str, ...] = (VARLEN, SDPA, EAGER, FLASH)  # the best first
+    images: Images | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
+    engine_needs: tuple[str, ...] = ()  # packages that the file of vLLM for this family imports
+
+    def why_not(self, feature: str) -> str | None:
+        """Return the reason why a family cannot do something; None if it can."""
+        if feature in self.refused:
+            return self.refused[feature]
+        if feature in (SEQUENCE, TENSOR) and self.mixers:
+            return f"has {self.state} layers, whose state goes from token to token on one rank"
+        if feature == BLOCKS and self.scores:
+            return f"has {self.scores} in its attention"
+        if feature == TENSOR and self.images is not None:
+            return "reads images"
+        return None
+
+    def computes(self, attention: str) -> bool:
+        """Return whether a value of ds.attn_implementation computes the attention of this family."""
+        return attention in self.attention or (attention not in (VARLEN, SDPA, EAGER) and FLASH in self.attention)
+
+
+FAMILIES = (
+    Family("Llama", ("llama",)),
+    Family("Mistral", ("mistral",)),
+    Family("Ministral", ("ministral", "ministral3")),
+    Family("Mixtral", ("mixtral",)),
+    Family("Qwen2", ("qwen2",)),
+    Family("Qwen2-MoE", ("qwen2_moe",)),
+    Family("Qwen3", ("qwen3",)),
+    Family("Qwen3-MoE", ("qwen3_moe",)),
+    Family("SmolLM3", ("smollm3",)),
+    Family("Phi-3, Phi-4", ("phi3",)),
+    Family("OLMo 2", ("olmo2",)),
+    Family("OLMo 3", ("olmo3",)),
+    Family("GLM-4", ("glm4",)),
+    Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",)),
+    Family("DeepSeek-V3, Kimi K2", ("deepseek_v3",)),
+    Family("MiniMax-M2", ("minimax_m2",)),
+    Family("Gemma", ("gemma",)),
+    Family(
+        "Gemma 2",
+        ("gemma2",),
+        scores="a soft cap",
+        head=CAPPED,
+        attention=(VARLEN, EAGER),
+    ),
+    Family("Gemma 3", ("gemma3_text", "gemma3"), head=CAPPED),
+    Family("Gemma 4", ("gemma4_text", "gemma4"), head=CAPPED),
+    Family("Granite", ("granite",), head=DIVIDED),
+    Family("Granite-MoE", ("granitemoe", "granitemoeshared"), head=DIVIDED),
+    Family("Command", ("cohere", "cohere2"), head=Head(multiplier="logit_scale")),
+    Family(
+        "gpt-oss",
+        ("gpt_oss",),
+        scores="attention sinks",
+        attention=(VARLEN, EAGER),
+        refused={TENSOR: "has attention sinks, which are not split with the heads"},
+    ),
+    Family(
+        "Llama 4",
+        ("llama4_text", "llama4"),
+        layers=(FULL, CHUNKED),
+        attention=(SDPA, EAGER),
+        refused={PACKED: "counts the positions of its attention temperature from the start of a row"},
+    ),
+    Family(
+        "Qwen3-Next",
+        ("qwen3_next",),
+        layers=(FULL, LINEAR),
+        state="gated-delta",
+        mixers=("Qwen3NextGatedDeltaNet",),
+    ),
+    Family(
+        "Qwen3.5",
+        ("qwen3_5_text", "qwen3_5"),
+        layers=(FULL, LINEAR),
+        state="gated-delta",
+        mixers=("Qwen3_5GatedDeltaNet",),
+        engine_needs=("torchvision",),
+    ),
+    Family(
+        "Qwen3.5-MoE",
+        ("qwen3_5_moe_text", "qwen3_5_moe"),
+        layers=(FULL, LINEAR),
+        state="gated-delta",
+        mixers=("Qwen3_5MoeGatedDeltaNet",),
+        engine_needs=("torchvision",),
+    ),
+    Family(
+        "OLMo-hybrid",
+        ("olmo_hybrid",),
+        layers=(FULL, LINEAR),
+        state="gated-delta",
+        mixers=("OlmoHybridGatedDeltaNet",),
+    ),
+    Family(
+        "Kimi-Linear",
+        ("kimi_linear",),
+        layers=(FULL, LINEAR),
+        state="delta-attention",
+        mixers=("KimiLinearDeltaAttention",),
+    ),
+    Family("LFM2", ("lfm2",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2ShortConv",)),
+    Family("LFM2-MoE", ("lfm2_moe",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2MoeShortConv",)),
+    Family(
+        "Nemotron-H",
+        ("nemotron_h",),
+        layers=(FULL, LINEAR, "mlp", "moe"),
+        state="Mamba",
+        mixers=("NemotronHMamba2Mixer",),
+    ),
+    Family(
+        "Granite-hybrid",
+        ("granitemoehybrid",),
+        layers=(FULL, LINEAR),
+        state="Mamba",
+        mixers=("GraniteMoeHybridMambaLayer",),
+        head=DIVIDED,
+    ),
+    Family(
+        "Idefics3, SmolVLM",
+        ("idefics3",),
+        images=Images(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True),
+    ),
+)
+BY_TYPE = {name: family for family in FAMILIES for name in family.types}
+IMAGE_TYPES = tuple(name for name, family in BY_TYPE.items() if family.images is not None)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Return the family of a model by the contents of its config.json."""
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    kinds = (str(config.get("model_type", "")), str(text.get("model_type", "")))
+    family = next((BY_TYPE[kind] for kind in kinds if kind in BY_TYPE), Family(kinds[0], kinds[:1]))
+    layers = text.get("layer_types")
+    unknown = sorted({*map(str, layers if isinstance(layers, list | tuple) else ())} - {*family.layers})
+    if not unknown:
+        return family
+    why = f"has layers of type {', '.join(unknown)}, which are not known here"
+    refused = {**family.refused, **dict.fromkeys((PACKED, SEQUENCE, TENSOR), why)}
+    return replace(family, attention=(SDPA, EAGER), refused=refused)
+
+
+def num_experts(setting: Callable[[str], Any]) -> tuple[str, int] | None:
+    """Return the setting with the number of experts of a layer, and its value; None for a model without experts."""
+    found = ((name, setting(name)) for name in EXPERTS)
+    return next(((name, value) for name, value in found if isinstance(value, int) and value > 0), None)
+
+
+def undeclared_head_setting(head: Head, setting: Callable[[str], Any]) -> tuple[str, Any] | None:
+    """Return a setting of a model, and its value, that changes logits in a way that its family does not declare."""
+    found = ((name, setting(name)) for name in HEAD_SETTINGS if name not in head.settings)
+    return next(((name, value) for name, value in found if value not in (None, 1.0)), None)
