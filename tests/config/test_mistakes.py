@@ -321,6 +321,12 @@ MISTAKES = [
     (SFT + "ds.use_liger_kernel=true launch.device=cpu", "ds.use_liger_kernel", "kernels need a GPU"),
     (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "no GPU to bring the weights to"),
     (DPO + "ref.offload=true ds.lora.rank=8", "ref.offload", "the actor without its adapters"),
+    (PPO + "algo.kl.init_coef=0.1 ds.lora.rank=8 ref.offload=true", "ref.offload", "the actor without its adapters"),
+    (
+        PPO + "algo.kl.init_coef=0.1 ds.lora.rank=8 ref.num_gpus_per_node=2",
+        "ref.num_gpus_per_node",
+        "on the actor's 1 rank, and asked for 2",
+    ),
     (DPO + "ref.offload=true algo.loss=simpo", "ref.offload", "has no reference"),
     (DISTILL + "teacher.offload=true launch.device=cpu", "teacher.offload", "write teacher.offload=false"),
     (PPO + "reward.offload=true", "reward.offload", "add reward.model_name_or_path=<reward model>"),

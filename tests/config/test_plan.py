@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlhf_suite.config.plan import Machine, ModelPlan, Placement, Plan, resolve
+from rlhf_suite.config.placement import Placement
+from rlhf_suite.config.plan import Machine, ModelPlan, Plan, resolve
 from rlhf_suite.config.record import load, save
 from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.config.runs import DistillRun, DPORun, GenerateRun, PPORun, ScoreRun
@@ -46,7 +47,7 @@ def test_only_the_roles_that_are_needed_exist(config):
 
 @pytest.mark.notices(
     "an engine on several devices is counted as one",
-    "config/plan.py",
+    "config/placement.py",
     "self.num_actors * self.devices_per_actor",
     "self.num_actors",
 )
@@ -194,6 +195,29 @@ def test_a_built_in_model_is_trained_first_and_its_reference_is_the_trained_one(
     assert recipes == {"actor": "warm_start", "ref": "warm_start", "teacher": "teacher"}
     config.ref.model_name_or_path = "builtin:tiny"
     assert resolved(config).models["ref"].recipe is None, "a named reference is taken as it is"
+
+
+@pytest.mark.parametrize("path", [None, "org/policy"])
+def test_with_adapters_the_reference_is_the_actor_without_them(config, path):
+    """It has neither devices of its own nor a copy of the weights; another model has both."""
+    config.algo.kl.init_coef, config.ds.lora.rank, config.actor.num_gpus_per_node = 0.01, 4, 2
+    config.ref.model_name_or_path = path
+    assert sizes(config) == [[("actor", 2)], [("engine", 1)]]
+    assert resolved(config).models["ref"] == ModelPlan("ref", "org/policy", ranks=2, is_actor=True)
+    config.ref.model_name_or_path = "org/reference"
+    assert sizes(config) == [[("actor", 2)], [("engine", 1)], [("ref", 1)]]
+    assert not resolved(config).models["ref"].is_actor
+
+
+def test_a_model_of_other_weights_is_not_the_actor_without_adapters(config):
+    """A built-in actor is trained before its adapters are added, and a teacher is not held in 4 bits."""
+    config.algo.kl.init_coef, config.ds.lora.rank = 0.01, 4
+    config.algo.distill.coef, config.teacher.model_name_or_path = 0.1, "org/policy"
+    assert {name for name, model in resolved(config).models.items() if model.is_actor} == {"ref", "teacher"}
+    config.ds.load_in_4bit = True
+    assert {name for name, model in resolved(config).models.items() if model.is_actor} == {"ref"}
+    config.actor.model_name_or_path = config.ref.model_name_or_path = "builtin:tiny"
+    assert not any(model.is_actor for model in resolved(config).models.values())
 
 
 def test_models_are_held_as_their_sections_say(config):

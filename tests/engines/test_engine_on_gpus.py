@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 import test_engine  # noqa: E402 - it needs them
 from test_engine import MAX_LEN, gap, make_model, requests  # noqa: E402
 
-from rlhf_suite.config.plan import Placement, Pool, Role  # noqa: E402
+from rlhf_suite.config.placement import Placement, Pool, Role  # noqa: E402
 from rlhf_suite.config.rollout import VLLMConfig  # noqa: E402
 from rlhf_suite.engines.pool import EnginePool  # noqa: E402
 from rlhf_suite.engines.spec import EngineSpec  # noqa: E402

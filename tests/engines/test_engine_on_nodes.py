@@ -14,7 +14,7 @@ import torch
 from ray.cluster_utils import Cluster
 from test_engine import MAX_LEN, ProbedEngine, Trainer, checkpoint, gap, make_model, requests
 
-from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import EngineSpec

@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray.util import remove_placement_group
 
-from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.launch.placement import reserve, show_own_gpus
 
 

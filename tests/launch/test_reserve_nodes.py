@@ -5,7 +5,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table, remove_placement_group
 
-from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve
 

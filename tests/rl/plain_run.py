@@ -28,7 +28,7 @@ from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.build import RunData, build_pipeline
-from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup, WithoutAdaptersGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
@@ -206,7 +206,10 @@ def models(config: PPORun, steps: int, trip: Trip = lambda place: None) -> dict[
     of_policy = (config.actor, config.algo.kl, plan.policy_steps(steps))
     found: dict[str, ModelGroup] = {"policy": PolicyGroup(group(PolicyRole, ACTOR, *of_policy))}
     if REFERENCE in plan.models:
-        found[REFERENCE] = ReferenceGroup(group(ReferenceRole, REFERENCE))
+        is_actor = plan.models[REFERENCE].is_actor
+        found[REFERENCE] = (
+            WithoutAdaptersGroup(found["policy"].group) if is_actor else ReferenceGroup(group(ReferenceRole, REFERENCE))
+        )
     if CRITIC in plan.models:
         found["critic"] = CriticGroup(group(CriticRole, CRITIC, config.critic, plan.critic_steps(steps)))
     return found

@@ -31,8 +31,8 @@ SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 @pytest.mark.notices(
     "the reference is the model that is trained",
     "train/frozen.py",
-    "load_role(models[role], start",
-    "load_role(models[ACTOR], start",
+    "load_role(models[role], ds",
+    'load_role(models["actor"], ds',
     cases="dpo and not LoRA",
 )
 @pytest.mark.notices(

@@ -13,7 +13,8 @@ from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.names import unread
-from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
+from rlhf_suite.config.placement import Role
+from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
@@ -93,8 +94,9 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     """Return what follows from the flags: the models and where each comes from, and how engines get their weights."""
     for name, model in plan.models.items():
         first = f", trained with demo={model.recipe} first" if model.recipe else ""
-        offload = ", in host memory" if model.offload else ""
-        yield name, f"{model.path}{first}{offload}", number_of(model.ranks, "rank")
+        how = ", in host memory" if model.offload else ""
+        how = ", the actor without its adapters: not loaded again" if model.is_actor else how
+        yield name, f"{model.path}{first}{how}", number_of(model.ranks, "rank")
     if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
         return
     engines = plan.engines

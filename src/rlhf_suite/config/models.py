@@ -134,7 +134,8 @@ class ModelConfig:
 class ReferenceConfig:
     """The frozen reference; exists when algo.kl.init_coef > 0"""
 
-    model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
+    model_name_or_path: str | None = flag(None)
+    """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
     offload: bool = flag(False, resume=SHAPE)
     """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
     num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE)

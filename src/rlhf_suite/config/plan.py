@@ -6,7 +6,7 @@ holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
 from rlhf_suite.config.reward import reward_models
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
@@ -78,6 +79,7 @@ class ModelPlan:
     offload: bool = False  # its weights stay in host memory
     load_in_4bit: bool = False
     recipe: str | None = None  # the demo that trains it first
+    is_actor: bool = False  # it is the actor without its adapters, and loaded nowhere
 
     @property
     def flag(self) -> str:
@@ -92,97 +94,6 @@ class EnginePlan:
     shares_gpu: bool  # with the models
     gpu_memory_utilization: float | None  # None: vLLM's part of a GPU of its own
     sync_backend: str
-
-
-@dataclass(frozen=True)
-class Role:
-    """A kind of actor: how many of them, how many devices each one drives by itself (engines that are split), and on
-    how many nodes there are equally many of them (None: wherever there are devices)."""
-
-    name: str
-    num_actors: int
-    devices_per_actor: int = 1
-    num_nodes: int | None = None
-
-    @property
-    def num_devices(self) -> int:
-        return self.num_actors * self.devices_per_actor
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Devices and the roles that run on them. Each role of a pool takes a share of all of its devices."""
-
-    roles: tuple[Role, ...]
-
-    def __post_init__(self) -> None:
-        assert len({role.num_devices for role in self.roles}) == 1, self.roles
-        assert len(nodes_of(self.roles)) <= 1, self.roles
-
-    @property
-    def name(self) -> str:
-        return "+".join(role.name for role in self.roles)
-
-    @property
-    def num_devices(self) -> int:
-        return self.roles[0].num_devices
-
-    @property
-    def num_nodes(self) -> int | None:
-        """Return over how many nodes the devices are spread evenly; None: wherever there are any."""
-        return next(iter(nodes_of(self.roles)), None)
-
-    @property
-    def bundle(self) -> int:
-        """Return how many devices are reserved as one: those of the smallest actor."""
-        return min(role.devices_per_actor for role in self.roles)
-
-    @property
-    def share(self) -> float:
-        """Return the part of a device that one actor takes."""
-        return 1 / len(self.roles)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which roles run on which devices. Pools do not overlap."""
-
-    device: str
-    pools: tuple[Pool, ...]
-    sequence: int = 1  # ranks of a model that split the tokens of each batch
-    tensor: int = 1  # ranks of a model that split the matrices of its layers
-
-    @property
-    def num_devices(self) -> int:
-        return sum(pool.num_devices for pool in self.pools)
-
-    @property
-    def num_actors(self) -> int:
-        return sum(role.num_actors for pool in self.pools for role in pool.roles)
-
-    def lines(self) -> list[str]:
-        """Return one line per pool, for people."""
-        unit = "GPU" if self.device == "cuda" else "CPU slot"
-        shared = f"; {self.sequence} ranks split the tokens of a batch" if self.sequence > 1 else ""
-        shared += f"; {self.tensor} ranks split the matrices of a model" if self.tensor > 1 else ""
-        return [
-            f"{pool.num_devices} x {unit}{spread(pool)}: " + ", ".join(map(described, pool.roles)) + shared
-            for pool in self.pools
-        ]
-
-
-def nodes_of(roles: Iterable[Role]) -> set[int]:
-    """Return the numbers of nodes that roles ask for."""
-    return {role.num_nodes for role in roles if role.num_nodes is not None}
-
-
-def spread(pool: Pool) -> str:
-    return f" on {pool.num_nodes} nodes" if (pool.num_nodes or 1) > 1 else ""
-
-
-def described(role: Role) -> str:
-    each = f" of {role.devices_per_actor}" if role.devices_per_actor > 1 else ""
-    return f"{role.name} x {role.num_actors}{each}"
 
 
 @dataclass(frozen=True)
@@ -265,6 +176,25 @@ def model_sections(run: Run) -> dict[str, ModelSection]:
     return found
 
 
+def ranked_sections(run: Run) -> dict[str, Ranked]:
+    """Return the models that have ranks of their own, by name."""
+    sections = model_sections(run).items()
+    return {name: each for name, each in sections if isinstance(each, Ranked) and not is_actor(run, name, each)}
+
+
+def is_actor(run: Run, name: str, section: ModelSection) -> bool:
+    """Return whether a frozen model is the actor without its adapters: LoRA leaves the weights that the actor starts
+    with as they are, so that its ranks have them, and no second copy is loaded."""
+    if not isinstance(run, AnyTrainedRun) or run.ds.lora.rank == 0 or name not in (REFERENCE, TEACHER):
+        return False
+    if name == REFERENCE and section.model_name_or_path is None:
+        return True
+    path, recipes = run.actor.model_name_or_path, RECIPES.get(run.task, {})
+    if path is None or section.model_name_or_path != path or (name == TEACHER and run.ds.load_in_4bit):
+        return False
+    return recipe_of(path, recipes.get(name)) == recipe_of(path, recipes.get(ACTOR))
+
+
 def actor_path(run: SupervisedRun | PPORun) -> str:
     """Return the path of the model that is trained; the checks have made sure that there is one."""
     assert run.actor.model_name_or_path is not None
@@ -302,7 +232,8 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
         if name in (REFERENCE, CRITIC) and path is None:
             path, like = found[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
-        holder = section if isinstance(section, Ranked) else sections.get(ACTOR)
+        stands_in = is_actor(run, name, section)
+        holder = section if isinstance(section, Ranked) and not stands_in else sections.get(ACTOR)
         found[name] = ModelPlan(
             name,
             path,
@@ -312,6 +243,7 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
             load_in_4bit=isinstance(run, AnyTrainedRun) and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
             recipe=recipe_of(path, recipes.get(like)),
+            is_actor=stands_in,
         )
     return found
 
@@ -344,7 +276,7 @@ def roles(run: PlannedRun) -> list[Role]:
     found = [
         Role(name, num_ranks(each), num_nodes=each.num_nodes)
         for name, each in sections_of_models(run).items()
-        if isinstance(each, Ranked)
+        if isinstance(each, Ranked) and not is_actor(run, name, each)
     ]
     if isinstance(run, GenerateRun) or (isinstance(run, PPORun) and not run.replays):
         found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.plan import Placement
+from rlhf_suite.config.placement import Placement
 from rlhf_suite.distributed.group import Group, LocalGroup
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.launch.environment import runtime_env

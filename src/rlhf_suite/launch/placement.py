@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 
 if TYPE_CHECKING:

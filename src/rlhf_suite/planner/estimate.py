@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.placement import Pool, Role
 from rlhf_suite.config.plan import (
     ACTOR,
     CRITIC,
@@ -17,8 +18,6 @@ from rlhf_suite.config.plan import (
     Machine,
     ModelPlan,
     Plan,
-    Pool,
-    Role,
     WorkerPlan,
     data_ranks,
     num_ranks,
@@ -222,11 +221,9 @@ class Planner:
     def guests(self) -> Iterator[ModelPlan]:
         """Return the frozen models that the ranks of the actor hold too: those of supervised tasks."""
         placed = {role.name for pool in self.plan.placement.pools for role in pool.roles}
-        start = self.plan.models[ACTOR].path
         for model in self.plan.models.values():
-            same = self.run.ds.lora.rank > 0 and model.path == start
             cached = model.name == REFERENCE and getattr(getattr(self.run, "ref", None), "cache_enable", False)
-            if model.name not in placed and not same and not cached:
+            if model.name not in placed and not model.is_actor and not cached:
                 yield model
 
     def frozen(self, model: ModelPlan, ranks: int) -> Memory:

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from rlhf_suite.config.formatting import number_of
 from rlhf_suite.config.loop_stages import planned
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import ENGINE, REWARD, Machine, Placement, PlannedRun, Role, is_on_ray, resolve
+from rlhf_suite.config.placement import Placement, Role
+from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, is_on_ray, resolve
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import LoopRun, PPORun, Run
 from rlhf_suite.launch.environment import gpu_count

@@ -17,7 +17,14 @@ from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
 from rlhf_suite.rl.judge import Judge
-from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ProcessRewardGroup, ReferenceGroup, RewardGroup
+from rlhf_suite.rl.model_groups import (
+    CriticGroup,
+    PolicyGroup,
+    ProcessRewardGroup,
+    ReferenceGroup,
+    RewardGroup,
+    WithoutAdaptersGroup,
+)
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
 
 G = TypeVar("G", bound=ModelGroup)
@@ -76,11 +83,18 @@ def start_actors(
         engines.sleep()
     judges = judge_paths(run)
     others = (ACTOR, CRITIC, PROCESS, *judges)
+    policy = start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
+    read = [model for name, model in plan.models.items() if name not in others]
     return Actors(
         engines,
-        start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts)),
+        policy,
         critic=group(CriticGroup, CriticRole, CRITIC, run.critic, plan.critic_steps(rollouts)),
-        frozen={name: start(ReferenceGroup, ReferenceRole, name) for name in plan.models if name not in others},
+        frozen={
+            model.name: WithoutAdaptersGroup(policy.group)
+            if model.is_actor
+            else start(ReferenceGroup, ReferenceRole, model.name)
+            for model in read
+        },
         rewards={name: judge(RewardGroup, name) for name in judges},
         process=judge(ProcessRewardGroup, PROCESS) if PROCESS in plan.models else None,
         episodes=None if engines is None else start_episode_workers(run, plan, engines, log_dir),

@@ -59,6 +59,15 @@ class ReferenceGroup(ForwardGroup):
         return self.per_token("log_probs", batch, temperature, what=what)
 
 
+class WithoutAdaptersGroup(ReferenceGroup):
+    """The ranks of the policy as the reference or teacher: the policy without its adapters."""
+
+    def log_probs(
+        self, batch: ForwardBatch, temperature: float, what: str = "log-probs of the rollout without its adapters"
+    ) -> Pending[torch.Tensor]:
+        return self.per_token("log_probs_without_adapters", batch, temperature, what=what)
+
+
 class UpdatedGroup(ForwardGroup, TrainedGroup):
     """The ranks of a model that is trained on rollouts. `unread`: columns that its updates do not read, so that they
     stay with the driver."""

@@ -32,6 +32,7 @@ from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
 from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.ema import WeightAverage
+from rlhf_suite.train.frozen import WithoutAdapters
 from rlhf_suite.train.loader import StepLoader, micro_groups
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
@@ -227,6 +228,11 @@ class PolicyRole(TrainedRole):
     def log_probs_and_entropies(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs and the entropies of the masked tokens, [T, 2] in the order of the shard."""
         return self.masked_log_probs(self.model, batch, temperature, entropy=True)
+
+    def log_probs_without_adapters(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """Return the log-probs of the masked tokens as the model without its adapters gives them: those of the
+        reference."""
+        return self.masked_log_probs(WithoutAdapters(self.model), batch, temperature)
 
     def update(self, batches: list[Experience], first_step: int, kl_coef: float) -> dict[str, float]:
         """Take one optimiser step per batch, the first one at `first_step` of the schedule."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.plan import ACTOR, ModelPlan
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.models.lora import disable_adapters
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
@@ -20,16 +20,12 @@ def load_frozen_roles(
     task: Task, models: Mapping[str, ModelPlan], ds: DeepSpeedConfig, actor: TrainedModel
 ) -> Mapping[str, Forward]:
     """Load those of the `models` of a run that the task only reads."""
-    start = models[ACTOR].path
-    return {name: load_role(models[role], start, ds, actor) for name, role in task.roles().items()}
+    return {name: load_role(models[role], ds, actor) for name, role in task.roles().items()}
 
 
-def load_role(model: ModelPlan, start: str, ds: DeepSpeedConfig, actor: TrainedModel) -> Forward:
-    """Load a frozen model. Where only adapters are trained, the actor, whose weights are those of `start`, stands for
-    the model at that path, and no second copy is loaded."""
-    if ds.lora.rank > 0 and model.path == start:
-        return WithoutAdapters(actor)
-    return load_frozen(model, ds, actor.world)
+def load_role(model: ModelPlan, ds: DeepSpeedConfig, actor: TrainedModel) -> Forward:
+    """Load a frozen model, unless it is the actor without its adapters."""
+    return WithoutAdapters(actor) if model.is_actor else load_frozen(model, ds, actor.world)
 
 
 class WithoutAdapters:

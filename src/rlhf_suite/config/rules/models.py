@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rlhf_suite.config.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.formatting import did_you_mean, number_of
 from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import Ranked, is_actor, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, ChatRun, DistillRun, PPORun, Run, ServeRMRun, SupervisedRun
-from rlhf_suite.config.train import RLTrainConfig
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
@@ -172,13 +172,26 @@ def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
         if section is None or not section.offload:
             continue
         key = f"{name}.offload"
-        own = not isinstance(run.train, RLTrainConfig) and run.ds.lora.rank > 0
         if run.launch.device == "cpu":
             what = "there is no GPU to bring the weights to (launch.device=cpu)"
-        elif own and section.model_name_or_path in (None, run.actor.model_name_or_path):
+        elif is_actor(run, name, section):
             what = "with LoRA this model is the actor without its adapters, and no copy is held"
         elif name == "ref" and run.ds.load_in_4bit:
             what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
         else:
             continue
         yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def actor_has_its_ranks(run: PPORun) -> Iterator[Problem]:
+    """Check that a frozen model that is the actor without its adapters is asked for no other ranks than the actor's."""
+    for name, section in model_sections(run).items():
+        if isinstance(section, Ranked) and is_actor(run, name, section):
+            ranks, own = num_ranks(section), num_ranks(run.actor)
+            if ranks not in (1, own):
+                what = (
+                    f"with LoRA this model is the actor without its adapters, on the actor's {number_of(own, 'rank')}"
+                )
+                fix = f"remove {name}.num_nodes and {name}.num_gpus_per_node"
+                yield Problem(f"{name}.num_gpus_per_node", f"{what}, and asked for {ranks}", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlhf_suite.config.ds import is_flash
 from rlhf_suite.config.formatting import next_multiple, number_of
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
+from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun
 
@@ -20,8 +20,8 @@ def ranks_form_groups(run: AnyTrainedRun) -> Iterator[Problem]:
     sizes = {SEQUENCE: run.ds.ring_attn_size, TENSOR: run.ds.tensor_parallel_size}
     size = run.ds.ring_attn_size * run.ds.tensor_parallel_size
     named = " x ".join(f"{key}={value}" for key, value in sizes.items() if value > 1)
-    for name, section in model_sections(run).items():
-        if isinstance(section, Ranked) and num_ranks(section) % size:
+    for name, section in ranked_sections(run).items():
+        if num_ranks(section) % size:
             what = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {named}"
             fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
             yield Problem(f"{name}.num_gpus_per_node", what, fix)

@@ -10,7 +10,7 @@ from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.metrics import direction_of
 from rlhf_suite.config.names import flags_of, unknown_flag
-from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
+from rlhf_suite.config.plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.record import resume_of
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun, ResumableRun
@@ -54,14 +54,9 @@ def average_is_whole(run: PPORun) -> Iterator[Problem]:
         yield Problem("train.enable_ema", what, "write ds.zpg=1, or remove train.enable_ema")
 
 
-def ranked(run: PPORun) -> dict[str, Ranked]:
-    """Return the models of this run that have ranks of their own."""
-    return {name: each for name, each in model_sections(run).items() if isinstance(each, Ranked)}
-
-
 def parts(run: PPORun) -> dict[str, int]:
     """Return into how many parts the ranks of each model split a batch."""
-    return {name: data_ranks(run, each) for name, each in ranked(run).items()}
+    return {name: data_ranks(run, each) for name, each in ranked_sections(run).items()}
 
 
 @rule
@@ -95,7 +90,7 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
-    sizes = {name: num_ranks(each) for name, each in ranked(run).items()}
+    sizes = {name: num_ranks(each) for name, each in ranked_sections(run).items()}
     engines = run.vllm.num_engines * run.vllm.devices
     groups = (
         ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
@@ -110,7 +105,7 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
                 fix += ", and vllm.num_engines x vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
             yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
             continue
-        nodes = {member: each.num_nodes for member, each in ranked(run).items() if member in members}
+        nodes = {member: each.num_nodes for member, each in ranked_sections(run).items() if member in members}
         if is_on and len(set(nodes.values())) > 1:
             said = ", ".join(f"{member} {count}" for member, count in nodes.items())
             yield Problem(f"train.{name}", f"shared devices need equal nodes: {said}", "make num_nodes equal")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
+from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun
 
@@ -101,10 +101,11 @@ def beside_compiled(run: AnyTrainedRun) -> Iterator[tuple[str, str]]:
 def torch_trains_alone(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.ds.zero_stage is not None:
         return
-    for name, section in model_sections(run).items():
-        if isinstance(section, Ranked) and num_ranks(section) > 1:
-            what = f"ds.zero_stage=null trains on one rank, but {name} has {num_ranks(section)}"
+    for name, ranked in ranked_sections(run).items():
+        if num_ranks(ranked) > 1:
+            what = f"ds.zero_stage=null trains on one rank, but {name} has {num_ranks(ranked)}"
             yield Problem("ds.zero_stage", what, "write ds.zero_stage=2")
+    for name, section in model_sections(run).items():
         if isinstance(section, TrainedModelConfig) and section.optim == "muon":
             what = "Muon is that of DeepSpeed, which ds.zero_stage=null leaves out"
             yield Problem(f"{name}.optim", what, f"write ds.zero_stage=2, or {name}.optim=adam")
