@@ -18,7 +18,9 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.plan import PlannedRun, resolve
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.object_store import object_store_mb
+from rlhf_suite.config.plan import PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.references import guarded_environment, unresolved
@@ -67,8 +69,9 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
 
     try:
         with stoppable():
-            if not join_node(folder, run.launch):
-                train(run, folder)
+            plan = planned(run)
+            if not join_node(folder, launch_of(run, plan)):
+                train(run, folder, plan)
     except Stopped as stop:
         return say(f"{stop}{how_to_continue(run, folder)}", 128 + stop.number)
     except UserError as error:
@@ -94,10 +97,21 @@ def unexpected(error: Exception, folder: Path) -> str:
     return f"{said}\nthe traceback is in {log}"
 
 
-def train(run: Run, folder: Path) -> None:
+def planned(run: Run) -> WorkerPlan | None:
+    """Return what is decided about a run with workers; None for others."""
+    from rlhf_suite.launch.ray_cluster import machine
+
+    return resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
+
+
+def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
+    """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has."""
+    return replace(run.launch, object_store_mb=object_store_mb(run, ()) if plan is None else plan.object_store_mb)
+
+
+def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
     """Run the task between a status that says running and one that says how it ended; then print what to look at."""
     from rlhf_suite.launch.environment import device_kind, pass_on_trust, runtime_env
-    from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, recorded_end, stoppable
     from rlhf_suite.waits import allow_silence, recorded
 
@@ -106,14 +120,16 @@ def train(run: Run, folder: Path) -> None:
     allow_silence(run.launch.timeout_s)
     try:
         keep_other_config(run, record)
-        plan = resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
         save(run, record.config, plan)
         pass_on_trust(run.launch)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         # Stoppable here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again.
         with recorded_end(record.mark_ended), recorded(record.waits), stoppable():
             task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
-            metrics = task.run(run, folder) if plan is None else task.run(run, folder, plan)
+            if plan is None:
+                metrics = task.run(run, folder)
+            else:
+                metrics = task.run(replace(run, launch=launch_of(run, plan)), folder, plan)
         record.mark_done(metrics)
     except Stopped as stop:
         record.mark_stopped(str(stop))

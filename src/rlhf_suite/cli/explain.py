@@ -13,6 +13,7 @@ from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.names import unread
+from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
@@ -99,7 +100,9 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
         yield name, f"{model.path}{first}{how}", number_of(model.ranks, "rank")
     if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
         return
-    engines = plan.engines
+    samples, engines = samples_of_step(run), plan.engines
+    how = f"launch.object_store_mb: {samples} samples of data.max_len={run.data.max_len} tokens at one time"
+    yield "object store of Ray", how, f"{plan.object_store_mb} MiB"
     yield "weight sync", f"vllm.sync_backend={run.vllm.sync_backend}", engines.sync_backend
     if plan.device == "cuda":
         memory = "vLLM's default" if engines.gpu_memory_utilization is None else f"{engines.gpu_memory_utilization}"

@@ -25,7 +25,10 @@ class LaunchConfig:
     """Address of a running Ray cluster (auto: the local one); null: start a private one"""
     num_cpus: int | None = flag(None, ge=1, resume=FREE)
     """CPU slots that Ray may use; null: those that this process may use"""
-    object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80, resume=FREE)
+    object_store_mb: int | None = flag(None, ge=75, resume=FREE)
+    """Shared memory of Ray's object store on each node, in MiB; null: what the samples of a step take at one time on
+    their way between driver, engines and models, if all have data.max_len tokens; at least 75. `rlhf-suite plan` says
+    how much that is. What does not fit into a smaller one is written to the disk"""
     umask: str | None = flag(None, choices=("007", "027", "077"), resume=FREE)
     """Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process"""
     trust_remote_code: bool = flag(False, resume=FREE)
@@ -34,3 +37,9 @@ class LaunchConfig:
     timeout_s: float = flag(1800.0, gt=0, resume=FREE)
     """Deadline of each wait for an actor, in seconds since its last sign of life; when it passes, the run ends and
     names the actor"""
+
+    @property
+    def store_bytes(self) -> int:
+        """Return the bytes of Ray's object store on each node, once the plan has said how much null stands for."""
+        assert self.object_store_mb is not None, "the plan has its number"
+        return self.object_store_mb << 20

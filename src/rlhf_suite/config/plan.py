@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
 from rlhf_suite.config.reward import reward_models
 from rlhf_suite.config.runs import (
@@ -102,6 +103,7 @@ class WorkerPlan:
 
     models: Mapping[str, ModelPlan]  # that exist, by name
     placement: Placement
+    object_store_mb: int  # of Ray, on each node
 
     @property
     def device(self) -> str:
@@ -130,9 +132,11 @@ class Plan(WorkerPlan):
 
 def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem."""
+    known = models(run)
+    store = object_store_mb(run, known)
     if not isinstance(run, PPORun):
         each = tuple(Pool((role,)) for role in roles(run))
-        return WorkerPlan(models(run), Placement(machine.device, each, sequence_ranks(run), tensor_ranks(run)))
+        return WorkerPlan(known, Placement(machine.device, each, sequence_ranks(run), tensor_ranks(run)), store)
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -141,8 +145,9 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     overlaps = run.train.async_enable and rollouts_ahead > 0
     evaluation_decides = run.ckpt.keeps_best or run.train.early_stopping_patience is not None
     return Plan(
-        models=models(run),
+        models=known,
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
+        object_store_mb=store,
         engines=EnginePlan(together, memory, sync_backend(run, machine, together)),
         rollouts_ahead=rollouts_ahead,
         optimizer_steps_per_rollout=optimizer_steps_per_rollout(run),

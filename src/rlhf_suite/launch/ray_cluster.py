@@ -108,7 +108,7 @@ def _started(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
                     address="local",
                     num_cpus=num_cpus,
                     num_gpus=0 if device == "cpu" else None,
-                    object_store_memory=config.object_store_mb << 20,
+                    object_store_memory=config.store_bytes,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",

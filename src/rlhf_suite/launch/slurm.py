@@ -118,7 +118,7 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
     with session() as place:
         command += [
             f"--num-cpus={config.num_cpus or cpu_count()}",
-            f"--object-store-memory={config.object_store_mb << 20}",
+            f"--object-store-memory={config.store_bytes}",
             f"--temp-dir={place.ray}",
             *role,
         ]

@@ -292,7 +292,7 @@ class Planner:
         """Return what /dev/shm must hold, on one node."""
         if not (isinstance(self.run, PPORun) and isinstance(self.plan, Plan)):
             return {}
-        found = {"object store of Ray": self.run.launch.object_store_mb * memory.MIB}
+        found = {"object store of Ray": self.plan.object_store_mb * memory.MIB}
         if self.plan.engines.sync_backend == "shm":
             size = memory.SIZES[self.run.ds.param_dtype]
             found["weights on their way to the engines"] = size * self.parameters(self.plan.models[ACTOR]).total

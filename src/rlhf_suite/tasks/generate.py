@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.object_store import AHEAD
 from rlhf_suite.config.plan import ACTOR, ENGINE, WorkerPlan
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
@@ -26,8 +27,6 @@ from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.notices import chat_template_notices, embedding_notices
-
-AHEAD = 2  # samples that are under way, in multiples of those that the engines run at once
 
 
 def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlhf_suite.config.plan import is_on_ray
+from rlhf_suite.config.object_store import LEAST_MB, object_store_mb, samples_of_step
+from rlhf_suite.config.plan import is_on_ray, model_sections
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.rules.agents import MCP
@@ -38,7 +39,7 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
         if (what := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
             yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
-        yield from shared_memory(run.launch.object_store_mb)
+        yield from shared_memory(run)
 
 
 def stages(run: SamplingRun) -> Iterator[Problem]:
@@ -93,12 +94,20 @@ def network() -> Iterator[Problem]:
                 yield Problem("TCP ports", what, fix)
 
 
-def shared_memory(needed_mb: int) -> Iterator[Problem]:
+def shared_memory(run: Run) -> Iterator[Problem]:
     """Check shared memory, which holds the object store of Ray and the weights on their way to engines."""
+    needed_mb = object_store_mb(run, model_sections(run))
     container = "in a container give it room: docker run --shm-size=2g"
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         what = f"{SHARED_MEMORY} is missing or cannot be written"
         yield Problem("shared memory", what, f"mount it as root: mount -t tmpfs tmpfs {SHARED_MEMORY}; {container}")
     elif (free_mb := shutil.disk_usage(SHARED_MEMORY).free >> 20) < needed_mb:
-        what = f"{SHARED_MEMORY} has {free_mb} MiB free, launch.object_store_mb={needed_mb} needs more"
-        yield Problem("shared memory", what, f"remove files of dead programs there, or lower the flag; {container}")
+        what = f"{SHARED_MEMORY} has {free_mb} MiB free, and Ray's object store takes {needed_mb} MiB"
+        fix = f"remove files of dead programs there; {container}"
+        if run.launch.object_store_mb is None and isinstance(run, PPORun):
+            what += (
+                f" for the {samples_of_step(run)} samples of a step, if all have data.max_len={run.data.max_len} tokens"
+            )
+        if free_mb >= LEAST_MB:
+            fix = f"write launch.object_store_mb={free_mb} (what does not fit then waits on the disk); or {fix}"
+        yield Problem("shared memory", what, fix)

@@ -1,0 +1,100 @@
+"""What Ray's object store holds at one time: the numbers of bytes are those of real responses, shards and answers."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from given import prompt
+from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.object_store import (
+    FORWARD,
+    LEAST_MB,
+    MARGIN,
+    RESPONSE,
+    UPDATE,
+    UPDATE_OF_CRITIC,
+    object_store_mb,
+)
+from rlhf_suite.config.plan import Machine, models, resolve
+from rlhf_suite.config.runs import GenerateRun, PPORun, SFTRun
+from rlhf_suite.data.batch import column_units
+from rlhf_suite.data.generation import Generation
+from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
+from rlhf_suite.rl.sharding import ForwardBatch, split
+
+ROWS, TOKENS, HEADERS = 8, 5000, 40_000  # so that the bytes of headers and rows are less than one per token
+POLICY = {"actor.model_name_or_path": "builtin:tiny"}
+
+
+def experience() -> Experience:
+    """Samples with every column that a token can have."""
+    made = []
+    for row in range(ROWS):
+        one = Trajectory.start(prompt(row), row, 0)
+        one.append_model(np.arange(TOKENS), np.full(TOKENS, -0.5, np.float32), 1)
+        made.append(one)
+    batch = to_batch(made)
+    empty = {
+        name for name, unit in column_units(Experience).items() if unit == "token" and getattr(batch, name) is None
+    }
+    return replace(batch, **dict.fromkeys(empty, torch.ones(batch.num_tokens)))
+
+
+@pytest.mark.parametrize(("group", "size"), [(PolicyGroup, UPDATE), (CriticGroup, UPDATE_OF_CRITIC)])
+def test_an_update_sends_so_many_bytes_of_each_token(group, size):
+    batch = replace(experience(), **dict.fromkeys(group.unread))
+    sent = sum(len(pickle.dumps(shard, protocol=5)) for shard in split(batch, [range(4), range(4, 8)], 2))
+    assert 0 <= sent - size * batch.num_tokens < HEADERS
+
+
+def test_a_forward_pass_sends_and_answers_so_many_bytes_of_each_token():
+    batch = experience()
+    _, shards = ForwardBatch(batch).over(2)
+    sent = sum(len(pickle.dumps(shard, protocol=5)) for shard in shards)
+    answered = len(pickle.dumps(batch.mask.numpy(), protocol=5))
+    assert 0 <= sent + answered - FORWARD * batch.num_tokens < HEADERS
+
+
+def test_a_response_is_so_many_bytes_of_each_token():
+    arrays = {"ids": np.int32, "log_probs": np.float32, "versions": np.int32}
+    assert {*arrays} <= {field.name for field in fields(Generation)}
+    assert sum(np.dtype(kind).itemsize for kind in arrays.values()) == RESPONSE
+
+
+@pytest.mark.notices(
+    "the object store has room for a fixed number of bytes",
+    "config/object_store.py",
+    "math.ceil(MARGIN * bytes_at_once(run, models) / 2**20)",
+    "256",
+)
+def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them():
+    sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
+    tokens = 1024 * 8 * 4096
+    alone = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
+    assert object_store_mb(alone, models(alone)) == tokens * (RESPONSE + UPDATE) * MARGIN / 2**20
+    critic = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "gae", "algo.kl.init_coef": 0.1})
+    needed = tokens * (RESPONSE + max(3 * FORWARD, UPDATE + UPDATE_OF_CRITIC)) * MARGIN / 2**20
+    assert object_store_mb(critic, models(critic)) == needed
+    assert resolve(critic, Machine("cpu", 0)).object_store_mb == needed
+    critic.launch.object_store_mb = 99
+    assert resolve(critic, Machine("cpu", 0)).object_store_mb == 99
+
+
+def test_small_runs_and_runs_without_rollouts_get_the_least_that_ray_takes():
+    from ray._private.ray_constants import OBJECT_STORE_MINIMUM_MEMORY_BYTES
+
+    assert LEAST_MB << 20 == OBJECT_STORE_MINIMUM_MEMORY_BYTES
+    assert object_store_mb(with_defaults(PPORun, POLICY), ["actor"]) >= LEAST_MB
+    assert object_store_mb(with_defaults(PPORun, POLICY | {"data.max_len": 64}), ["actor"]) == LEAST_MB
+    assert object_store_mb(SFTRun(), ["actor"]) == LEAST_MB
+
+
+def test_generation_needs_room_for_the_responses_under_way():
+    run = with_defaults(GenerateRun, POLICY | {"vllm.num_engines": 8, "vllm.max_num_seqs": 512, "data.max_len": 8192})
+    assert object_store_mb(run, ["actor"]) == 2 * 8 * 512 * 8192 * RESPONSE * MARGIN / 2**20
