@@ -61,11 +61,11 @@ def test_a_machine_without_enough_shared_memory_is_named(prepare, said, tmp_path
 
 
 def test_rollouts_that_do_not_fit_into_shared_memory_are_refused_with_their_size(tmp_path):
-    """2048 x 8 samples of 4096 tokens, for which policy and critic take (12 + 32 + 20) x 1.25 bytes each: 5120 MiB."""
+    """2048 x 8 samples of 4096 tokens, for which policy and critic take (12 + 33 + 20) x 1.25 bytes each: 5200 MiB."""
     words = [*PPO, "rollout.batch_size=2048", "rollout.n_samples_per_prompt=8", "data.max_len=4096"]
     small = "mount -t tmpfs -o size=200m none /dev/shm"
     said = refused(words, small, "--mount", tmp_path)
-    assert "/dev/shm has 200 MiB free, and Ray's object store takes 5120 MiB for the 16384 samples of a step" in said
+    assert "/dev/shm has 200 MiB free, and Ray's object store takes 5200 MiB for the 16384 samples of a step" in said
     assert "write launch.object_store_mb=200 (what does not fit then waits on the disk)" in said
     said = refused([*words, "launch.object_store_mb=300"], small, "--mount", tmp_path)
     assert "/dev/shm has 200 MiB free, and Ray's object store takes 300 MiB\n" in said

@@ -43,7 +43,8 @@ def experience() -> Experience:
     empty = {
         name for name, unit in column_units(Experience).items() if unit == "token" and getattr(batch, name) is None
     }
-    return replace(batch, **dict.fromkeys(empty, torch.ones(batch.num_tokens)))
+    numbers = dict.fromkeys(empty - {"chosen"}, torch.ones(batch.num_tokens))
+    return replace(batch, **numbers, chosen=torch.ones(batch.num_tokens, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(("group", "size"), [(PolicyGroup, UPDATE), (CriticGroup, UPDATE_OF_CRITIC)])

@@ -15,11 +15,11 @@ from rlhf_suite.config.runs import GenerateRun, PPORun, Run
 LEAST_MB = 75  # Ray takes no less
 MARGIN = 1.25  # for headers, ledgers that episodes have beside their last one, and what is read and not freed yet
 # Bytes of each token as arrays. A forward pass gets ids and mask, and answers a number; an update of the policy gets
-# the log-probs of engine, policy and reference, the correction and the advantages besides, and one of the critic the
-# values and the returns.
+# the log-probs of engine, policy and reference, the correction, the advantages and which tokens are chosen besides, and
+# one of the critic the values and the returns.
 RESPONSE = 4 + 4 + 4  # id, log-prob, weight version
 FORWARD = 8 + 4 + 4
-UPDATE, UPDATE_OF_CRITIC = 8 + 4 + 5 * 4, 8 + 4 + 2 * 4
+UPDATE, UPDATE_OF_CRITIC = 8 + 4 + 5 * 4 + 1, 8 + 4 + 2 * 4
 READERS = ("actor", "ref", "teacher", "critic")  # models that run forward over a rollout
 AHEAD = 2  # samples of task=generate that are under way, in multiples of those that the engines run at once
 
