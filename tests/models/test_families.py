@@ -6,14 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 import families
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.families import BY_TYPE, PACKED, VARLEN, family_of
-from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.forward import sequence_outputs, token_log_probs
 from rlhf_suite.models.load import load_model
+from rlhf_suite.models.prepare import make_trainable
 
 LENGTHS = [5, 40, 1, 9, 9]
 # Sums in another order; gradients of routers and of states that decay are small differences of large numbers.
@@ -103,6 +106,30 @@ def test_by_default_padded_sequences_are_as_if_each_were_alone(made, kind):
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if BY_TYPE[kind].scores or BY_TYPE[kind].mixers])
 def test_the_attention_of_transformers_gives_the_same(made, kind):
     agrees(made(kind), packed=False, attention="eager")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_adapters_of_all_linear_layers_train_and_change_nothing_at_first(made, kind):
+    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=kind in PACKABLE)
+    model = load_model(made(kind), head="lm", ds=ds)
+    make_trainable(model, TrainedModelConfig(gradient_checkpointing_enable=True), LoRAConfig(rank=2))
+    log_probs = token_log_probs(model, batch()).log_probs
+    torch.testing.assert_close(log_probs.detach(), alone(made(kind))[0], atol=CLOSE, rtol=0)
+    weighted(log_probs).backward()
+    adapters = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in adapters)
+    assert all(grad.abs().sum() > 0 for name, grad in adapters.items() if "lora_B" in name and "expert" not in name)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES])
+def test_packed_scores_are_those_of_padded_rows(made, kind):
+    found = []
+    for packed in (True, False):
+        model = load_model(made(kind), head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+        outputs = sequence_outputs(model, batch()).values
+        outputs.sum().backward()
+        found.append((outputs.detach(), model.model.get_input_embeddings().weight.grad))
+    torch.testing.assert_close(*found, atol=CLOSE, rtol=GRADIENTS)
 
 
 def test_declared_layers_and_classes_are_those_of_the_models(made):

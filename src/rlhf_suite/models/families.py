@@ -63,6 +63,7 @@ class Family:
     head: Head = PLAIN
     attention: tuple[str, ...] = (VARLEN, SDPA, EAGER, FLASH)  # the best first
     images: Images | None = None
+    unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
     engine_needs: tuple[str, ...] = ()  # packages that the file of vLLM for this family imports
 
@@ -125,6 +126,7 @@ FAMILIES = (
         ("llama4_text", "llama4"),
         layers=(FULL, CHUNKED),
         attention=(SDPA, EAGER),
+        unadapted=("router",),  # it returns two tensors
         refused={PACKED: "counts the positions of its attention temperature from the start of a row"},
     ),
     Family(
@@ -172,6 +174,7 @@ FAMILIES = (
         layers=(FULL, LINEAR, "mlp", "moe"),
         state="Mamba",
         mixers=("NemotronHMamba2Mixer",),
+        unadapted=("out_proj",),  # kernels read its weight
     ),
     Family(
         "Granite-hybrid",
@@ -179,6 +182,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="Mamba",
         mixers=("GraniteMoeHybridMambaLayer",),
+        unadapted=("out_proj",),
         head=DIVIDED,
     ),
     Family(

@@ -30,6 +30,7 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=targets,
+        exclude_modules=list(model.family.unadapted) if targets == "all-linear" else None,
         task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
         base_model_name_or_path=model.model.config._name_or_path,
     )

@@ -40,6 +40,7 @@ class ModelUse:
     has_tokenizer: bool = False
     needs_template: bool = False
     head_prefix: str = "score"
+    scores: bool = False  # whether it is loaded with a score head
     reads_images: bool = False
     length_key: str = ""
     length: int = 0
@@ -73,7 +74,8 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
     if name not in (ACTOR, CRITIC):
         return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
     head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
-    use = replace(use, head=head, has_tokenizer=name == ACTOR)
+    scores = name == CRITIC or isinstance(run, RMRun)
+    use = replace(use, head=head, scores=scores, has_tokenizer=name == ACTOR)
     if isinstance(run, AnyTrainedRun | LoopRun):
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
@@ -85,7 +87,7 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
 def as_reward(run: Run, use: ModelUse) -> ModelUse:
     """Add what a run needs of its reward model."""
     assert isinstance(run, PPORun | ScoreRun | LoopRun | ServeRMRun)
-    use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
+    use = replace(use, head="reward", scores=True, head_prefix=run.ds.value_head_prefix)
     if isinstance(run, ServeRMRun):
         return replace(use, has_tokenizer=True)
     has_tokenizer = not isinstance(run, PPORun)  # in task=ppo it scores the tokens of the policy

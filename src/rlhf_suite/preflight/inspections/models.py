@@ -27,7 +27,13 @@ from rlhf_suite.models.families import (
     undeclared_head_setting,
 )
 from rlhf_suite.preflight.inspections.hub import cached_model
-from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of, head_sizes_on_cpu, known_model_types
+from rlhf_suite.preflight.inspections.model_files import (
+    ModelFiles,
+    files_of,
+    head_sizes_on_cpu,
+    known_model_types,
+    scorer_types,
+)
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
@@ -216,6 +222,17 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem("data.apply_chat_template", what, fix)
 
 
+def can_score(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that transformers has a model of this type with a score head, if the run loads it with one."""
+    kind = files.setting("model_type")
+    if use.scores and files.setting("auto_map") is None and scorer_types() and kind not in scorer_types():
+        what = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
+        fix = "give a model of another family" if use.key.split(".")[0] != CRITIC else (
+            "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
+        )  # fmt: skip
+        yield Problem(use.key, what, fix)
+
+
 def head_is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the meaning of the settings that change logits is known for the family of a language model."""
     found = undeclared_head_setting(family(files).head, files.setting)
@@ -332,6 +349,7 @@ FITS: tuple[Check, ...] = (
     has_embeddings,
     has_chat_template,
     head_is_known,
+    can_score,
     attention_computes,
     family_can,
     reads_images,
