@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from common import ROOT, Run, publish, scratch, suite_run, watch
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 from rlhf_suite.tracking.timeline import Span, length, merge_spans, overlap
 from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
@@ -186,7 +186,7 @@ def main() -> None:
     parser = seed_parser(__doc__, "agent_curves")
     parser.add_argument("--examples", nargs="+", default=[*EXAMPLES], choices=[*EXAMPLES])
     given = parser.parse_args()
-    warm_started("builtin:tiny", prompts="builtin:reverse")  # what second_try begins with is made once
+    warm_start("builtin:tiny", prompts="builtin:reverse")  # what second_try begins with is made once
     for seed in given.seeds:  # first all examples with one seed, so that a part of the runs is a whole table
         for example in given.examples:
             if given.again or (example, seed) not in known():

@@ -22,7 +22,7 @@ from common import RESULTS, ROOT, publish, scratch, suite_run
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.registry import estimator
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 
 TASKS = {
     "reverse": [],
@@ -85,7 +85,7 @@ def known() -> dict[str, dict[str, Any]]:
 
 def measure(job: Job) -> dict[str, Any]:
     """Run it: what it cost, and every evaluation."""
-    warm_started("builtin:tiny", prompts=f"builtin:{job.task}")
+    warm_start("builtin:tiny", prompts=f"builtin:{job.task}")
     with scratch() as folder:
         usage = suite_run(job.words, folder / "run").usage
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

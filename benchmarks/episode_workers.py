@@ -77,7 +77,7 @@ class InstantEngine:
             zeros = np.zeros(TOKENS, np.float32)
             outbox.put_nowait((number, Generation(request.id, ids, zeros, "stop", np.zeros(TOKENS, np.int32))))
 
-    async def finished(self, client: str) -> list[tuple[int, Generation]]:
+    async def wait_for_finished(self, client: str) -> list[tuple[int, Generation]]:
         outbox = self.outboxes[client]
         done = [await outbox.get()]
         while not outbox.empty():

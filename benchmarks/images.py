@@ -15,7 +15,7 @@ import numpy as np
 
 from common import ROOT, publish, scratch, suite_run
 from rlhf_suite.config.plan import IMAGE_RECIPE
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
 LAST = 3  # steps at the end of a run that are taken together
@@ -96,7 +96,7 @@ def draw(curves: Sequence[Sequence[float]]) -> None:
 
 def main() -> None:
     given = seed_parser(__doc__, "image_curves").parse_args()
-    warm_started("builtin:vision", IMAGE_RECIPE)  # what the demo begins with is made once
+    warm_start("builtin:vision", IMAGE_RECIPE)  # what the demo begins with is made once
     for seed in given.seeds:
         if given.again or seed not in known():
             publish("images", measure(seed), save=True)

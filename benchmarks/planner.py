@@ -152,7 +152,7 @@ def compare(shape: Shape, folder: Path, model: str, base: float, runs: dict[Path
 
 def for_an_h100(row: Row, folder: Path) -> dict[str, Any]:
     """Return what the plan says of a row of the GPU kit on an H100, and what another trainer has published."""
-    from rlhf_suite.planner.devices import device_named
+    from rlhf_suite.planner.devices import find_device
     from rlhf_suite.planner.estimate import Target, estimate
 
     model = folder / row.shape
@@ -160,7 +160,7 @@ def for_an_h100(row: Row, folder: Path) -> dict[str, Any]:
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(config | MODELS[row.shape]))
     flags = {"actor.model_name_or_path": str(model), "data.max_len": row.length, "ds.lora.rank": row.lora}
-    gpu = device_named("h100-80")
+    gpu = find_device("h100-80")
     found = estimate(with_defaults(SFTRun, FLAGS | flags), Target(gpu, gpu.memory, None))
     return {
         "row": row.name,

@@ -39,7 +39,7 @@ import psutil
 
 from agents import commands, tool_time
 from common import Run, publish, scratch, suite_run, watch
-from rlhf_suite.sandbox.jail import chosen_jail, offer
+from rlhf_suite.sandbox.jail import choose_jail, offer
 from rlhf_suite.sandbox.memory import family, proportional
 from rlhf_suite.sandbox.process import Template
 from rlhf_suite.sandbox.programs import Limits, prepare, run_checks, run_python
@@ -74,7 +74,7 @@ def called(session: Session, code: str = "x = 0") -> Session:
 
 
 def cold(imports: tuple[str, ...]) -> None:
-    template = Template(replace(chosen_jail(True, ""), imports=imports))
+    template = Template(replace(choose_jail(True, ""), imports=imports))
     with called(Session(template)):
         pass
     template.close()
@@ -97,7 +97,7 @@ def memory_mb(sessions: list[Session]) -> float:
 
 def of_template(imports: tuple[str, ...]) -> dict[str, Any]:
     """Measure the sessions of a warm template."""
-    template = Template(replace(chosen_jail(True, ""), imports=imports))
+    template = Template(replace(choose_jail(True, ""), imports=imports))
     template.wait_ready()
     opened: list[Session] = []
     result: dict[str, Any] = {"warm_ms": milliseconds(lambda: opened.append(called(Session(template))), 30)}

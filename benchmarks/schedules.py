@@ -23,7 +23,7 @@ import psutil
 
 from common import Run, publish, scratch, suite_run
 from rlhf_suite.models.load import model_folder
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 
 WARMUP, TAIL = 3, 3  # steps that are not counted: the last ones find their rollouts ready, since no others follow
 SHARED = (
@@ -56,7 +56,7 @@ def words(job: str, mode: str, steps: int, more: Sequence[str]) -> list[str]:
 
 def model(job: str) -> str:
     """One that is large enough that its steps are long, or one that ends its turns, since it has learnt to."""
-    name = "builtin:small" if job == "compute" else warm_started("builtin:tiny", prompts="builtin:reverse")
+    name = "builtin:small" if job == "compute" else warm_start("builtin:tiny", prompts="builtin:reverse")
     return model_folder(name, "the model")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common import ROOT, publish, scratch, suite_run
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 from seeds import COLOURS, INK, SEEDS, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
 AGES = (0, 1, 4, 8)
@@ -65,7 +65,7 @@ def known() -> dict[tuple[int, str, int], Row]:
 
 def measure(age: int, correction: str, seed: int) -> Row:
     """Run one job: what it learnt, step by step."""
-    warm_started("builtin:tiny", prompts="builtin:reverse")
+    warm_start("builtin:tiny", prompts="builtin:reverse")
     with scratch() as folder:
         usage = suite_run(words(age, correction, seed), folder / "run").usage
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

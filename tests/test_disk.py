@@ -11,7 +11,16 @@ import pytest
 
 from full_disk import fill
 from rlhf_suite import disk
-from rlhf_suite.disk import DiskError, file_aside, free_bytes, put, unwritable, write_json, writing, written_aside
+from rlhf_suite.disk import (
+    DiskError,
+    file_aside,
+    free_bytes,
+    name_disk_errors,
+    put,
+    unwritable,
+    write_aside,
+    write_json,
+)
 from rlhf_suite.errors import UserError
 
 
@@ -34,9 +43,9 @@ def test_a_file_is_replaced_as_a_whole_with_the_rights_that_the_umask_gives(tmp_
 def test_a_folder_that_is_there_is_kept(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "mine").touch()
-    with pytest.raises(DiskError, match="Directory not empty"), written_aside(tmp_path / "x") as aside:
+    with pytest.raises(DiskError, match="Directory not empty"), write_aside(tmp_path / "x") as aside:
         (aside / "new").touch()
-    with written_aside(tmp_path / "x", keep=True) as aside:
+    with write_aside(tmp_path / "x", keep=True) as aside:
         (aside / "new").touch()
     assert [each.name for each in (tmp_path / "x").iterdir()] == ["mine"]
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
@@ -67,9 +76,9 @@ def test_a_full_disk_is_named_with_the_path_and_what_is_free(small):
     fill(small)
     assert free_bytes(small) == 0
     message = rf"{small}/x cannot be written: the disk is full \(0.0 MB are free there\)"
-    with pytest.raises(DiskError, match=message), writing(small / "x"):
+    with pytest.raises(DiskError, match=message), name_disk_errors(small / "x"):
         (small / "x").write_bytes(bytes(9000))
-    with pytest.raises(DiskError, match="the disk is full"), writing(small / "x"):
+    with pytest.raises(DiskError, match="the disk is full"), name_disk_errors(small / "x"):
         raise RuntimeError("unexpected pos 64 vs 0")  # PyTorch on a full disk
     with pytest.raises(DiskError, match="the disk is full"):
         write_json(small / "y", {})
@@ -79,7 +88,7 @@ def test_a_full_disk_is_named_with_the_path_and_what_is_free(small):
 
 def test_other_errors_are_not_taken_for_the_disks(tmp_path):
     for error in (KeyError("x"), UserError("x"), FileNotFoundError(errno.ENOENT, "no", "/data/rows.jsonl")):
-        with pytest.raises(type(error)), writing(tmp_path / "x"):
+        with pytest.raises(type(error)), name_disk_errors(tmp_path / "x"):
             raise error
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_suite.foreign_files import has_type, parsed
+from rlhf_suite.foreign_files import has_type, parse_json
 
 
 @pytest.mark.notices(
@@ -36,4 +36,4 @@ def test_a_value_has_the_type_that_is_wanted_and_no_other(value, wanted, fits):
 @pytest.mark.notices("NaN of other tools ends a report", "foreign_files.py", "parse_constant=lambda name: None, ", "")
 def test_numbers_that_json_does_not_have_are_absent():
     text = b'{"a": NaN, "b": [Infinity, -Infinity], "c": 1e999, "d": 1.5}'
-    assert parsed(text) == {"a": None, "b": [None, None], "c": None, "d": 1.5}
+    assert parse_json(text) == {"a": None, "b": [None, None], "c": None, "d": 1.5}

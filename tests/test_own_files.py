@@ -82,7 +82,7 @@ def test_files_on_the_path_of_python_count_and_installed_ones_do_not(tmp_path, m
 @pytest.mark.notices(
     "what a user's file imports is not a part of its digest",
     "registry.py",
-    "return [digest(each) for each in (path, *others)]",
+    "return [digest(other) for other in (path, *others)]",
     "return [digest(path)]",
 )
 def test_a_neighbour_that_is_not_python_counts_and_says_nothing(tmp_path):

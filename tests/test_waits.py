@@ -16,7 +16,7 @@ from rlhf_suite.waits import (
     keep,
     open_waits,
     record,
-    recorded,
+    record_waits,
     result,
     sign_of_life,
     waiting,
@@ -82,7 +82,7 @@ def test_of_many_waits_the_oldest_are_written_and_the_others_counted():
 
 def test_a_run_is_recorded_while_it_lasts(tmp_path):
     file = tmp_path / "waits.json"
-    with waiting("the end of the test"), recorded(file):
+    with waiting("the end of the test"), record_waits(file):
         assert poll_until(file.exists, 60)
         assert json.loads(file.read_text())["waits"][0]["what"] == "the end of the test"
     assert not file.exists()
@@ -90,7 +90,7 @@ def test_a_run_is_recorded_while_it_lasts(tmp_path):
 
 def test_a_run_that_fails_leaves_its_record(tmp_path):
     file = tmp_path / "waits.json"
-    with pytest.raises(ValueError, match="x"), recorded(file):
+    with pytest.raises(ValueError, match="x"), record_waits(file):
         assert poll_until(file.exists, 60)
         raise ValueError("x")
     assert file.exists()
@@ -167,8 +167,8 @@ def test_work_that_goes_on_is_waited_for(impatient):
 @pytest.mark.notices(
     "the line of a coroutine is that of its caller",
     "waits.py",
-    "        found.insert(0, (frame",
-    "        found.append((frame",
+    "        frames.insert(0, (frame",
+    "        frames.append((frame",
 )
 def test_the_line_of_a_coroutine_is_the_innermost_of_the_user():
     async def inner():

@@ -18,7 +18,7 @@ import yaml
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.runs import AnyTrainedRun
-from rlhf_suite.planner.devices import device_named
+from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import DeviceUse, Estimate, Target, estimate, gib
 from rlhf_suite.preflight.jobs import preflight
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="h100-80")
     parser.add_argument("--only", default="", help="print recipes with this in their names, and write nothing")
     asked = parser.parse_args()
-    gpu = device_named(asked.gpu)
+    gpu = find_device(asked.gpu)
     lines = [TABLE, "|---|---|---|---|---|"]
     with TemporaryDirectory() as folder:
         for recipe in (each for each in RECIPES if asked.only in each.name):

@@ -38,7 +38,7 @@ def together(name: str, work: Sequence[Callable[[], T]]) -> list[T]:
     raised at once."""
     if len(work) == 1:
         return [work[0]()]
-    futures = [in_background(name, each) for each in work]
+    futures = [in_background(name, task) for task in work]
     ended = Ended[T](name)
     for future in futures:
         ended.add(future)
@@ -50,9 +50,9 @@ def together(name: str, work: Sequence[Callable[[], T]]) -> list[T]:
 class Ended(Generic[T]):
     """Futures in the order in which they end. What fails is raised at once."""
 
-    def __init__(self, what: str) -> None:
-        """`what` is waited for, in words."""
-        self.what = what
+    def __init__(self, activity: str) -> None:
+        """`activity` is waited for, in words."""
+        self.what = activity
         self.queue: SimpleQueue[Future[T]] = SimpleQueue()
 
     def add(self, future: Future[T]) -> None:

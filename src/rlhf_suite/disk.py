@@ -46,7 +46,7 @@ def cache_root() -> Path:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def name_disk_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses inside the block into a DiskError about `path`; other errors pass.
 
     Libraries say "the disk is full" in many ways, and some do not say it: the free space tells then.
@@ -90,12 +90,12 @@ def is_elsewhere(error: OSError, path: Path) -> bool:
 def free_bytes(path: Path) -> int | None:
     """What this user may still write to the disk of `path`."""
     with suppress(OSError):
-        usage = shutil.disk_usage(existing(path))
+        usage = shutil.disk_usage(find_existing(path))
         return usage.free if usage.total else None  # /proc and the like have no size
     return None
 
 
-def existing(path: Path) -> Path:
+def find_existing(path: Path) -> Path:
     """The path itself or the nearest folder above it that is there."""
     for place in (path, *path.parents):
         with suppress(OSError):  # a name that is too long
@@ -107,14 +107,14 @@ def existing(path: Path) -> Path:
 def unwritable(folder: Path) -> str | None:
     """Why `folder` could not be made, or nothing be written in it; None if it could. Leaves nothing behind."""
     try:
-        limit = os.pathconf(existing(folder), "PC_NAME_MAX")
+        limit = os.pathconf(find_existing(folder), "PC_NAME_MAX")
         names = [part for part in folder.parts if len(os.fsencode(part)) + ASIDE_CHARS > limit]
         if names or len(os.fsencode(folder)) + 2 * ASIDE_CHARS > os.pathconf("/", "PC_PATH_MAX"):
             return os.strerror(errno.ENAMETOOLONG)
-        with tempfile.TemporaryFile(dir=existing(folder)) as probe:
+        with tempfile.TemporaryFile(dir=find_existing(folder)) as probe:
             probe.write(bytes(PROBE_BYTES))
     except OSError as error:
-        return disk_reason(error, existing(folder))
+        return disk_reason(error, find_existing(folder))
     return None
 
 
@@ -124,7 +124,7 @@ def file_aside(path: Path, durable: bool = True) -> Iterator[Path]:
 
     `durable`: it is on the disk first, so that a crash of the machine leaves the old file or the new one.
     """
-    with writing(path):
+    with name_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.parent / f".{path.name}.new.{secrets.token_hex(4)}"
         try:
@@ -153,7 +153,7 @@ def write_json(path: Path, value: Any, durable: bool = True) -> None:
 
 
 @contextmanager
-def written_aside(path: Path, keep: bool = False) -> Iterator[Path]:
+def write_aside(path: Path, keep: bool = False) -> Iterator[Path]:
     """A temporary folder that becomes `path` when everything in it is on the disk; gone on an error.
 
     What is at `path` already is never replaced. With `keep` it is taken for the same (another process made it
@@ -162,7 +162,7 @@ def written_aside(path: Path, keep: bool = False) -> Iterator[Path]:
     Raises:
         DiskError: something is there, and `keep` is false.
     """
-    with writing(path):
+    with name_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.parent / f".{path.name}.new.{secrets.token_hex(4)}"
         aside.mkdir()
@@ -182,10 +182,10 @@ def written_aside(path: Path, keep: bool = False) -> Iterator[Path]:
 def settle(folder: Path) -> None:
     """Give every file below a new folder the rights that the process's umask gave the folder, and have all on disk."""
     mode = folder.stat().st_mode & 0o666
-    for each in (*folder.rglob("*"), folder):
-        if each.is_file():
-            each.chmod(mode)
-        flush(each)
+    for path in (*folder.rglob("*"), folder):
+        if path.is_file():
+            path.chmod(mode)
+        flush(path)
 
 
 def put(source: Path, target: Path) -> Path:
@@ -227,7 +227,7 @@ def rename_new(source: Path, place: Path) -> None:
 def sweep_abandoned(folder: Path) -> None:
     """Remove what killed runs began to write aside in `folder`."""
     for begun in folder.glob(".*.new.*"):
-        if time.time() - max(each.stat().st_mtime for each in (begun, *begun.glob("*"))) > ABANDONED_S:
+        if time.time() - max(path.stat().st_mtime for path in (begun, *begun.glob("*"))) > ABANDONED_S:
             shutil.rmtree(begun, ignore_errors=True)
 
 

@@ -37,7 +37,7 @@ class DamagedFile(UserError):
     """A file that is not what it should be. The message names it and what is wrong."""
 
 
-def opened(path: Path, limit: int, follow: bool = False) -> IO[bytes]:
+def open_regular(path: Path, limit: int, follow: bool = False) -> IO[bytes]:
     """Open a regular file of at most `limit` bytes. `follow`: also at the end of a link, for files that the user names.
 
     Raises:
@@ -50,19 +50,19 @@ def opened(path: Path, limit: int, follow: bool = False) -> IO[bytes]:
         is_link = error.errno == errno.ELOOP and path.is_symlink()
         reason = "it is a link; put the file itself there" if is_link and not follow else error.strerror
         raise DamagedFile(f"{path} cannot be read: {reason}") from None
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         file.close()
         raise DamagedFile(f"{path} cannot be read: it is not a regular file")
-    if found.st_size > limit:
+    if status.st_size > limit:
         file.close()
-        raise DamagedFile(f"{path} cannot be read: it has {found.st_size / MIB:.0f} MiB, more than {limit / MIB:.0f}")
+        raise DamagedFile(f"{path} cannot be read: it has {status.st_size / MIB:.0f} MiB, more than {limit / MIB:.0f}")
     return file
 
 
 def content(path: Path, limit: int, follow: bool = False) -> bytes:
     """Return the bytes of a file, at most `limit`. Raises DamagedFile."""
-    with opened(path, limit, follow) as file:
+    with open_regular(path, limit, follow) as file:
         try:
             return file.read(limit)  # one that grows, or has no size as those in /proc, does not go on for ever
         except OSError as error:  # a folder, a disk that fails
@@ -72,7 +72,7 @@ def content(path: Path, limit: int, follow: bool = False) -> bytes:
 def read_json(path: Path, limit: int = JSON_BYTES) -> Any:
     """Return the value in a file of JSON. Numbers that JSON does not have (NaN) are None. Raises DamagedFile."""
     try:
-        return parsed(content(path, limit))
+        return parse_json(content(path, limit))
     except DamagedFile:
         raise
     except UNREADABLE:
@@ -81,20 +81,20 @@ def read_json(path: Path, limit: int = JSON_BYTES) -> Any:
 
 def read_table(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table in a file of JSON, in which each of `fields` that is there has its type. Raises DamagedFile."""
-    return typed(read_json(path), fields, path)
+    return check_types(read_json(path), fields, path)
 
 
-def typed(value: Any, fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def check_types(value: Any, fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return a value that was read from `path`, if it is a table as `read_table` returns it. Raises DamagedFile."""
     if not isinstance(value, dict):
         raise DamagedFile(f"{path} is damaged: it does not hold a table")
     for name, wanted in fields.items():
         if name in value and not has_type(value[name], wanted):
-            raise DamagedFile(f"{path} is damaged: its {name} is of another type than {shown(wanted)}")
+            raise DamagedFile(f"{path} is damaged: its {name} is of another type than {name_type(wanted)}")
     return value
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Return the value of a text of JSON; numbers that JSON does not have, and those beyond floats, are None."""
 
     def number(digits: str) -> float | None:
@@ -107,7 +107,7 @@ def parsed(text: bytes) -> Any:
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number, value) of each complete line of a file of JSON lines; the value is None if it cannot be read.
     Raises DamagedFile."""
-    with opened(path, LINES_BYTES) as file:
+    with open_regular(path, LINES_BYTES) as file:
         number = 0
         while line := file.readline(LINE_BYTES):
             number += 1
@@ -119,7 +119,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, None
                 continue
             try:
-                yield number, parsed(line)
+                yield number, parse_json(line)
             except (ValueError, RecursionError):
                 yield number, None
 
@@ -129,21 +129,21 @@ def has_type(value: Any, wanted: Any) -> bool:
     number), None, a union, or Any."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin is UnionType:
-        return any(has_type(value, each) for each in inner)
+        return any(has_type(value, kind) for kind in inner)
     if origin is not None:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return isinstance(value, origin) and all(has_type(each, inner[-1]) for each in parts)
+        return isinstance(value, origin) and all(has_type(part, inner[-1]) for part in parts)
     if wanted in (int, float):
         kinds = int if wanted is int else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < LARGEST
     return wanted is Any or isinstance(value, wanted)
 
 
-def shown(wanted: Any) -> str:
+def name_type(wanted: Any) -> str:
     """Return a type as messages call it."""
     names = {str: "a text", int: "a whole number", float: "a number", NoneType: "null", bool: "true or false"}
     if get_origin(wanted) is UnionType:
-        return " or ".join(map(shown, get_args(wanted)))
+        return " or ".join(map(name_type, get_args(wanted)))
     kinds = {dict: "a table", list: "a list"}
     return names.get(wanted) or kinds.get(get_origin(wanted) or wanted, "that")
 
@@ -196,10 +196,10 @@ def parquet(path: Path) -> Iterator[ParquetFile]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with opened(path, 1 << 62) as file, ParquetFile(file) as found:
-            if found.metadata.num_rows > PARQUET_ROWS:
+        with open_regular(path, 1 << 62) as file, ParquetFile(file) as parquet:
+            if parquet.metadata.num_rows > PARQUET_ROWS:
                 raise DamagedFile(f"{path} cannot be read: it has more than {PARQUET_ROWS:,} rows")
-            yield found
+            yield parquet
     except UserError:
         raise
     except (*UNREADABLE, MemoryError) as error:

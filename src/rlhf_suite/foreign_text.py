@@ -25,7 +25,7 @@ def printable(text: str, limit: int = LIMIT, keep_lines: bool = False) -> str:
     shown = text[:limit]
     bare = shown.replace("\n", "").replace("\t", "") if keep_lines else shown
     if not bare.isprintable():
-        shown = "".join(char if char in kept or is_visible(char) else escaped(char) for char in shown)
+        shown = "".join(char if char in kept or is_visible(char) else escape(char) for char in shown)
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
 
 
@@ -58,6 +58,6 @@ def is_visible(char: str) -> bool:
     return unicodedata.category(char) not in INVISIBLE
 
 
-def escaped(char: str) -> str:
+def escape(char: str) -> str:
     """Return the character as a Python escape: `\\x1b`."""
     return char.encode("unicode_escape").decode("ascii")

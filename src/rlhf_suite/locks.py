@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import opened
+from rlhf_suite.foreign_files import open_regular
 from rlhf_suite.polling import poll_until
 
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -55,7 +55,9 @@ def alone_in(folder: Path, name: str) -> Iterator[None]:
     with (folder / LOCK).open("a+") as file:
         # The children of a killed process keep its lock for a moment; the lock of a living process is not waited for.
         if not lock(file) and (is_alive(read(file)) or not poll_until(lambda: lock(file), ORPHAN_S, POLL_S)):
-            raise InUse(f"{name}: another run works there ({described(read(file))}). Wait for its end, or stop it")
+            raise InUse(
+                f"{name}: another run works there ({describe_holder(read(file))}). Wait for its end, or stop it"
+            )
         file.truncate(0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "started": started}, file)
@@ -67,8 +69,8 @@ def holder_of(folder: Path) -> str | None:
     """Return a description of the process that works in a folder, None when there is none."""
     if not (folder / LOCK).exists():
         return None
-    with opened(folder / LOCK, LOCK_BYTES) as file:
-        return None if lock(file, shared=True) else described(read(file))
+    with open_regular(folder / LOCK, LOCK_BYTES) as file:
+        return None if lock(file, shared=True) else describe_holder(read(file))
 
 
 def read(file: IO[Any]) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def is_alive(holder: dict[str, Any]) -> bool:
     return holder.get("host") != socket.gethostname() or Path(f"/proc/{holder.get('pid')}").exists()
 
 
-def described(holder: dict[str, Any]) -> str:
+def describe_holder(holder: dict[str, Any]) -> str:
     """Return the holder of a lock in words."""
     if not holder:
         return "another process"

@@ -29,15 +29,15 @@ GUARD, LOCKS = threading.Lock(), dict[str, threading.RLock]()  # a lock for each
 class SourceError(UserError):
     """A name does not lead to a function of its kind: what is wrong, and the remedy."""
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what, fix)  # both as arguments, so that the error pickles
-        self.what, self.fix = what, fix
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem, fix)  # both as arguments, so that the error pickles
+        self.what, self.fix = problem, fix
 
     def __str__(self) -> str:
         return f"{self.what}; {self.fix}"
 
 
-def parsed(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     """Return the syntax tree of a Python file, read anew when the file has changed.
 
     Raises:
@@ -45,7 +45,7 @@ def parsed(path: Path) -> ast.Module:
     """
     try:
         status = path.stat()
-        return _parsed(path, status.st_mtime_ns, status.st_size)
+        return _parse_file(path, status.st_mtime_ns, status.st_size)
     except (SyntaxError, ValueError) as error:  # a ValueError for a null byte, in Python 3.11
         line, reason = (error.lineno or 1, error.msg) if isinstance(error, SyntaxError) else (1, str(error))
         raise SourceError(f"{path}:{line}: {reason}", "correct the file; it must be valid Python") from None
@@ -56,7 +56,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, changed: int, size: int) -> ast.Module:
+def _parse_file(path: Path, changed: int, size: int) -> ast.Module:
     with warnings.catch_warnings(action="ignore"):
         tree = ast.parse(path.read_bytes(), str(path))
         if SOURCE not in path.parents:
@@ -69,7 +69,7 @@ def bindings(statement: ast.AST) -> Iterator[str]:
     if isinstance(statement, FunctionDef | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from (each.asname or each.name for each in statement.names)
+        yield from (name.asname or name.name for name in statement.names)
     elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
         yield statement.id
     else:
@@ -77,12 +77,12 @@ def bindings(statement: ast.AST) -> Iterator[str]:
             yield from bindings(child)
 
 
-def bound_names(tree: ast.Module) -> set[str]:
+def list_bound_names(tree: ast.Module) -> set[str]:
     return {name for statement in tree.body for name in bindings(statement)}
 
 
 def functions(tree: ast.Module) -> list[FunctionDef]:
-    return [each for each in tree.body if isinstance(each, FunctionDef)]
+    return [node for node in tree.body if isinstance(node, FunctionDef)]
 
 
 def summary(node: FunctionDef) -> str:
@@ -96,7 +96,9 @@ def wrong_count(node: FunctionDef, wanted: int) -> int | None:
     most = len(node.args.posonlyargs) + len(node.args.args)
     least = most - len(node.args.defaults)
     by_name = [
-        each for each, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default is None
+        argument
+        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if default is None
     ]
     fits = least <= wanted and (wanted <= most or node.args.vararg is not None) and not by_name
     return None if fits else (least if least > wanted else most) + len(by_name)
@@ -111,8 +113,8 @@ def module_file(module: str, must_exist: bool = False) -> Path | None:
         spec = PathFinder.find_spec(".".join(parts[:depth]), folders)
         if spec is None:
             if must_exist:
-                what = f"there is no module {'.'.join(parts[:depth])}"
-                raise SourceError(what, "install its package, put its folder on PYTHONPATH, or name the .py file")
+                problem = f"there is no module {'.'.join(parts[:depth])}"
+                raise SourceError(problem, "install its package, put its folder on PYTHONPATH, or name the .py file")
             return None
         folders = list(spec.submodule_search_locations or [])
     origin = spec.origin if spec is not None else None
@@ -124,19 +126,19 @@ def own_files(path: Path) -> list[Path]:
     Python. Installed packages, the standard library and the suite itself are not among them."""
     importlib.invalidate_caches()
     folders = [str(path.parent), *sys.path]
-    found, left = dict[Path, None](), [path.resolve()]
-    while left and len(found) < MOST_FILES:
+    files, left = dict[Path, None](), [path.resolve()]
+    while left and len(files) < MOST_FILES:
         file = left.pop(0)
-        if file not in found:
-            found[file] = None
-            left += imported_by(file, folders)
-    return list(found)
+        if file not in files:
+            files[file] = None
+            left += list_imports(file, folders)
+    return list(files)
 
 
-def imported_by(file: Path, folders: list[str]) -> Iterator[Path]:
+def list_imports(file: Path, folders: list[str]) -> Iterator[Path]:
     """Yield the user's own files among those that a file imports, wherever in it; none of one that is not Python."""
     try:
-        tree = parsed(file)
+        tree = parse_file(file)
     except SourceError:
         return
     for node in ast.walk(tree):
@@ -148,10 +150,10 @@ def imported_by(file: Path, folders: list[str]) -> Iterator[Path]:
 def imports_of(node: ast.AST) -> tuple[list[str], int]:
     """Return the modules that a statement or a call may import, and how many packages up their names begin."""
     if isinstance(node, ast.Import):
-        return [each.name for each in node.names], 0
+        return [name.name for name in node.names], 0
     if isinstance(node, ast.ImportFrom):
         begin = f"{node.module}." if node.module else ""
-        return [f"{begin}{each.name}" for each in node.names], node.level
+        return [f"{begin}{name.name}" for name in node.names], node.level
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
         value = node.args[0].value
@@ -178,15 +180,15 @@ def files_of_module(name: str, folders: list[str]) -> Iterator[Path]:
 
 def is_installed(file: Path) -> bool:
     """Return whether a file is one of an installed package, of Python, or of the suite."""
-    return any(folder in file.parents for folder in installed_folders())
+    return any(folder in file.parents for folder in list_installed_folders())
 
 
 @cache
-def installed_folders() -> frozenset[Path]:
+def list_installed_folders() -> frozenset[Path]:
     """Return the folders of what is installed."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
-    return frozenset({*(Path(each).resolve() for each in found), SOURCE.resolve()})
+    folders = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
+    return frozenset({*(Path(folder).resolve() for folder in folders), SOURCE.resolve()})
 
 
 def import_file(path: Path) -> ModuleType:
@@ -196,22 +198,22 @@ def import_file(path: Path) -> ModuleType:
     with GUARD:
         lock = LOCKS.setdefault(name, threading.RLock())
     with lock:
-        return sys.modules[name] if name in sys.modules else _imported(name, path)
+        return sys.modules[name] if name in sys.modules else _import_file(name, path)
 
 
 def check_neighbours(path: Path) -> None:
     """Raise SourceError if a file would get another module than the neighbour that it imports: one of that name which
     a file in another folder has brought."""
-    for file in imported_by(path, [str(path.parent)]):
+    for file in list_imports(path, [str(path.parent)]):
         module = file.parent if file.name == "__init__.py" else file
         loaded = getattr(sys.modules.get(module.stem), "__file__", None) if module.parent == path.parent else None
         other = file if loaded is None else Path(loaded).resolve()
         if other != file and not is_installed(other) and other.is_file() and other.read_bytes() != file.read_bytes():
-            what = f"{path} imports {file}, but {other} has been imported as {module.stem} before"
-            raise SourceError(what, "rename one of the two files: a process has one module of a name")
+            problem = f"{path} imports {file}, but {other} has been imported as {module.stem} before"
+            raise SourceError(problem, "rename one of the two files: a process has one module of a name")
 
 
-def _imported(name: str, path: Path) -> ModuleType:
+def _import_file(name: str, path: Path) -> ModuleType:
     """Import the file of a module that has this name."""
     check_neighbours(path)
     if str(path.parent) not in sys.path:
@@ -235,5 +237,5 @@ def import_failure(name: str, error: BaseException) -> SourceError:
         fix = f"install {error.name} in the environment of the run, or put its folder on PYTHONPATH"
     elif isinstance(error, SystemExit):
         fix = 'a file that is imported must not end the process: put that below if __name__ == "__main__":'
-    what = f"{name}: importing it raised {printable(what_of(error), keep_lines=True)}"
-    return SourceError(what + (f" ({where})" if where else ""), fix)
+    problem = f"{name}: importing it raised {printable(what_of(error), keep_lines=True)}"
+    return SourceError(problem + (f" ({where})" if where else ""), fix)

@@ -31,13 +31,13 @@ from rlhf_suite.python_source import (
     SOURCE,
     FunctionDef,
     SourceError,
-    bound_names,
     functions,
     import_failure,
     import_file,
+    list_bound_names,
     module_file,
     own_files,
-    parsed,
+    parse_file,
     summary,
     wrong_count,
 )
@@ -94,10 +94,10 @@ class Kind:
     def builtin(self) -> dict[str, Declaration]:
         """Return the suite's own declarations by name."""
         paths = [SOURCE.joinpath(*module.split(".")).with_suffix(".py") for module in self.modules]
-        found = [each for path in paths for kind, each in _declarations(path) if kind == self.name]
-        return {each.name: each for each in found}
+        declarations = [declaration for path in paths for kind, declaration in _declarations(path) if kind == self.name]
+        return {declaration.name: declaration for declaration in declarations}
 
-    def declared(self, name: str) -> Declaration:
+    def find_declaration(self, name: str) -> Declaration:
         """Return the declaration of a name, of the suite or of a user's file.
 
         Raises:
@@ -107,8 +107,8 @@ class Kind:
             known = self.builtin()
             if name in known:
                 return known[name]
-            what = f"{name!r} is not one of {', '.join(known)}" if known else f"{name!r} names no function"
-            raise SourceError(what, f"write {next(iter(known))}" if known else "write <file.py>:<function>")
+            problem = f"{name!r} is not one of {', '.join(known)}" if known else f"{name!r} names no function"
+            raise SourceError(problem, f"write {next(iter(known))}" if known else "write <file.py>:<function>")
         place, _, function = name.rpartition(":")
         path = _file_of(place, function, self)
         if path is None:
@@ -118,11 +118,11 @@ class Kind:
     def needs(self, name: str, need: str) -> bool:
         """Return whether an algorithm needs something."""
         assert need in self.can_need, (self.name, need)
-        return need in self.declared(name).needs
+        return need in self.find_declaration(name).needs
 
     def numbers(self, name: str) -> tuple[str, ...]:
         """Return the numbers of samples that an algorithm needs, by their names."""
-        return tuple(need.removeprefix(NUMBER) for need in self.declared(name).needs if need.startswith(NUMBER))
+        return tuple(need.removeprefix(NUMBER) for need in self.find_declaration(name).needs if need.startswith(NUMBER))
 
     def may_need(self, need: str) -> bool:
         """Return whether there is such a need."""
@@ -131,7 +131,7 @@ class Kind:
     def that_need(self, need: str) -> tuple[str, ...]:
         """Return the names of the suite's own that need something."""
         assert need in self.can_need, (self.name, need)
-        return tuple(name for name, each in self.builtin().items() if need in each.needs)
+        return tuple(name for name, declaration in self.builtin().items() if need in declaration.needs)
 
     def without(self, need: str) -> tuple[str, ...]:
         """Return the names of the suite's own that do not need something."""
@@ -139,21 +139,21 @@ class Kind:
 
     def reads(self, name: str, flag: str) -> bool:
         """Return whether an algorithm reads a flag, named as in `reads`; one without a declaration may read any."""
-        read = self.declared(name).reads
+        read = self.find_declaration(name).reads
         return read is None or flag in read or not self.that_read(flag)
 
     def that_read(self, flag: str) -> tuple[str, ...]:
         """Return the names of the suite's own that read a flag; none where the flag has nothing to do with the kind."""
-        return tuple(name for name, each in self.builtin().items() if flag in (each.reads or ()))
+        return tuple(name for name, declaration in self.builtin().items() if flag in (declaration.reads or ()))
 
     def flags(self) -> tuple[str, ...]:
         """Return the flags that some of the suite's own read and others do not."""
-        return tuple(dict.fromkeys(flag for each in self.builtin().values() for flag in each.reads or ()))
+        return tuple(dict.fromkeys(flag for declaration in self.builtin().values() for flag in declaration.reads or ()))
 
     def load(self, name: str) -> Callable[..., Any]:
         """Import the module of a name, and return its function."""
         if not is_own(name):
-            declared = self.declared(name)
+            declared = self.find_declaration(name)
             assert declared.file is not None, name
             module = importlib.import_module(
                 ".".join((PACKAGE, *declared.file.relative_to(SOURCE).with_suffix("").parts))
@@ -163,41 +163,41 @@ class Kind:
         place, _, attribute = name.rpartition(":")
         try:
             module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-            found: Callable[..., Any] = getattr(module, attribute)
+            loaded: Callable[..., Any] = getattr(module, attribute)
         except (Exception, SystemExit) as error:
             raise import_failure(name, error) from error
-        return found
+        return loaded
 
     def wrong_result(self, name: str, result: object, wanted: str) -> WrongResult:
         """Return the error of a function of this kind that returned something else than `wanted`."""
-        declared = self.declared(name)
+        declared = self.find_declaration(name)
         where = f"{declared.file}:{declared.line}: " if declared.file is not None else ""
-        what = f"{where}{declared.function} returned {described(result)}, as {self.title} {name}"
-        return WrongResult(what, f"return {wanted} (docs/own_code.md)")
+        problem = f"{where}{declared.function} returned {describe_value(result)}, as {self.title} {name}"
+        return WrongResult(problem, f"return {wanted} (docs/own_code.md)")
 
     def _in_file(self, name: str, path: Path, function: str) -> Declaration:
-        tree = parsed(path)
-        node = next((each for each in functions(tree) if each.name == function), None)
+        tree = parse_file(path)
+        node = next((definition for definition in functions(tree) if definition.name == function), None)
         if node is None:
-            if {function, "*"} & bound_names(tree):  # imported or assigned: what it takes is not known
+            if {function, "*"} & list_bound_names(tree):  # imported or assigned: what it takes is not known
                 return Declaration(name, function, "", self.default_needs, None, None)
-            others = ", ".join(each.name for each in functions(tree))
-            what = f"{path} defines no {function}" + (f"; its functions are {others}" if others else "")
-            raise SourceError(what, f"define {self.signature(function)} in it")
-        declared = [*_declared(node, path, _aliases(tree))]
+            others = ", ".join(definition.name for definition in functions(tree))
+            problem = f"{path} defines no {function}" + (f"; its functions are {others}" if others else "")
+            raise SourceError(problem, f"define {self.signature(function)} in it")
+        declared = [*_read_declarations(node, path, _aliases(tree))]
         if wrong := next((kind for kind, _ in declared if kind != self.name), None):
-            what = f"{path}:{node.lineno}: {function} is declared as @{wrong}, and here @{self.name} is meant"
-            raise SourceError(what, f"declare it with @{self.name}, or name another function")
+            problem = f"{path}:{node.lineno}: {function} is declared as @{wrong}, and here @{self.name} is meant"
+            raise SourceError(problem, f"declare it with @{self.name}, or name another function")
         if isinstance(node, ast.AsyncFunctionDef):
-            what = f"{path}:{node.lineno}: {function} is async, and {self.title}s are not awaited"
-            raise SourceError(what, f"write {self.signature(function)} without async")
+            problem = f"{path}:{node.lineno}: {function} is async, and {self.title}s are not awaited"
+            raise SourceError(problem, f"write {self.signature(function)} without async")
         if len(node.decorator_list) == len(declared) and (count := wrong_count(node, len(self.parameters))) is not None:
-            what = f"{path}:{node.lineno}: {function} takes {count} arguments, not {len(self.parameters)}"
-            raise SourceError(what, f"write {self.signature(function)}")
+            problem = f"{path}:{node.lineno}: {function} takes {count} arguments, not {len(self.parameters)}"
+            raise SourceError(problem, f"write {self.signature(function)}")
         if not declared:
             return Declaration(name, function, summary(node), self.default_needs, None, path, node.lineno)
-        found = declared[0][1]
-        return Declaration(name, function, found.help, found.needs, found.reads, path, node.lineno)
+        declaration = declared[0][1]
+        return Declaration(name, function, declaration.help, declaration.needs, declaration.reads, path, node.lineno)
 
     def signature(self, function: str) -> str:
         """Return how a function of this kind begins."""
@@ -245,8 +245,8 @@ prompt_filter = Kind("prompt_filter", "filter of prompts", (), ("candidates", "g
 tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), ("written", "tools"))
 
 KINDS = {
-    each.name: each
-    for each in (
+    kind.name: kind
+    for kind in (
         *(
             estimator,
             correction,
@@ -264,13 +264,13 @@ KINDS = {
 }
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return what a value is: its type, and its shape or those of its fields."""
     name, shape = type(value).__name__, getattr(value, "shape", None)
     if shape is not None:
         return f"{name} of shape {[*shape]}"
     if is_dataclass(value):
-        parts = (f"{field.name}: {described(getattr(value, field.name))}" for field in fields(value))
+        parts = (f"{field.name}: {describe_value(getattr(value, field.name))}" for field in fields(value))
         return f"{name} ({', '.join(parts)})"
     return name
 
@@ -293,8 +293,8 @@ def digests(name: str) -> list[str]:
     path = Path(place) if place.endswith(".py") else module_file(place)
     if path is None or not path.is_file():
         return [f"{path or place} (no file)"]
-    others = [each for each in own_files(path) if each != path.resolve()]
-    return [digest(each) for each in (path, *others)]
+    others = [file for file in own_files(path) if file != path.resolve()]
+    return [digest(other) for other in (path, *others)]
 
 
 def digest(file: Path) -> str:
@@ -310,16 +310,22 @@ def _declarations(path: Path) -> tuple[tuple[str, Declaration], ...]:
     """Return every declaration of a module of the suite, with the name of its kind."""
     tree = ast.parse(path.read_bytes(), str(path))
     aliases = _aliases(tree)
-    return tuple(found for node in functions(tree) for found in _declared(node, path, aliases))
+    return tuple(declaration for node in functions(tree) for declaration in _read_declarations(node, path, aliases))
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:
     """Return what the module calls each decorator of this one, e.g. {"estimator": "estimator"}."""
-    imports = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == f"{PACKAGE}.registry"]
-    return {name.asname or name.name: name.name for each in imports for name in each.names if name.name in KINDS}
+    imports = [
+        statement
+        for statement in tree.body
+        if isinstance(statement, ast.ImportFrom) and statement.module == f"{PACKAGE}.registry"
+    ]
+    return {
+        name.asname or name.name: name.name for statement in imports for name in statement.names if name.name in KINDS
+    }
 
 
-def _declared(node: FunctionDef, path: Path, aliases: dict[str, str]) -> Iterator[tuple[str, Declaration]]:
+def _read_declarations(node: FunctionDef, path: Path, aliases: dict[str, str]) -> Iterator[tuple[str, Declaration]]:
     """Yield the declarations in the decorators of a function, each with the name of its kind."""
     for decorator in node.decorator_list:
         call = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -338,25 +344,25 @@ def _declaration(node: FunctionDef, kind: Kind, decorator: ast.Call, path: Path,
     given: dict[str, Any] = {}
     for keyword in decorator.keywords:
         if keyword.arg not in ("name", "needs", "reads"):
-            what = f"{where}: @{kind.name} has no argument {keyword.arg or '**'}"
-            raise SourceError(what, "write name=, needs= or reads=")
+            problem = f"{where}: @{kind.name} has no argument {keyword.arg or '**'}"
+            raise SourceError(problem, "write name=, needs= or reads=")
         try:
             value = ast.literal_eval(keyword.value)
         except ValueError:
-            what = f"{where}: {keyword.arg}= is not written as a literal, and the file is read without being run"
-            raise SourceError(what, f'write {keyword.arg}=("<name>",)') from None
+            problem = f"{where}: {keyword.arg}= is not written as a literal, and the file is read without being run"
+            raise SourceError(problem, f'write {keyword.arg}=("<name>",)') from None
         if keyword.arg != "name" and not (isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)):
-            what = f"{where}: {keyword.arg}={value!r} is not a tuple of names"
-            raise SourceError(what, f'write {keyword.arg}=("<name>",)')
+            problem = f"{where}: {keyword.arg}={value!r} is not a tuple of names"
+            raise SourceError(problem, f'write {keyword.arg}=("<name>",)')
         given[keyword.arg] = value
     needs = tuple(given.get("needs", kind.default_needs))
     if unknown := next((need for need in needs if not kind.may_need(need)), None):
         close = get_close_matches(unknown, kind.can_need, n=1)
         choices = ", ".join(kind.can_need)
-        what = f"{where}: needs {unknown!r}, " + (
+        problem = f"{where}: needs {unknown!r}, " + (
             f"not one of {choices}" if choices else f"but a {kind.title} has no needs"
         )
-        raise SourceError(what, f"write {close[0]!r}" if close else "correct the declaration")
+        raise SourceError(problem, f"write {close[0]!r}" if close else "correct the declaration")
     return Declaration(
         *(given.get("name", node.name), node.name, summary(node), needs, tuple(given.get("reads", ()))),
         *(path, node.lineno),
@@ -373,6 +379,6 @@ def _file_of(place: str, function: str, kind: Kind) -> Path | None:
             raise SourceError(f"there is no file {place} (seen from {Path.cwd()})", "correct the path")
         return path
     if "/" in place or not all(part.isidentifier() for part in place.split(".")):
-        what = f"{place} is neither a .py file nor the name of a module"
-        raise SourceError(what, f"write <file.py>:{function} or <package.module>:{function}")
+        problem = f"{place} is neither a .py file nor the name of a module"
+        raise SourceError(problem, f"write <file.py>:{function} or <package.module>:{function}")
     return module_file(place, must_exist=True)

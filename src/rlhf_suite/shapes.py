@@ -12,5 +12,5 @@ def is_like(value: object, tensor: Tensor) -> bool:
 
 def same_shape(*tensors: Tensor, dims: int = 1) -> None:
     """Assert that all tensors have one shape of `dims` dimensions: broadcasting would hide a mistake."""
-    shapes = [tuple(each.shape) for each in tensors]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
     assert len(set(shapes)) == 1 and len(shapes[0]) == dims, shapes

@@ -92,18 +92,18 @@ def allow_silence(limit_s: float) -> None:
 
 @contextmanager
 def waiting(
-    what: str, who: Sequence[str] = (), limit_s: float | None = None, flag: str = "", alike: str = ""
+    activity: str, who: Sequence[str] = (), limit_s: float | None = None, flag: str = "", alike: str = ""
 ) -> Iterator[Wait]:
-    """Note that the block waits for `what`. It may change `who` of the wait: to those who have not answered yet."""
+    """Note that the block waits for `activity`. It may change `who` of the wait: to those who have not answered yet."""
     number = next(_numbers)
     sign_of_life()
-    each = _open[number] = Wait(what, list(who), time.time(), limit_s, flag, alike)
-    token = _innermost.set(each)
+    wait = _open[number] = Wait(activity, list(who), time.time(), limit_s, flag, alike)
+    token = _innermost.set(wait)
     try:
-        yield each
+        yield wait
     except BaseException as error:
         with suppress(AttributeError):
-            vars(error).setdefault("_waits", []).append(each)
+            vars(error).setdefault("_waits", []).append(wait)
         raise
     finally:
         del _open[number]
@@ -130,20 +130,20 @@ def in_thread(number: int | None) -> str:
     """Return where the code of the user is in the thread with this `ident`, or in the coroutine that it runs: the
     innermost line outside of libraries and the suite; "" if there is none."""
     frames = [*traceback.walk_stack(sys._current_frames().get(number or 0))] if number else []
-    found = users((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
-    if found:
-        return found
+    place = users((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    if place:
+        return place
     tasks = (frame.f_locals.get("future") for frame, _ in frames if frame.f_code.co_name == "run_until_complete")
     return next((in_coroutine(task.get_coro()) for task in tasks if isinstance(task, asyncio.Task)), "")
 
 
 def in_coroutine(work: Any) -> str:
     """Return where the code of the user is in a coroutine, as `in_thread` does."""
-    found = list[tuple[str, int, str]]()
+    frames = list[tuple[str, int, str]]()
     while (frame := getattr(work, "cr_frame", None)) is not None:
-        found.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frames.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         work = work.cr_await
-    return users(found)
+    return users(frames)
 
 
 def users(calls: Iterable[tuple[str, int, str]]) -> str:
@@ -160,9 +160,9 @@ class Patience:
     Time is counted in looks: a process that was suspended has not been silent.
     """
 
-    def __init__(self, what: str, *threads: str) -> None:
-        """`what` is waited for; `threads` are the names of the threads that may be doing it."""
-        self.what, self.threads = what, threads
+    def __init__(self, activity: str, *threads: str) -> None:
+        """`activity` is waited for; `threads` are the names of the threads that may be doing it."""
+        self.what, self.threads = activity, threads
         self.signs, self.silent_s, self.looked = _life.signs, 0.0, time.monotonic()
 
     def look(self) -> None:
@@ -179,25 +179,25 @@ class Patience:
 def is_somebody_within_a_limit() -> bool:
     """Return whether a wait is open that will end by itself."""
     now = time.time()
-    return any(each.limit_s is not None and now < each.began + each.limit_s + LATE_S for each in _open.copy().values())
+    return any(wait.limit_s is not None and now < wait.began + wait.limit_s + LATE_S for wait in _open.copy().values())
 
 
 def place_of(name: str) -> str:
     """Return where the thread `name` is, to be put behind a sentence; "" if there is none."""
-    found = [thread.ident for thread in threading.enumerate() if name and thread.name == name]
-    frame = sys._current_frames().get(found[0] or 0) if found else None
+    idents = [thread.ident for thread in threading.enumerate() if name and thread.name == name]
+    frame = sys._current_frames().get(idents[0] or 0) if idents else None
     if frame is None:
         return ""
     call = traceback.extract_stack(frame)[-1]
     return f"; the thread {name} is at {call.filename}:{call.lineno} in {call.name}"
 
 
-def result(future: Future[T], what: str, *threads: str) -> T:
-    """Return the result of a future of this process; `what` is waited for, and one of `threads` makes it, if they are
+def result(future: Future[T], activity: str, *threads: str) -> T:
+    """Return the result of a future of this process; `activity` is its name, and one of `threads` makes it, if they are
     known."""
     if not future.done():
-        patience = Patience(what, *threads)
-        with waiting(what):
+        patience = Patience(activity, *threads)
+        with waiting(activity):
             while not wait([future], LOOK_S).done:
                 patience.look()
     return future.result(0)
@@ -209,7 +209,7 @@ def open_waits() -> list[Wait]:
 
 
 @contextmanager
-def recorded(file: Path) -> Iterator[None]:
+def record_waits(file: Path) -> Iterator[None]:
     """Write a record every few seconds during the block, by a thread of its own. Without an error the file is gone
     afterwards; else it holds what the error has interrupted."""
     is_over = threading.Event()
@@ -257,7 +257,7 @@ def record() -> dict[str, Any]:
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main or 0)
     calls = traceback.extract_stack(frame)[-STACK_LINES:] if frame is not None else []
-    return described(open_waits(), calls) | {"place": in_thread(main)}
+    return describe_waits(open_waits(), calls) | {"place": in_thread(main)}
 
 
 def record_of(error: BaseException) -> dict[str, Any]:
@@ -265,9 +265,9 @@ def record_of(error: BaseException) -> dict[str, Any]:
     causes = [error]
     while (cause := cause_of(causes[-1])) is not None and cause not in causes:
         causes.append(cause)
-    waits = [wait for each in causes for wait in vars(each).get("_waits", [])]
+    waits = [wait for error_of_chain in causes for wait in vars(error_of_chain).get("_waits", [])]
     calls = traceback.extract_tb(causes[-1].__traceback__)[-STACK_LINES:]
-    return described(sorted(waits, key=lambda wait: wait.began), calls) | {"failed": True}
+    return describe_waits(sorted(waits, key=lambda wait: wait.began), calls) | {"failed": True}
 
 
 def cause_of(error: BaseException) -> BaseException | None:
@@ -275,7 +275,7 @@ def cause_of(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def described(waits: Sequence[Wait], calls: Sequence[traceback.FrameSummary]) -> dict[str, Any]:
+def describe_waits(waits: Sequence[Wait], calls: Sequence[traceback.FrameSummary]) -> dict[str, Any]:
     """Return a record of waits, those that are alike as one with their number, and of calls."""
     groups: dict[object, list[Wait]] = {}
     for one in waits:
@@ -284,7 +284,7 @@ def described(waits: Sequence[Wait], calls: Sequence[traceback.FrameSummary]) ->
         "time": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "waits": [entry(each) for each in itertools.islice(groups.values(), MAX_WAITS)],
+        "waits": [entry(group) for group in itertools.islice(groups.values(), MAX_WAITS)],
         "more_waits": max(0, len(groups) - MAX_WAITS),
         "main_thread": [f"{call.filename}:{call.lineno} in {call.name}" for call in calls],
     }
@@ -295,4 +295,4 @@ def entry(waits: Sequence[Wait]) -> dict[str, Any]:
     first = waits[0]
     values = {name: getattr(first, name) for name in ("what", "began", "limit_s", "flag")}
     place = "" if first.place is None else first.place()
-    return values | {"who": sorted({name for each in waits for name in each.who}), "place": place, "count": len(waits)}
+    return values | {"who": sorted({name for wait in waits for name in wait.who}), "place": place, "count": len(waits)}

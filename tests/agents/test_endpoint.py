@@ -522,8 +522,8 @@ def head(api_key: str) -> dict[str, str]:
 @pytest.mark.notices(
     "a body of any size is read",
     "serving/chat_server.py",
-    "read_request(parsed(await body_of(request, MAX_BYTES)), ",
-    "read_request(parsed(await body_of(request, MAX_BYTES << 10)), ",
+    "read_request(parse_body(await body_of(request, MAX_BYTES)), ",
+    "read_request(parse_body(await body_of(request, MAX_BYTES << 10)), ",
 )
 @pytest.mark.notices(
     "a conversation that is far too long is tokenised",

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from attack_page import Section
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 
 pytestmark = pytest.mark.proof
 
@@ -276,7 +276,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
     """Start the run and wait until its sessions are open; on leaving, end it."""
     rows = [{"messages": [user("reverse 321 =")], "label": "over" if number == 0 else "open"} for number in range(9)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = warm_started("builtin:tiny", prompts="builtin:reverse")
+    model = warm_start("builtin:tiny", prompts="builtin:reverse")
     words = [*WORDS.split(), f"actor.model_name_or_path={model}", f"data.prompt_dataset={folder / 'rows.jsonl'}"]
     command = [sys.executable, str(ROOT / "run.py"), *words, f"hydra.run.dir={folder / 'run'}", "logger.progress=false"]
     place, deadline = folder / "sessions.jsonl", time.monotonic() + START_S

@@ -29,10 +29,10 @@ def test_the_job_is_the_example_but_for_the_named_values():
 
 @pytest.mark.stack
 def test_sessions_of_a_process_are_counted():
-    from rlhf_suite.sandbox.jail import chosen_jail, templates
+    from rlhf_suite.sandbox.jail import choose_jail, templates
     from rlhf_suite.sandbox.session import Session
 
-    template, before = templates.get(chosen_jail(True, "")), open_sessions(os.getpid())
+    template, before = templates.get(choose_jail(True, "")), open_sessions(os.getpid())
     with Session(template) as one, Session(template) as two:
         for each in (one, two):
             assert each.run("1 + 1").value == "2"

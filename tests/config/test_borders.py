@@ -132,7 +132,7 @@ def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
 @pytest.mark.notices(
     "a flag that one of two others needs is reported as without effect",
     "config/flags.py",
-    " or any(each.holds(values) for each in self.alternatives)",
+    " or any(alternative.holds(values) for alternative in self.alternatives)",
     "",
 )
 def test_a_flag_that_one_of_two_others_needs_is_read_with_either():

@@ -13,7 +13,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
-from rlhf_suite.preflight.folders import Place, finished, for_run, how_to_continue, keep_other_config
+from rlhf_suite.preflight.folders import Place, describe_finished, for_run, how_to_continue, keep_other_config
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
@@ -181,13 +181,13 @@ def test_a_finished_run_says_so_with_its_result(checked, tmp_path):
     record.record_step(3)
     record.mark_done({"eval/pass1": 0.75, "train/reward": 0.5})
     again = checked(f"{PPO} ckpt.load_enable=true").runs[0]
-    assert finished(again, tmp_path) is None, "its model is not there"
+    assert describe_finished(again, tmp_path) is None, "its model is not there"
     record.model.mkdir()
-    said = finished(again, tmp_path)
+    said = describe_finished(again, tmp_path)
     assert f"the run in {tmp_path} is finished after step 3, eval/pass1 0.75. Its result is {record.model}" in said
-    assert finished(checked(PPO).runs[0], tmp_path) is None
+    assert describe_finished(checked(PPO).runs[0], tmp_path) is None
     longer = checked(f"{PPO} ckpt.load_enable=true train.max_steps=9 ckpt.allow_changes=[train.max_steps]").runs[0]
-    assert finished(longer, tmp_path) is None
+    assert describe_finished(longer, tmp_path) is None
 
 
 def test_a_finished_run_without_checkpoints_is_not_made_again_with_other_flags(checked, tmp_path):

@@ -99,12 +99,12 @@ DAMAGES = {
 @pytest.mark.notices(
     "a pipe is opened like a file",
     "foreign_files.py",
-    "    if not stat.S_ISREG(found.st_mode):",
-    "    if stat.S_ISDIR(found.st_mode):",
+    "    if not stat.S_ISREG(status.st_mode):",
+    "    if stat.S_ISDIR(status.st_mode):",
 )
 @pytest.mark.notices("a link in a run folder is followed", "foreign_files.py", "(0 if follow else os.O_NOFOLLOW)", "0")
 @pytest.mark.notices(
-    "a huge file is read", "foreign_files.py", "    if found.st_size > limit:", "    if found.st_size < 0:"
+    "a huge file is read", "foreign_files.py", "    if status.st_size > limit:", "    if status.st_size < 0:"
 )
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)

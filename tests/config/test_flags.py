@@ -8,8 +8,8 @@ import pytest
 
 from rlhf_suite import config
 from rlhf_suite.config.check import run_type
-from rlhf_suite.config.flags import declared, walk
-from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed, unread
+from rlhf_suite.config.flags import walk, walk_section
+from rlhf_suite.config.names import MOVED, RENAMED, flags_of, rename, unread
 from rlhf_suite.config.problems import RULES
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import value_problems
@@ -41,7 +41,7 @@ def test_a_flag_that_a_task_declares_again_has_the_help_of_this_declaration():
 
 def test_every_condition_depends_on_a_flag_that_exists():
     known = flags_of(None)
-    conditions = {each for root in TASKS.values() for info in declared(root(), "") for each in info.meta.when}
+    conditions = {each for root in TASKS.values() for info in walk_section(root(), "") for each in info.meta.when}
     named = {each.flag for condition in conditions for each in (condition, *condition.alternatives)}
     assert named <= set(known)
 
@@ -85,7 +85,7 @@ def test_every_new_name_exists():
     for old, given in RENAMED.items():
         news = [given] if isinstance(given, str) else [*given]
         assert set(news) <= set(known)
-        assert [renamed(old, [new]) for new in news] == news
+        assert [rename(old, [new]) for new in news] == news
 
 
 def test_defaults_that_openrlhf_has_under_the_same_names():

@@ -13,7 +13,7 @@ import pytest
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
 from rlhf_suite.locks import InUse, alone_in, holder_of
-from rlhf_suite.preflight.folders import Place, for_run, for_sweep, fresh, working_in
+from rlhf_suite.preflight.folders import Place, for_run, for_sweep, fresh, lock_folders
 from rlhf_suite.tracking.run_folder import RunFolder
 
 
@@ -142,9 +142,9 @@ def test_a_folder_in_which_a_run_works_is_refused_with_who_it_is(checked, here):
 def test_checkpoints_that_a_run_works_with_are_its_own(checked, here):
     run = checked("task=sft ckpt.path=shared").runs[0]
     refused = pytest.raises(InUse, match=r"ckpt\.path=shared: another run works there")
-    with working_in(here / "a", run), refused, working_in(here / "b", run):
+    with lock_folders(here / "a", run), refused, lock_folders(here / "b", run):
         pass
-    with working_in(here / "b", run):
+    with lock_folders(here / "b", run):
         pass
 
 

@@ -49,7 +49,7 @@ def test_dashes_do_not_matter(line):
 @pytest.mark.notices(
     "a flag with dashes takes the next override as its value",
     "composition/arguments.py",
-    'return "=" not in after or (info is not None and known_key(key_of(after)) is None)',
+    'return "=" not in after or (info is not None and find_key(key_of(after)) is None)',
     'return "=" not in after or info is not None',
 )
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_word_that_ends_several_flags_names_them():
 @pytest.mark.notices(
     "the remedy for a renamed flag keeps the value that is called otherwise",
     "config/names.py",
-    "known or spelled(",
-    "spelled(",
+    "known or spell(",
+    "spell(",
 )
 @pytest.mark.notices(
     "the remedy for a renamed flag does not quote its value",
     "config/names.py",
-    "words if PLAIN.fullmatch(words) else quoted(words)",
+    "words if PLAIN.fullmatch(words) else quote(words)",
     "words",
 )
 @pytest.mark.notices(
@@ -213,8 +213,8 @@ def test_no_name_of_elsewhere_is_told_in_two_ways():
 @pytest.mark.notices(
     "a misspelt preset also hides a task",
     "preflight/jobs.py",
-    "each.key in BEFORE_EXPERIMENT or",
-    'each.key == "task" or',
+    "problem.key in BEFORE_EXPERIMENT or",
+    'problem.key == "task" or',
 )
 @pytest.mark.parametrize("line", ["experiment=grpoo", "demo=pppo", "task=pppo", "experiment=grpoo task=ppo"])
 def test_a_misspelt_preset_is_one_problem(line):

@@ -645,7 +645,7 @@ def test_the_sizes_of_heads_are_those_of_vllm():
 @pytest.mark.notices(
     "the address of a cluster is not tried before the run",
     "preflight/inspections/machine.py",
-    '        yield Problem("launch.ray_address", what, fix)\n',
+    '        yield Problem("launch.ray_address", problem, fix)\n',
     "        pass\n",
 )
 def test_a_cluster_that_accepts_no_connection_is_found_before_the_run(tmp_path):

@@ -98,7 +98,7 @@ def test_a_model_does_not_go_where_the_run_reads(problems, line, words):
 @pytest.mark.notices(
     "checkpoints inside the folder of a model count as files of others",
     "preflight/inspections/outputs.py",
-    "each.name not in kept or any(files(each, keep))",
+    "entry.name not in kept or any(files(entry, keep))",
     "True",
 )
 @pytest.mark.parametrize("inside", ["checkpoints", "a/b"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.flags import walk
-from rlhf_suite.config.record import fingerprint, load, recorded_values, save
+from rlhf_suite.config.record import fingerprint, list_recorded_values, load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
@@ -88,10 +88,10 @@ def test_a_changed_filter_is_a_change_of_the_run(checked, tmp_path, flag):
 def test_a_changed_reward_file_is_a_change_of_the_run(checked, own):
     for source in (f"reward.remote_url={own}", f"'reward.sources={{mine: {{remote_url: {own}}}}}' reward.rule=null"):
         run = checked(f"task=score demo=score reward.rule=null {source}").runs[0]
-        before, was = recorded_values(run)["own_code"], fingerprint(run)
+        before, was = list_recorded_values(run)["own_code"], fingerprint(run)
         assert before[0].startswith(f"{own} sha256:")
         own.write_text(own.read_text() + "# another file\n")
-        assert recorded_values(run)["own_code"] != before and fingerprint(run) != was
+        assert list_recorded_values(run)["own_code"] != before and fingerprint(run) != was
 
 
 def test_needs_of_an_own_function_decide_as_those_of_the_suite_do(checked, own):
@@ -169,15 +169,15 @@ def test_a_module_is_found_without_importing_its_package(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     (package / "credit.py").write_text("def mine(inputs, config): ...")
     monkeypatch.syspath_prepend(tmp_path)
-    assert estimator.declared("own_package_of_test.credit:mine").line == 1
+    assert estimator.find_declaration("own_package_of_test.credit:mine").line == 1
 
 
 def test_every_declaration_of_the_suite_leads_to_its_function():
     for kind in (correction, estimator, gating, policy_loss, preference_loss, reward_rule):
         for name in kind.names():
             if name != "reasoning_gym":  # its package is not installed everywhere
-                assert kind.load(name).__name__ == kind.declared(name).function
-                assert kind.declared(name).help
+                assert kind.load(name).__name__ == kind.find_declaration(name).function
+                assert kind.find_declaration(name).help
 
 
 ADDED = {  # to which file, what, a flag that it reads, and one that it does not

@@ -85,7 +85,7 @@ def test_a_mistake_in_a_module_beside_the_file_is_named_with_its_own_line(tried)
 @pytest.mark.notices(
     "a file that ends the process of the trial counts as one that can be imported",
     "preflight/inspections/own_code.py",
-    "        if len(found) < len(pieces):\n",
+    "        if len(entries) < len(pieces):\n",
     "        if False:\n",
 )
 @pytest.mark.notices(
@@ -119,7 +119,7 @@ DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base):
 @pytest.mark.notices(
     "the methods of an environment of TRL are described by the first episode",
     "preflight/trial.py",
-    "vars(found).items() if export.form == TRL else ():",
+    "vars(exported).items() if export.form == TRL else ():",
     "():",
 )
 @pytest.mark.notices(
@@ -277,8 +277,8 @@ def test_nothing_is_tried_where_the_run_does_not_start(tried):
 @pytest.mark.notices(
     "the user's code is imported by the run alone",
     "preflight/inspections/__init__.py",
-    "return found or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
-    "return found",
+    "return problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
+    "return problems",
 )
 def test_variables_that_hydra_sets_are_there_in_the_trial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def test_a_secret_of_the_environment_is_refused_without_being_shown(place, tmp_p
 @pytest.mark.notices(
     "the configuration of a foreign run reads the environment",
     "config/record.py",
-    "    with guarded_environment():\n",
+    "    with guard_environment():\n",
     "    if True:\n",
 )
 def test_a_foreign_run_folder_reads_no_secret_of_the_environment(tmp_path, monkeypatch, capfd):

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 from rich.progress import Progress
 
-from rlhf_suite.cli.run_log import recorded
+from rlhf_suite.cli.run_log import record_output
 
 
 def lines(path):
@@ -16,7 +16,7 @@ def lines(path):
 
 
 def test_what_is_said_on_the_console_is_there_and_in_the_log(tmp_path, capsys):
-    with recorded(tmp_path / "run.log"):
+    with record_output(tmp_path / "run.log"):
         print("first")
         print("second ", end="")
         print("half", file=sys.stderr)
@@ -30,13 +30,13 @@ def test_what_is_said_on_the_console_is_there_and_in_the_log(tmp_path, capsys):
 
 def test_a_continued_run_goes_on_below(tmp_path, capsys):
     for text in ("one", "two"):
-        with recorded(tmp_path / "run.log"):
+        with record_output(tmp_path / "run.log"):
             print(text)
     assert lines(tmp_path / "run.log") == ["one", "two"]
 
 
 def test_a_bar_leaves_its_last_state_and_the_lines_printed_above_it(tmp_path, capsys):
-    with recorded(tmp_path / "run.log"):
+    with record_output(tmp_path / "run.log"):
         console = Console(force_terminal=True, width=60)
         with Progress(console=console, redirect_stdout=False, redirect_stderr=False) as bar:
             task = bar.add_task("sft", total=50)
@@ -54,7 +54,7 @@ def test_a_bar_leaves_its_last_state_and_the_lines_printed_above_it(tmp_path, ca
 def test_warnings_of_libraries_are_in_the_log(tmp_path, capsys):
     logger = logging.getLogger("some_library")
     logger.propagate = False  # a handler of the root logger may hold a stream that an earlier test closed
-    with recorded(tmp_path / "run.log"):
+    with record_output(tmp_path / "run.log"):
         handler = logging.StreamHandler()
         logger.addHandler(handler)
         logger.warning("deprecated")
@@ -65,7 +65,7 @@ def test_warnings_of_libraries_are_in_the_log(tmp_path, capsys):
 
 def test_a_stream_is_still_itself(tmp_path):
     before = sys.stdout
-    with recorded(tmp_path / "run.log"):
+    with record_output(tmp_path / "run.log"):
         assert sys.stdout.isatty() == before.isatty()
         assert sys.stdout.encoding == before.encoding
         sys.stdout.writelines(["a\n", "b\n"])
@@ -76,7 +76,7 @@ def test_a_stream_is_still_itself(tmp_path):
 def test_a_full_disk_does_not_silence_the_console(small, capsys):
     from full_disk import fill
 
-    with recorded(small / "run.log"):
+    with record_output(small / "run.log"):
         fill(small)
         for _ in range(300):
             print("x" * 60)

@@ -123,7 +123,7 @@ def continued(checked, tmp_path, values, flags="ckpt.load_enable=true"):
 @pytest.mark.notices(
     "a job that a longer sweep adds takes the folder of another",
     "sweeps/launchers.py",
-    "number = next(each for each in itertools.count() if each not in taken)",
+    "number = next(count for count in itertools.count() if count not in taken)",
     "number = own",
 )
 def test_jobs_of_a_continued_sweep_are_found_by_their_words(checked, tmp_path):
@@ -339,8 +339,8 @@ def test_an_empty_name_is_not_the_current_folder(checked, word):
 @pytest.mark.notices(
     "an interval is left out of a sweep without a word",
     "preflight/jobs.py",
-    "if not each.is_discrete_sweep()]",
-    "if each.is_discrete_sweep() is None]",
+    "if not sweep.is_discrete_sweep()]",
+    "if sweep.is_discrete_sweep() is None]",
 )
 @pytest.mark.parametrize("values", ["interval(1e-6,1e-4)", "tag(log,interval(1e-6,1e-4))"])
 def test_values_without_end_need_a_sweeper_that_chooses(checked, values):

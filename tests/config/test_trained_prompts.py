@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.data import PairDataConfig, PromptDataConfig, SFTDataConfig, StepDataConfig
-from rlhf_suite.config.loop_stages import planned
+from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, format_of, read
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.preflight.jobs import preflight
@@ -53,7 +53,7 @@ def found_for(*words):
 @pytest.mark.notices(
     "the template that a model was trained with is forgotten",
     "config/prompt_format.py",
-    'found["input_template"] = recorded.input_template',
+    'values["input_template"] = recorded.input_template',
     "pass",
 )
 @pytest.mark.parametrize("task", ROWS)
@@ -111,7 +111,7 @@ def test_a_choice_of_a_preset_is_one_of_the_user(model):
 @pytest.mark.parametrize("task", ["rejection_sampling", "iterative_dpo", "conditional_sft"])
 def test_the_stages_of_a_loop_have_the_prompts_of_its_model(task, model):
     found = found_for(f"task={task}", f"actor.model_name_or_path={model(PLAIN)}", *ROWS[task].split())
-    assert {format_of(stage.run) for stage in planned(found.runs[0])} == {PLAIN}
+    assert {format_of(stage.run) for stage in plan_stages(found.runs[0])} == {PLAIN}
 
 
 def test_other_models_of_a_run_that_read_other_prompts_are_named(model):
@@ -130,8 +130,8 @@ def test_other_models_of_a_run_that_read_other_prompts_are_named(model):
 @pytest.mark.notices(
     "a reward model gets the prompts of generated rows in its template once more",
     "preflight/trained_prompts.py",
-    "found is None or run.data.query_key in found",
-    "found is None",
+    "column is None or run.data.query_key in column",
+    "column is None",
 )
 def test_score_renders_rows_that_have_no_text_of_their_own(model, tmp_path):
     rows, judge = tmp_path / "rows.jsonl", model(PLAIN)

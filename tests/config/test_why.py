@@ -25,7 +25,7 @@ from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
-from rlhf_suite.waits import keep, open_waits, record, recorded, waiting
+from rlhf_suite.waits import keep, open_waits, record, record_waits, waiting
 
 UPDATE = ("the policy update of step 4", ["actor-0", "actor-1"], 600.0, "launch.timeout_s")
 NO_PROCESS = 2**22 + 1  # above the largest number of a process
@@ -162,7 +162,7 @@ def test_a_killed_run_is_continued_from_its_checkpoint_or_not_at_all(folder, cap
 @pytest.mark.notices(
     "a failure forgets what it waited for",
     "waits.py",
-    '            vars(error).setdefault("_waits", []).append(each)',
+    '            vars(error).setdefault("_waits", []).append(wait)',
     '            vars(error).setdefault("_waits", [])',
 )
 def test_a_failed_run_shows_the_stack_of_the_failure_and_not_of_the_shutdown(folder, capsys):
@@ -177,7 +177,7 @@ def test_a_failed_run_shows_the_stack_of_the_failure_and_not_of_the_shutdown(fol
         finally:
             shutdown()
 
-    with pytest.raises(OSError, match="does not end") as caught, recorded(folder.waits):
+    with pytest.raises(OSError, match="does not end") as caught, record_waits(folder.waits):
         work()
     folder.mark_failed(caught.value)
     said = why(folder, capsys, 1)

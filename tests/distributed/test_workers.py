@@ -188,7 +188,7 @@ def test_a_killed_actor_is_noticed_while_its_peer_is_busy(group, tmp_path):
 )
 def test_the_death_is_reported_not_its_echo_in_the_peers(group):
     with pytest.raises(RunError, match="pupil-1 died during") as caught:
-        call(group(), "lose_peer", what="a collective")
+        call(group(), "lose_peer", activity="a collective")
     assert "connection closed" not in str(caught.value)
 
 
@@ -196,7 +196,7 @@ def test_a_hung_actor_is_an_open_wait_meets_the_deadline_and_shows_where_it_hang
     pupils = group(timeout_s=12.0)
     pupils.ready()
     with ThreadPoolExecutor(1) as thread, pytest.raises(RunError) as caught:
-        asked = thread.submit(call, pupils, "say_and_sleep", NAP_S, what="a long nap")
+        asked = thread.submit(call, pupils, "say_and_sleep", NAP_S, activity="a long nap")
         named = [("a long nap", ["pupil-0", "pupil-1"])]
         assert poll_until(lambda: [(wait.what, wait.who) for wait in open_waits()] == named, 60)
         asked.result()
@@ -216,8 +216,8 @@ def test_an_actor_that_shows_signs_of_life_may_take_longer_than_the_limit(group)
 @pytest.mark.notices(
     "the log of the first actor is quoted, whoever hangs",
     "launch/wait.py",
-    "raise _expired([member[ref] for ref in pending], wait.what, timeout_s)",
-    "raise _expired(list(member.values()), wait.what, timeout_s)",
+    "raise _make_late_error([member[ref] for ref in pending], wait.what, timeout_s)",
+    "raise _make_late_error(list(member.values()), wait.what, timeout_s)",
 )
 @pytest.mark.notices(
     "a wait names those who have answered too",
@@ -229,7 +229,7 @@ def test_a_wait_is_for_those_who_have_not_answered(group):
     pupils = group(timeout_s=12.0)
     pupils.ready()
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(call, pupils, "sleep_unless_first", NAP_S, what="a nap of one")
+        asked = thread.submit(call, pupils, "sleep_unless_first", NAP_S, activity="a nap of one")
         named = [("a nap of one", ["pupil-1"])]
         assert poll_until(lambda: [(wait.what, wait.who) for wait in open_waits()] == named, 60)
         with pytest.raises(RunError, match=r"within 12 s \(launch.timeout_s\) from pupil-1, waiting for a nap of one"):

@@ -8,17 +8,17 @@ import sys
 # A process of its own: what is frozen stays frozen.
 PROGRAM = """
 import gc
-from rlhf_suite.engines.build import lasting_imports
+from rlhf_suite.engines.build import import_for_good
 
 searches = []
 gc.callbacks.append(lambda phase, info: searches.append(phase))
 before = gc.get_freeze_count()
-with lasting_imports():
+with import_for_good():
     kept = [[number] for number in range(10_000)]
 assert not searches, "searched in the block"
 assert gc.get_freeze_count() >= before + len(kept), "searched later"
 try:
-    with lasting_imports():
+    with import_for_good():
         raise ImportError
 except ImportError:
     pass

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.plan import Machine
-from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limited_rights, runtime_env
+from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limit_rights, runtime_env
 from rlhf_suite.launch.ray_cluster import machine
 
 
@@ -93,7 +93,7 @@ def test_actors_on_gpus_share_the_cores_of_their_machine(monkeypatch):
 def test_a_umask_is_added_to_the_processs_own_for_the_run_and_its_actors(value, expected, tmp_path):
     before = os.umask(0o022)
     try:
-        with limited_rights(LaunchConfig(umask=value)):
+        with limit_rights(LaunchConfig(umask=value)):
             (tmp_path / "file").touch()
             assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~expected
             actor = runtime_env("cpu")

@@ -141,7 +141,7 @@ def test_work_that_blocks_is_done_in_a_thread_of_the_loop_which_the_end_waits_fo
         names.append(threading.current_thread().name)
         return "done"
 
-    outcome = loop.task(loop.blocking("rewards", work))
+    outcome = loop.task(loop.run_blocking("rewards", work))
     assert begun.wait(60) and loop.start(waits(0)).result(60) == "in time", "the loop goes on"
     go_on.set()
     loop.join_threads(60)
@@ -156,6 +156,6 @@ def test_a_thread_that_exits_fails_its_task_and_not_the_loop():
         raise SystemExit(3)
 
     with pytest.raises(RunError, match=r"the thread rollouts was ended by SystemExit\(3\)"):
-        loop.start(loop.blocking("rollouts", work)).result(60)
+        loop.start(loop.run_blocking("rollouts", work)).result(60)
     assert loop.start(waits(0)).result(60) == "in time"
     loop.end(ValueError("the run has ended"))

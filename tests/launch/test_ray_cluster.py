@@ -19,7 +19,7 @@ from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import ray_cluster as ray_cluster_module
 from rlhf_suite.launch.environment import cpu_count
-from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolved
+from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolve
 from rlhf_suite.launch.stop import SIGNALS
 from rlhf_suite.polling import poll_until
 
@@ -78,7 +78,7 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 @pytest.mark.notices(
     "a signal behind the cluster of Ray kills a run that is writing its last files",
     "launch/ray_cluster.py",
-    "    with signals_blocked():\n        ray.shutdown()",
+    "    with block_signals():\n        ray.shutdown()",
     "    if True:\n        ray.shutdown()",
 )
 def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
@@ -268,5 +268,5 @@ def test_the_last_actor_has_a_slot_though_it_fills_no_core():
 def test_ray_is_given_the_number_of_a_host_so_that_no_name_server_is_asked():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert resolved(f"localhost:{port}") == resolved(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
-    assert resolved("auto") == "auto"
+        assert resolve(f"localhost:{port}") == resolve(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
+    assert resolve("auto") == "auto"

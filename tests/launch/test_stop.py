@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from rlhf_suite.launch.stop import SIGNALS, Stopped, deferred, requested, signals_blocked, stoppable
+from rlhf_suite.launch.stop import SIGNALS, Stopped, block_signals, defer_signals, get_stop_signal, stoppable
 
 EACH = pytest.mark.parametrize("number", SIGNALS)
 
@@ -36,31 +36,31 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(number):
 
 @EACH
 def test_a_signal_during_a_step_is_only_noted(number):
-    with stoppable(), deferred():
-        assert requested() is None
+    with stoppable(), defer_signals():
+        assert get_stop_signal() is None
         send(number)
-        assert requested() == number
-    assert requested() is None
+        assert get_stop_signal() == number
+    assert get_stop_signal() is None
 
 
 def test_a_hangup_that_the_user_ignores_is_ignored():
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stoppable(), deferred():
+    with stoppable(), defer_signals():
         send(signal.SIGHUP)
-        assert requested() is None
+        assert get_stop_signal() is None
 
 
 def test_a_signal_that_is_repeated_at_once_is_the_same_request():
-    with stoppable(), deferred():
+    with stoppable(), defer_signals():
         send(signal.SIGTERM)
         send(signal.SIGTERM)
-        assert requested() == signal.SIGTERM
+        assert get_stop_signal() == signal.SIGTERM
 
 
 def test_a_second_signal_ends_the_run_at_once_in_the_name_of_the_first(monkeypatch):
     monkeypatch.setattr("rlhf_suite.launch.stop.REPEATED_S", 0.0)
-    with pytest.raises(Stopped, match="stopped by SIGUSR2"), stoppable(), deferred():
+    with pytest.raises(Stopped, match="stopped by SIGUSR2"), stoppable(), defer_signals():
         send(signal.SIGUSR2)
         send(signal.SIGTERM)
 
@@ -75,7 +75,7 @@ def test_an_exit_that_a_library_makes_of_the_stop_keeps_its_code():
 
 
 def test_the_exit_of_a_handler_that_a_library_installs_in_a_shielded_block_is_a_stop():
-    with pytest.raises(Stopped, match="SIGTERM"), stoppable(), signals_blocked():
+    with pytest.raises(Stopped, match="SIGTERM"), stoppable(), block_signals():
         raise SystemExit(15)  # as Ray's handler does, in the name of a signal that another thread took
 
 
@@ -83,15 +83,15 @@ def test_handlers_are_put_back_also_those_that_a_library_changed():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stoppable():
         ours = signal.getsignal(signal.SIGTERM)
-        with signals_blocked():
+        with block_signals():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == ours
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_process_does():
-    with stoppable(), deferred():
-        with signals_blocked():
+    with stoppable(), defer_signals():
+        with block_signals():
             child = subprocess.Popen(
                 [sys.executable, "-c", "print('up', flush=True); input(); print('alive')"],
                 stdin=subprocess.PIPE,
@@ -102,8 +102,8 @@ def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_proces
             for number in SIGNALS:
                 child.send_signal(number)
             send(signal.SIGTERM)
-            assert requested() is None
-        assert requested() == signal.SIGTERM
+            assert get_stop_signal() is None
+        assert get_stop_signal() == signal.SIGTERM
     assert child.communicate("\n", timeout=300)[0] == "alive\n"
     assert child.returncode == 0
 

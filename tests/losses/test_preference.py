@@ -88,7 +88,7 @@ def test_reward_losses_by_hand():
     chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
     result = reward_term(chosen, rejected, margin, torch.ones(2), "sigmoid")
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(0.5)))
-    values = World(0, Mesh(1), torch.device("cpu")).combined({name: m.exact() for name, m in result.metrics.items()})
+    values = World(0, Mesh(1), torch.device("cpu")).combine({name: m.exact() for name, m in result.metrics.items()})
     assert values["acc"] == 0.5 and values["chosen_reward"] == 1.0 and values["reject_reward"] == 0.75
     assert values["reward_margin"] == 0.25
     assert values["reward_mean"] == pytest.approx(3.5 / 4)

@@ -63,7 +63,9 @@ def test_a_flag_that_a_later_rule_changes_shows_its_end(capsys):
     assert all(re.sub(r"\\\|", "", line).count("|") == 3 for line in lines if line.startswith("|"))
 
 
-@pytest.mark.notices("a table forgets what is lost of a flag", "migrate/table.py", ", *map(lost, trace.lost)]", "]")
+@pytest.mark.notices(
+    "a table forgets what is lost of a flag", "migrate/table.py", ", *map(describe_loss, trace.lost)]", "]"
+)
 def test_a_table_ends_as_the_conversion_does(capsys):
     assert main(["migrate", "--table", f"{PPO} --no_such_flag 1"]) == 1
     assert "| --no_such_flag 1 | LOST: --no_such_flag 1: no counterpart is known |" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.disk import DiskError, written_aside
+from rlhf_suite.disk import DiskError, write_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
@@ -250,26 +250,26 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="disk full"), written_aside(tmp_path / "model") as folder:
+    with pytest.raises(OSError, match="disk full"), write_aside(tmp_path / "model") as folder:
         (folder / "a").write_text("new")
     assert (tmp_path / "model" / "a").read_text() == "old"
 
 
 def test_a_failed_write_leaves_nothing_and_what_is_there_is_never_replaced(tmp_path):
-    with pytest.raises(RuntimeError), written_aside(tmp_path / "model") as folder:
+    with pytest.raises(RuntimeError), write_aside(tmp_path / "model") as folder:
         (folder / "a").write_text("new")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with written_aside(tmp_path / "model") as folder:
+    with write_aside(tmp_path / "model") as folder:
         (folder / "a").write_text("old")
-    with pytest.raises(DiskError), written_aside(tmp_path / "model") as folder:
+    with pytest.raises(DiskError), write_aside(tmp_path / "model") as folder:
         (folder / "a").write_text("new")
     assert (tmp_path / "model" / "a").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
 def test_another_process_that_was_first_is_kept_where_both_write_the_same(tmp_path):
-    with written_aside(tmp_path / "model", keep=True) as folder:
+    with write_aside(tmp_path / "model", keep=True) as folder:
         (folder / "a").write_text("second")
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "a").write_text("first")

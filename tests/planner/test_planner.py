@@ -14,11 +14,11 @@ from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.config.runs import DPORun, PPORun, RMRun, SFTRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
-from rlhf_suite.planner.devices import DEVICES, cpu_flops, device_named
+from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device
 from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, DeviceUse, Process, Target, estimate
 from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
 from rlhf_suite.planner.remedies import remedies
-from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, traced
+from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, trace
 
 FLAG = "actor.model_name_or_path"
 FEW = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
@@ -35,7 +35,7 @@ SMALL = Parameters(
     hidden=16,
     vocabulary=50,
 )
-H100 = device_named("h100-80")
+H100 = find_device("h100-80")
 ON_H100 = Target(H100, H100.memory, 0.4 * H100.flops)
 
 
@@ -77,14 +77,14 @@ def test_experts_count_as_matrices_by_how_many_a_token_visits(folder):
     experts = 8 * 3 * 64 * 32
     norms = 3 * 64 + 2 * 16
     assert found.matrices_trained == found.trained - norms - experts * 6 // 8
-    assert traced(used(path), Tokens(1, 64)).training > 0
+    assert trace(used(path), Tokens(1, 64)).training > 0
 
 
 def test_adapters_of_experts_can_be_planned(folder):
     """They switch autocast off for the device of the weights, and torch has no autocast for tensors without content."""
     moe = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
     path = folder(**FEW, **moe, num_experts_per_tok=2, num_hidden_layers=1, num_key_value_heads=4)
-    assert traced(used(path, lora=(4, ("all-linear",))), Tokens(1, 64)).training > 0
+    assert trace(used(path, lora=(4, ("all-linear",))), Tokens(1, 64)).training > 0
 
 
 def test_a_rank_of_the_tensor_axis_has_half_of_each_matrix_of_a_layer(folder):
@@ -107,18 +107,18 @@ def test_the_counter_knows_when_a_tensor_ends():
 def test_a_checkpointed_layer_keeps_its_input_alone(folder):
     """T x hidden numbers of 2 bytes for each further layer; the peak within a layer does not depend on their number."""
     kept = [
-        traced(used(folder(**FEW, num_hidden_layers=n), checkpointing=True), Tokens(1, 256)).training for n in (3, 4)
+        trace(used(folder(**FEW, num_hidden_layers=n), checkpointing=True), Tokens(1, 256)).training for n in (3, 4)
     ]
     assert kept[1] - kept[0] == 256 * 64 * 2
-    plain = [traced(used(folder(**FEW, num_hidden_layers=n)), Tokens(1, 256)).training for n in (3, 4)]
+    plain = [trace(used(folder(**FEW, num_hidden_layers=n)), Tokens(1, 256)).training for n in (3, 4)]
     assert plain[1] - plain[0] > 10 * 256 * 64 * 2
 
 
 def test_attention_keeps_no_matrix_of_scores_unless_it_is_eager(folder):
     path = folder(**FEW, num_hidden_layers=2, num_key_value_heads=4)
-    flash = [traced(used(path), Tokens(1, length)).training for length in (256, 512)]
+    flash = [trace(used(path), Tokens(1, length)).training for length in (256, 512)]
     assert flash[1] < 2.1 * flash[0]
-    eager = traced(Use(path, FLAG, "lm", "bf16", attention="eager"), Tokens(1, 512)).training
+    eager = trace(Use(path, FLAG, "lm", "bf16", attention="eager"), Tokens(1, 512)).training
     assert eager > flash[1] + 2 * 4 * 512 * 512 * 2
 
 
@@ -129,8 +129,8 @@ def shares(replicas=4, **flags):
 @pytest.mark.notices(
     "ZeRO-1 divides the sums of gradients",
     "planner/memory.py",
-    "sums = shares.divided(shares.gradient * found.trained, 2)",
-    "sums = shares.divided(shares.gradient * found.trained, 1)",
+    "sums = shares.divide(shares.gradient * counts.trained, 2)",
+    "sums = shares.divide(shares.gradient * counts.trained, 1)",
 )
 def test_zero_divides_what_its_stage_says():
     """N = 1000 trained and 200 frozen parameters over 4 ranks, in bf16 with fp32 sums of gradients."""
@@ -150,9 +150,11 @@ def test_zero_divides_what_its_stage_says():
 def test_gathered_weights_are_held_twice_on_their_way():
     """Up to a billion of them whole, and up to 50 million in the flat tensor that they are copied from."""
     large = replace(SMALL, trained=3_000_000_000, frozen=0)
-    assert memory.gathered(SMALL, shares(zero_stage=3)) == 2 * (1200 + 1200)
-    assert memory.gathered(large, shares(zero_stage=3)) == 2 * (1_000_000_000 + 50_000_000)
-    assert memory.gathered(SMALL, shares(1, zero_stage=3)) == memory.gathered(SMALL, shares(zero_stage=2)) == 0
+    assert memory.count_gathered(SMALL, shares(zero_stage=3)) == 2 * (1200 + 1200)
+    assert memory.count_gathered(large, shares(zero_stage=3)) == 2 * (1_000_000_000 + 50_000_000)
+    assert (
+        memory.count_gathered(SMALL, shares(1, zero_stage=3)) == memory.count_gathered(SMALL, shares(zero_stage=2)) == 0
+    )
 
 
 def test_torch_alone_keeps_masters_of_bf16_weights_only():
@@ -173,7 +175,7 @@ def test_a_gpu_takes_the_whole_bucket_of_deepspeed():
 
 def test_offload_moves_the_optimiser_to_the_host():
     ds = DeepSpeedConfig(zero_stage=2, adam_offload=True)
-    found = memory.trained(SMALL, Shares(ds, 4, on_gpu=True), Trace(500, 100))
+    found = memory.sum_trained(SMALL, Shares(ds, 4, on_gpu=True), Trace(500, 100))
     assert sum(found.host.values()) == (4 + 8 + 4) * 1000 // 4
     assert set(found.always) == {"weights", "buffers of the offload"}
 
@@ -195,20 +197,20 @@ def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
 @pytest.mark.notices(
     "the KV cache of an engine on two devices has room for the tokens of one",
     "planner/memory.py",
-    "return config.pipeline_parallel_size * min(config.tensor_parallel_size, found.kv_heads)",
+    "return config.pipeline_parallel_size * min(config.tensor_parallel_size, counts.kv_heads)",
     "return 1",
 )
 @pytest.mark.notices(
     "a key/value head that several devices of an engine hold is counted as parts",
     "planner/memory.py",
-    "min(config.tensor_parallel_size, found.kv_heads)",
+    "min(config.tensor_parallel_size, counts.kv_heads)",
     "config.tensor_parallel_size",
 )
 @pytest.mark.notices(
     "each device of an engine is planned with all weights",
     "planner/memory.py",
-    "own = size * found.total // config.devices",
-    "own = size * found.total",
+    "own = size * counts.total // config.devices",
+    "own = size * counts.total",
 )
 def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_layers():
     """Two key/value heads of which four devices hold one each hold no more tokens than two devices."""
@@ -227,8 +229,8 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
 @pytest.mark.notices(
     "the other processes of a device take nothing",
     "planner/estimate.py",
-    "resting + each.memory.peak - each.memory.resting",
-    "each.memory.peak",
+    "resting + process.memory.peak - process.memory.resting",
+    "process.memory.peak",
 )
 def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():
     awake = Memory({"weights": 10, "state": 20}, {"update": 5})
@@ -342,7 +344,7 @@ def test_ranks_beyond_the_cores_share_them():
 
 def test_an_unknown_gpu_is_one_message():
     with pytest.raises(UserError, match=r"^--gpu h100-81: .*Did you mean h100-80\? Known are .*rtx-3090$"):
-        device_named("h100-81")
+        find_device("h100-81")
     assert all(each.memory > 8 * GIB for each in DEVICES)
 
 

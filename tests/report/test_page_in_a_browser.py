@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from chromium import PROGRAM, Browser
 from report import made_run
 from rlhf_suite.report.html import write_report, write_sweep_report
-from rlhf_suite.report.sweep_data import swept
+from rlhf_suite.report.sweep_data import read_sweep
 from rlhf_suite.report.timeline import COLOURS
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -43,7 +43,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         "run": write_report(folders[:1]),
         "comparison": write_report(folders, place / "comparison.html"),
         "episodes": write_report([made_run(place / "episodes", steps=3, samples=8, tokens=5, turns=3).path]),
-        "sweep": write_sweep_report(place, swept(jobs)),
+        "sweep": write_sweep_report(place, read_sweep(jobs)),
     }
 
 

@@ -16,14 +16,14 @@ from rlhf_suite.config.runs import TASKS, LoopRun, PPORun, TrainedRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
-from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
+from rlhf_suite.report.samples import Sample, samples_table, shorten, show_samples, write_samples
 from rlhf_suite.report.summary import (
     before_and_after,
     best_checkpoint,
     changes,
+    describe_time,
     first_steps_of_a_stream,
     next_command,
-    time_spent,
 )
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -87,7 +87,7 @@ def test_the_seconds_of_a_step_are_those_of_all_its_rows(tmp_path):
 @pytest.mark.notices(
     "an accuracy that is the reward is drawn twice",
     "report/curves.py",
-    "drawn(REWARD, found) == drawn(ACCURACY, found)",
+    "select_points(REWARD, curves) == select_points(ACCURACY, curves)",
     "REWARD is ACCURACY",
 )
 def test_an_accuracy_that_is_the_reward_has_no_panel_of_its_own():
@@ -188,7 +188,7 @@ def test_the_summary_has_the_change_of_each_headline_metric(tmp_path):
 
 def test_the_summary_has_the_time_of_each_phase():
     found = {"timing/train": [(1, 2.0), (2, 4.0)], "timing/save": [(2, 2.0)], "timing/step_total": [(1, 2.0), (2, 6.0)]}
-    assert time_spent(found) == ["Time in steps: 8.0 s (train 75%, save 25%)"]
+    assert describe_time(found) == ["Time in steps: 8.0 s (train 75%, save 25%)"]
 
 
 def test_a_models_text_is_not_markup_in_the_table():
@@ -208,8 +208,8 @@ def test_long_responses_take_few_lines_of_the_console():
 
 
 def test_a_shortened_text_keeps_its_beginning_and_its_end():
-    assert shortened("0123456789abcdef", 11) == "0123 … cdef"
-    assert shortened("line\nbreak", 11) == "line⏎break"
+    assert shorten("0123456789abcdef", 11) == "0123 … cdef"
+    assert shorten("line\nbreak", 11) == "line⏎break"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pages import Page
 from report import made_run
 from rlhf_suite.cli import main
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.report.sweep_data import statistics, swept
+from rlhf_suite.report.sweep_data import read_sweep, statistics
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
@@ -62,8 +62,8 @@ def test_runs_that_differ_in_their_seeds_are_one_row(sweep):
 @pytest.mark.notices(
     "the interval of a share goes beyond 1",
     "report/sweep_data.py",
-    "found is not None and is_share(name)",
-    "found is not None and name is None",
+    "bounds is not None and is_share(name)",
+    "bounds is not None and name is None",
 )
 @pytest.mark.parametrize(
     ("metric", "low", "high"),
@@ -97,11 +97,11 @@ def test_a_sweep_of_which_no_run_has_begun_has_no_page(tmp_path, capsys):
 
 def test_flags_with_the_same_last_word_have_their_whole_names():
     words = (["actor.adam.lr=1", "critic.adam.lr=2"], ["actor.adam.lr=2", "critic.adam.lr=1"])
-    runs = swept([(number, Path(), each) for number, each in enumerate(words)])
+    runs = read_sweep([(number, Path(), each) for number, each in enumerate(words)])
     assert runs[0].name == "0 actor.adam.lr=1 critic.adam.lr=2"
 
 
 def test_a_flag_that_only_some_runs_set_varies():
-    runs = swept([(0, Path(), ["task=sft"]), (1, Path(), ["task=sft", "train.seed=2"])])
+    runs = read_sweep([(0, Path(), ["task=sft"]), (1, Path(), ["task=sft", "train.seed=2"])])
     assert [run.values for run in runs] == [{}, {"train.seed": "2"}]
     assert runs[0].combination == runs[1].combination == ()

@@ -114,7 +114,7 @@ class Writer:
         response: Any = Generation(request.id, ids, log_probs, reason, np.full(count, 7, np.int32), cached_tokens=1)
         outbox.put_nowait((number, self.error or (RunError("the engine is gone") if failed else response)))
 
-    async def finished(self, client: str):
+    async def wait_for_finished(self, client: str):
         done = [await self.outboxes[client].get()]
         for _, response in done:
             if isinstance(response, Exception):
@@ -316,7 +316,7 @@ def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is
 @pytest.mark.notices(
     "an episode worker leaves alone what the dead one before it started",
     "rl/episode_worker.py",
-    "        end_marked(MARK, name)\n",
+    "        kill_marked(MARK, name)\n",
     "",
 )
 def test_what_an_episode_started_ends_with_its_worker(cluster, model, tmp_path):

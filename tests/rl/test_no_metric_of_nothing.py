@@ -63,7 +63,7 @@ def losses() -> dict[str, dict[str, Metric]]:
 
 @pytest.mark.parametrize(("name", "metrics"), losses().items())
 def test_a_loss_over_nothing_says_nothing(name, metrics):
-    assert metrics and WORLD.combined({key: metric.exact() for key, metric in metrics.items()}) == {}
+    assert metrics and WORLD.combine({key: metric.exact() for key, metric in metrics.items()}) == {}
 
 
 @pytest.mark.notices(

@@ -386,7 +386,7 @@ def test_the_pass_rate_is_of_all_rounds_of_a_step(rollouts):
 @pytest.mark.notices(
     "engines that rest are asked for another round",
     "rl/rollout_tasks.py",
-    "await self.loop.blocking(ENGINES, self.sampler.wake)",
+    "await self.loop.run_blocking(ENGINES, self.sampler.wake)",
     "pass",
 )
 @pytest.mark.notices(
@@ -415,8 +415,8 @@ def test_groups_put_together_are_numbered_anew():
 @pytest.mark.notices(
     "groups are filtered by their shaped rewards",
     "rl/filtering.py",
-    "for score in group.scores]",
-    "for score in group.rewards]",
+    "for score in group.scores)",
+    "for score in group.rewards)",
 )
 def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on():
     """Neither by rewards, which a reward model standardises, nor with the greedy sample."""

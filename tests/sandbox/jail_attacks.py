@@ -270,7 +270,7 @@ def show_python_to_others() -> None:
             kernel.mount("tmpfs", str(folder), "tmpfs", 0, "mode=0755")
             inner.mkdir()
             kernel.mount(aside, str(inner), None, kernel.BIND | kernel.RECURSIVE)
-            kernel.checked(kernel.libc.umount2(aside.encode(), 2), "umount2")
+            kernel.check(kernel.libc.umount2(aside.encode(), 2), "umount2")
 
 
 def results_of(options: tuple[str, ...]) -> dict[str, Attempt]:

@@ -96,7 +96,7 @@ def test_an_attack_does_not_reach_its_aim(inside, attack):
 
 
 @pytest.mark.notices(
-    "a reply to another call counts", "sandbox/session.py", ' or found["id"] != self.calls', "", cases="another"
+    "a reply to another call counts", "sandbox/session.py", ' or value["id"] != self.calls', "", cases="another"
 )
 @pytest.mark.parametrize("attack", LINES)
 def test_an_attack_on_the_line_ends_with_a_reason_and_disturbs_no_other_session(attack):

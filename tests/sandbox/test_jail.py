@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.sandbox import jail
-from rlhf_suite.sandbox.jail import chosen_jail, jail_options, offer, trial_problem
+from rlhf_suite.sandbox.jail import choose_jail, jail_options, offer, trial_problem
 
 # In a process whose kernel refuses namespaces, as it does in most containers.
 WITHOUT_NAMESPACES = """
@@ -82,10 +82,12 @@ def without_namespaces():
 )
 def test_this_machine_offers_a_full_jail():
     assert offer().options is not None and not offer().is_weaker, offer().missing
-    assert not chosen_jail(False, "").bare
+    assert not choose_jail(False, "").bare
 
 
-@pytest.mark.notices("a weaker jail needs no flag", "sandbox/jail.py", "(allow_weaker or not found.is_weaker)", "True")
+@pytest.mark.notices(
+    "a weaker jail needs no flag", "sandbox/jail.py", "(allow_weaker or not offered.is_weaker)", "True"
+)
 def test_where_namespaces_are_refused_the_reason_is_named_and_nothing_runs_without_the_flag(without_namespaces):
     bare, missing, refusal, ran, _ = without_namespaces
     assert missing[0].startswith("namespaces: ") and missing[0].endswith("unshare: Operation not permitted")

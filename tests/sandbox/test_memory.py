@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_suite.sandbox import memory
 from rlhf_suite.sandbox.confine import FILE_BYTES
-from rlhf_suite.sandbox.jail import chosen_jail, templates
+from rlhf_suite.sandbox.jail import choose_jail, templates
 from rlhf_suite.sandbox.memory import Watched, excess, look_at, remove_tree
 from rlhf_suite.sandbox.session import Session
 
@@ -59,9 +59,9 @@ def test_descriptors_count_as_what_sockets_can_hold():
     pairs = [socket.socketpair() for _ in range(20)]
     try:
         open_now = len(list(Path("/proc/self/fd").iterdir()))
-        assert abs(memory.held_by_descriptors(os.getpid()) // memory.DESCRIPTOR_BYTES - (open_now - 16)) <= 2
-        assert memory.held_by_descriptors(os.getpid()) >= memory.held_by_sockets(os.getpid())
-        assert memory.held_by_sockets(os.getpid()) >= (40 - 16) * memory.DESCRIPTOR_BYTES
+        assert abs(memory.measure_descriptors(os.getpid()) // memory.DESCRIPTOR_BYTES - (open_now - 16)) <= 2
+        assert memory.measure_descriptors(os.getpid()) >= memory.measure_sockets(os.getpid())
+        assert memory.measure_sockets(os.getpid()) >= (40 - 16) * memory.DESCRIPTOR_BYTES
     finally:
         for end in (end for pair in pairs for end in pair):
             end.close()
@@ -86,16 +86,16 @@ def test_a_count_of_mappings_stops_where_they_are_enough():
 
 def test_deleted_files_count_while_they_are_open_or_mapped(tmp_path):
     me = os.getpid()
-    before = memory.deleted_bytes([me])
+    before = memory.count_deleted_bytes([me])
     path = tmp_path / "gone"
     with path.open("w+b") as file:
         file.write(b"x" * MIB)
         file.flush()
         os.fsync(file.fileno())
         path.unlink()
-        assert memory.deleted_bytes([me]) - before >= MIB
+        assert memory.count_deleted_bytes([me]) - before >= MIB
         area = mmap.mmap(file.fileno(), 4096)
-    assert memory.deleted_bytes([me]) - before >= FILE_BYTES
+    assert memory.count_deleted_bytes([me]) - before >= FILE_BYTES
     area.close()
 
 
@@ -160,7 +160,7 @@ def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path):
 @pytest.mark.notices(
     "what the sockets of a session hold is not counted",
     "sandbox/memory.py",
-    "+ sum(map(proportional, pids)) + sum(map(held_by_sockets, pids))",
+    "+ sum(map(proportional, pids)) + sum(map(measure_sockets, pids))",
     "+ sum(map(proportional, pids))",
 )
 @pytest.mark.notices(
@@ -178,7 +178,7 @@ def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path):
     ids=["sockets", "file locks"],
 )
 def test_what_the_kernel_holds_for_a_session_counts(hold, mib):
-    with Session(templates.get(chosen_jail(False, ""))) as one:
+    with Session(templates.get(choose_jail(False, ""))) as one:
         one.run("1", LONG_S)
         limits = Watched(one.process.pid, None, 0, 64, lambda why: None)
         before = int(excess(limits).split()[2])

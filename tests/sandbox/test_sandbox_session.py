@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import pytest
 
-from rlhf_suite.sandbox.jail import chosen_jail, templates
+from rlhf_suite.sandbox.jail import choose_jail, templates
 from rlhf_suite.sandbox.memory import family
 from rlhf_suite.sandbox.process import MAX_OUTPUT_BYTES, JailedProcess, Resources, SandboxError, Template
 from rlhf_suite.sandbox.session import Session
@@ -31,7 +31,7 @@ LONG_S = 60.0  # for calls that end by themselves
 
 @pytest.fixture(scope="module")
 def template():
-    return templates.get(chosen_jail(False, ""))
+    return templates.get(choose_jail(False, ""))
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_child_that_the_code_forgets_to_end_answers_nothing(session):
 )
 def test_sessions_have_nothing_in_common():
     """Also where the template has imported what draws random numbers."""
-    template = templates.get(replace(chosen_jail(False, ""), imports=("numpy.random",)))
+    template = templates.get(replace(choose_jail(False, ""), imports=("numpy.random",)))
     with Session(template) as one, Session(template) as other:
         one.run("open('x', 'w').write('y')", LONG_S)
         assert other.run("import os\nos.listdir('.')", LONG_S).value == "[]"
@@ -131,7 +131,7 @@ def test_sessions_have_nothing_in_common():
 
 
 def test_a_session_starts_with_what_its_template_imported():
-    with Session(templates.get(replace(chosen_jail(False, ""), imports=("colorsys",)))) as one:
+    with Session(templates.get(replace(choose_jail(False, ""), imports=("colorsys",)))) as one:
         assert one.run("import sys\n'colorsys' in sys.modules", LONG_S).value == "True"
 
 
@@ -174,7 +174,7 @@ def test_the_kernel_kills_sessions_first_when_the_machine_is_out_of_memory(sessi
 
 
 def test_a_session_that_is_given_up_before_it_starts_runs_nothing():
-    template = Template(chosen_jail(False, ""))
+    template = Template(choose_jail(False, ""))
     template.wait_ready()
     ours = set(family(template.popen.pid))
     started = [JailedProcess(template, Resources()) for _ in range(8)]
@@ -276,7 +276,7 @@ def alone(function: Callable[..., T], *args: object) -> T:
 def left_by_a_session() -> set[tuple[int, Path]]:
     """The descriptors that a session leaves. To be called in a process of its own: threads of Ray, which other tests
     start in this one, open some at any time."""
-    template = templates.get(chosen_jail(False, ""))
+    template = templates.get(choose_jail(False, ""))
     template.wait_ready()
     before = descriptors()
     one = Session(template)
@@ -294,7 +294,7 @@ def test_an_ended_session_leaves_no_process_and_no_descriptor():
 
 
 def test_a_template_that_is_killed_is_replaced():
-    options = replace(chosen_jail(False, ""), imports=("wave",))
+    options = replace(choose_jail(False, ""), imports=("wave",))
     first = templates.get(options)
     first.wait_ready()
     first.popen.kill()
@@ -308,7 +308,7 @@ def test_a_template_that_is_killed_is_replaced():
 
 def test_a_template_outlives_the_thread_that_started_it():
     started: list[Template] = []
-    thread = threading.Thread(target=lambda: started.append(Template(chosen_jail(False, ""))))
+    thread = threading.Thread(target=lambda: started.append(Template(choose_jail(False, ""))))
     thread.start()
     thread.join()
     with Session(started[0]) as one:
@@ -324,7 +324,7 @@ def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_session
     )
     resource.setrlimit(resource.RLIMIT_CPU, (10_000, hard))
     try:
-        template = Template(chosen_jail(False, ""))
+        template = Template(choose_jail(False, ""))
     finally:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -338,7 +338,7 @@ def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_session
 
 def left_by_a_session_without_room(room: int) -> set[tuple[int, Path]]:
     """The descriptors that a session leaves which may open `room` more. To be called in a process of its own."""
-    template = templates.get(chosen_jail(False, ""))
+    template = templates.get(choose_jail(False, ""))
     template.wait_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
@@ -362,7 +362,7 @@ def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(room):
 
 
 def test_closing_the_template_ends_its_sessions():
-    template = Template(chosen_jail(False, ""))
+    template = Template(choose_jail(False, ""))
     one = Session(template)
     one.run("1", LONG_S)
     template.close()

@@ -11,14 +11,14 @@ from test_http_server import app_of
 
 from clock import HOURS_S
 from rlhf_suite.serving import http_server
-from rlhf_suite.serving.http_server import Guard, listening, make_app, server_of
+from rlhf_suite.serving.http_server import Guard, make_app, open_listening_socket, server_of
 
 
 def during(app, clients):
     """What `clients(port)` returns while a server of the app listens."""
 
     async def work():
-        with listening("127.0.0.1", 0) as listener:
+        with open_listening_socket("127.0.0.1", 0) as listener:
             server = server_of(app)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rlhf_suite.serving.batcher import Batcher
-from rlhf_suite.serving.http_server import BadRequest, Guard, listening, make_app
+from rlhf_suite.serving.http_server import BadRequest, Guard, make_app, open_listening_socket
 
 
 async def echo(body, client):
@@ -76,9 +76,9 @@ def test_without_the_token_only_health_answers(given):
 
 
 def test_a_taken_port_is_an_error_and_port_0_takes_a_free_one():
-    with listening("127.0.0.1", 0) as one, pytest.raises(OSError):
-        listening("127.0.0.1", one.getsockname()[1])
-    with listening("::1", 0) if socket.has_ipv6 else listening("127.0.0.1", 0) as other:
+    with open_listening_socket("127.0.0.1", 0) as one, pytest.raises(OSError):
+        open_listening_socket("127.0.0.1", one.getsockname()[1])
+    with open_listening_socket("::1", 0) if socket.has_ipv6 else open_listening_socket("127.0.0.1", 0) as other:
         assert other.getsockname()[1] > 0
 
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight, preflight
-from rlhf_suite.sweeps.sweepers import check_direction, job_of, result_of, varied_words
+from rlhf_suite.sweeps.sweepers import check_direction, job_of, list_varied_words, result_of
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # Asks for a job at each end of `range(a,b)`, then for one in between the better end and the middle.
@@ -75,7 +75,7 @@ def checked(*words: str) -> Preflight:
 
 def test_what_varies_is_the_sweepers_and_the_rest_is_of_every_job(tmp_path):
     line = parse(["-m", "task=sft", "actor.adam.lr=interval(1e-5,1e-3)", "train.seed=1,2", "hydra.sweeper.params=null"])
-    assert varied_words(line) == ["actor.adam.lr=interval(1e-5,1e-3)", "train.seed=1,2"]
+    assert list_varied_words(line) == ["actor.adam.lr=interval(1e-5,1e-3)", "train.seed=1,2"]
     job = job_of(3, ["task=sft"], ["train.seed=1"], tmp_path)
     assert job.words[:2] == ["task=sft", "train.seed=1"] and job.folder == str(tmp_path / "3")
     assert checked("task=sft", *job.words[1:]).problems == []

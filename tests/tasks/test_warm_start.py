@@ -7,7 +7,7 @@ import pytest
 from rlhf_suite.config.plan import IMAGE_RECIPE
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
-from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_started
+from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_start
 
 DEMOS = conf_dir() / "demo"
 
@@ -31,8 +31,8 @@ def test_what_is_in_the_cache_is_not_made_again_and_a_users_model_is_left_alone(
     kept = warm_folder("builtin:tiny", DEMOS / "teacher.yaml", [])
     kept.mkdir(parents=True)
     (kept / "config.json").write_text("{}")
-    assert warm_started("builtin:tiny", "teacher") == warm_started("builtin:tiny", "teacher", "my.jsonl") == str(kept)
-    assert warm_started("org/model", prompts="builtin:sort") == "org/model"
+    assert warm_start("builtin:tiny", "teacher") == warm_start("builtin:tiny", "teacher", "my.jsonl") == str(kept)
+    assert warm_start("org/model", prompts="builtin:sort") == "org/model"
 
 
 @pytest.mark.parametrize(

@@ -161,12 +161,12 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
     first = saver(save_steps=1)
     first.driver_state["beta"].value = 0.25
     first.driver_files["notes"].text = "held"
-    group.begin("set", 7, what="").result()
+    group.submit("set", 7, activity="").result()
     first.save_if_due(5, {"eval/gpt_loss": 2.0})
-    group.begin("set", 8, what="").result()
+    group.submit("set", 8, activity="").result()
     second = saver(save_steps=1, load_enable=True)
     assert second.resume(print) == 5
-    assert group.begin("get", what="").result() == 7
+    assert group.submit("get", activity="").result() == 7
     assert second.driver_state["beta"].value == 0.25
     assert second.driver_files["notes"].text == "held"
     assert second.is_best({"eval/gpt_loss": 2.5}) is False
@@ -175,12 +175,12 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
 def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, group):
     first, said = saver(save_steps=1), []
     for step in (1, 2):
-        group.begin("set", step, what="").result()
+        group.submit("set", step, activity="").result()
         first.save_if_due(step, {})
     damaged = first.store.path / "step_000002" / "actor" / "number"
     damaged.write_text("3")  # of the right size
     assert saver(save_steps=1, load_enable=True).resume(said.append) == 1
-    assert group.begin("get", what="").result() == 1
+    assert group.submit("get", activity="").result() == 1
     assert said == [
         f"Skipping a checkpoint: {damaged.parents[1]} is damaged: actor/number is not what was written (its SHA-256 "
         "differs)",
@@ -191,12 +191,12 @@ def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, gr
 def test_other_rows_under_the_same_name_are_refused_unless_they_are_allowed(saver, group):
     saver(save_steps=1).save_if_due(1, {})
     again = {"load_enable": True, "save_steps": 1}
-    group.begin("set", 8, what="").result()
+    group.submit("set", 8, activity="").result()
     with pytest.raises(
         UserError, match=r"data\.dataset: the files have other contents .*allow_changes=\[data\.dataset"
     ):
         saver("other", **again).resume(print)
-    assert group.begin("get", what="").result() == 8, "nothing has been loaded"
+    assert group.submit("get", activity="").result() == 8, "nothing has been loaded"
     assert saver("other", allow_changes=["data.dataset"], **again).resume(print) == 1
     assert saver(**again).resume(print) == 1
 
@@ -211,7 +211,7 @@ def test_a_fresh_run_starts_at_0_and_never_among_old_checkpoints(saver):
 
 
 def test_the_final_models_have_their_places(saver, group, tmp_path):
-    group.begin("set", 9, what="").result()
+    group.submit("set", 9, activity="").result()
     assert saver().export() == tmp_path / "run" / "model"
     assert (tmp_path / "run" / "model" / "number").read_text() == "9"
     assert saver(output_dir=str(tmp_path / "out")).export() == tmp_path / "out"
@@ -241,13 +241,13 @@ def test_weights_alone_are_saved_and_resumed_from_only_when_that_is_asked_for(sa
     said = []
     with pytest.raises(UserError, match=r"has weights alone .*ckpt\.disable_ds=true.*ckpt\.reset_optimizer=true"):
         saver(save_steps=1, load_enable=True).resume(said.append)
-    assert group.begin("get_asked", what="").result() == [False], "saved without, and nothing loaded"
+    assert group.submit("get_asked", activity="").result() == [False], "saved without, and nothing loaded"
     assert saver(save_steps=1, load_enable=True, reset_optimizer=True).resume(said.append) == 1
-    assert group.begin("get_asked", what="").result() == [False, False]
+    assert group.submit("get_asked", activity="").result() == [False, False]
     assert "ckpt.reset_optimizer: false -> true" in said[0]
     saver(save_steps=1, load_enable=True, reset_optimizer=True).save_if_due(2, {})
     assert saver(save_steps=1, load_enable=True).resume(said.append) == 2
-    assert group.begin("get_asked", what="").result() == [False, False, True, True]
+    assert group.submit("get_asked", activity="").result() == [False, False, True, True]
 
 
 def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def test_whatever_a_loader_makes_of_a_tensor_is_read_where_it_put_it(shape, load
 @pytest.mark.notices(
     "what a loader has computed from a tensor must be the tensor",
     "weight_sync/loads.py",
-    "        if source.is_meta:\n            found.is_computed = True\n            return\n",
+    "        if source.is_meta:\n            place.is_computed = True\n            return\n",
     "        if source.is_meta:\n            return\n",
 )
 def test_what_a_loader_computes_in_the_parameter_is_not_compared():

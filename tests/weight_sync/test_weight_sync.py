@@ -25,7 +25,7 @@ from rlhf_suite.weight_sync.digests import (
     Part,
     TensorEntry,
     WeightSyncError,
-    combined,
+    combine_reports,
     digest,
     entries_from_plain,
 )
@@ -77,9 +77,9 @@ def test_digest_continues_over_chunks(monkeypatch):
 )
 def test_workers_must_have_all_of_a_tensor_together():
     halves = [Attested({"a": Part(12, 6, True)}), Attested({"a": Part(12, 6, True)})]
-    assert (combined(halves).received, combined(halves).read_back) == (1, 1)
+    assert (combine_reports(halves).received, combine_reports(halves).read_back) == (1, 1)
     with pytest.raises(WeightSyncError, match=r"tensor a has 12 numbers, and vLLM's model has a place for 6: it would"):
-        combined([*halves[:1], Attested({"a": Part(12, 0, True)})])
+        combine_reports([*halves[:1], Attested({"a": Part(12, 0, True)})])
 
 
 @pytest.mark.notices(
@@ -90,7 +90,7 @@ def test_workers_must_have_all_of_a_tensor_together():
 )
 def test_a_tensor_counts_as_read_if_all_workers_that_have_it_have_read_it():
     def report(*parts: Part):
-        return combined([Attested({"a": part}) for part in parts])
+        return combine_reports([Attested({"a": part}) for part in parts])
 
     assert report(Part(12, 12, True), Part(12, 0, False)).not_readable == ()
     assert report(Part(12, 12, True), Part(12, 12, False)).not_readable == ("a",)
@@ -99,7 +99,7 @@ def test_a_tensor_counts_as_read_if_all_workers_that_have_it_have_read_it():
 
 def test_a_difference_that_one_worker_found_is_an_error_of_the_engine():
     with pytest.raises(WeightSyncError, match="tensor a differs"):
-        combined([Attested({"a": Part(12, 12, True)}), Attested({}, wrong="tensor a differs")])
+        combine_reports([Attested({"a": Part(12, 12, True)}), Attested({}, wrong="tensor a differs")])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -223,7 +223,7 @@ class ProgramLoop:
                 return future.result()  # no-limit: it is done
             with self.lock:
                 if self.loop is loop:
-                    place = loop.running()[1]
+                    place = loop.find_running()[1]
                     show_line(f"{place} blocks the episodes of its process. {REMEDY}.", to_stderr=True)
                     self.loop = LoopThread("programs")
 

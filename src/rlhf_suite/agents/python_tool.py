@@ -15,7 +15,7 @@ from rlhf_suite.agents.environment import EnvironmentAgent, Progress
 from rlhf_suite.agents.session import Session
 from rlhf_suite.agents.tools import answer_to
 from rlhf_suite.data.ending import Ending
-from rlhf_suite.sandbox.jail import chosen_jail, templates
+from rlhf_suite.sandbox.jail import choose_jail, templates
 from rlhf_suite.sandbox.process import Resources
 from rlhf_suite.sandbox.session import CallResult
 from rlhf_suite.sandbox.session import Session as JailSession
@@ -76,7 +76,7 @@ class PythonSession:
 
 def make_jailed(memory_mb: int, allow_weaker: bool) -> Callable[[], CodeSession]:
     """Return what makes a jailed session. Raise SandboxError if this machine offers no jail that is allowed."""
-    options = chosen_jail(allow_weaker, REMEDY)
+    options = choose_jail(allow_weaker, REMEDY)
     return lambda: JailSession(templates.get(options), Resources(memory_mb=memory_mb))
 
 

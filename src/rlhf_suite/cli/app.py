@@ -41,10 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else argv
-    return bounded(lambda: tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answered(parse(argv)))
+    return run_command(
+        lambda: tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answer_or_dispatch(parse(argv))
+    )
 
 
-def bounded(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int]) -> int:
     """Do a command of any kind; return its exit code. This is the one place where the errors of users and runs, and a
     reader of the output that has seen enough (`| head`), become an end without a traceback."""
     from rlhf_suite.cli.run_log import silence
@@ -73,7 +75,7 @@ def tool(name: str, words: list[str]) -> int:
     return code
 
 
-def answered(line: CommandLine) -> int:
+def answer_or_dispatch(line: CommandLine) -> int:
     """Answer what needs no configuration, or go on."""
     if line.options.get("--shell-completion") == "query=bash":
         from rlhf_suite.cli.complete import answer
@@ -88,7 +90,7 @@ def answered(line: CommandLine) -> int:
         return 0
     if any(option in line.options for option in HYDRA_ONLY):
         return hydra(line)
-    return checked(line)
+    return dispatch(line)
 
 
 def versions() -> Iterator[str]:
@@ -102,95 +104,95 @@ def versions() -> Iterator[str]:
             yield f"rlhf_suite {number}" if name == "rlhf-suite" else f"  {name} {number}"
 
 
-def checked(line: CommandLine) -> int:
+def dispatch(line: CommandLine) -> int:
     """Check the command line, then plan, explain, show, sweep or run."""
     from rlhf_suite.composition.config_file import with_config_file
     from rlhf_suite.preflight.jobs import preflight
 
     line = with_config_file(line)
-    found = preflight(line)
-    if found.problems:
-        return refuse(found.problems)
-    if found.demo and not found.is_sweep:
-        say(f"no model is named: taking demo={found.demo} (conf/demo/{found.demo}.yaml)")
-        line.overrides.append(f"demo={found.demo}")
+    checked = preflight(line)
+    if checked.problems:
+        return refuse(checked.problems)
+    if checked.demo and not checked.is_sweep:
+        say(f"no model is named: taking demo={checked.demo} (conf/demo/{checked.demo}.yaml)")
+        line.overrides.append(f"demo={checked.demo}")
     if "--cfg" in line.options or "--info" in line.options:
-        return show(line, found)
-    if any(isinstance(run, TrainedRun) and run.plan for run in found.runs):
-        from rlhf_suite.cli.plan import planned
+        return show(line, checked)
+    if any(isinstance(run, TrainedRun) and run.plan for run in checked.runs):
+        from rlhf_suite.cli.plan import print_plan
 
-        return planned(line, found)  # without inspections: neither the data nor the devices need to be here
+        return print_plan(line, checked)  # without inspections: neither the data nor the devices need to be here
     from rlhf_suite.preflight.inspections import inspect
 
-    if problems := inspect(found.runs):
+    if problems := inspect(checked.runs):
         return refuse(problems)
-    if any(run.explain for run in found.runs):
+    if any(run.explain for run in checked.runs):
         from rlhf_suite.cli.explain import explain
 
-        return explain(line, found)
-    return begin(line, found)
+        return explain(line, checked)
+    return begin(line, checked)
 
 
-def begin(line: CommandLine, found: Preflight) -> int:
+def begin(line: CommandLine, checked: Preflight) -> int:
     """Sweep or run if the devices are there; say which of them stay idle."""
     from rlhf_suite.preflight.devices import device_problems, devices_of, remarks
 
-    if problems := device_problems(found):
+    if problems := device_problems(checked):
         return refuse(problems)
-    for remark in dict.fromkeys(each for run in found.runs for each in remarks(run, devices_of(run, found))):
+    for remark in dict.fromkeys(text for run in checked.runs for text in remarks(run, devices_of(run, checked))):
         say(remark)
-    return sweep(line, found) if found.is_sweep else single(line, found)
+    return sweep(line, checked) if checked.is_sweep else single(line, checked)
 
 
-def show(line: CommandLine, found: Preflight) -> int:
+def show(line: CommandLine, checked: Preflight) -> int:
     """Print the configuration that would run; Hydra prints everything else that --cfg and --info can show."""
-    if line.options.get("--cfg") != "job" or "--package" in line.options or found.is_sweep:
+    if line.options.get("--cfg") != "job" or "--package" in line.options or checked.is_sweep:
         return hydra(line)
     from omegaconf import OmegaConf
 
-    sys.stdout.write(OmegaConf.to_yaml(found.config, resolve="--resolve" in line.options))
+    sys.stdout.write(OmegaConf.to_yaml(checked.config, resolve="--resolve" in line.options))
     return 0
 
 
-def single(line: CommandLine, found: Preflight) -> int:
+def single(line: CommandLine, checked: Preflight) -> int:
     """Execute one run in a folder of its own, or in the one that it continues."""
-    from rlhf_suite.launch.environment import limited_rights
+    from rlhf_suite.launch.environment import limit_rights
     from rlhf_suite.preflight.folders import for_run
     from rlhf_suite.preflight.inspections import inspect
 
-    (run,) = found.runs
-    with limited_rights(run.launch):
-        place = for_run(found)
+    (run,) = checked.runs
+    with limit_rights(run.launch):
+        place = for_run(checked)
         if isinstance(place, Problem):
             return refuse([place])
         if place.note:
             say(place.note)
-        if found.is_submitted:  # the machine that it will run on is not known yet
-            return launched(line, found, place.folder, f"Run folder: {place.folder.absolute()}")
-        for name, value in found.hydra.job.env_set.items():
+        if checked.is_submitted:  # the machine that it will run on is not known yet
+            return launch_jobs(line, checked, place.folder, f"Run folder: {place.folder.absolute()}")
+        for name, value in checked.hydra.job.env_set.items():
             os.environ[str(name)] = str(value)  # the user's code may read it, in a trial too
-        if problems := inspect(found.runs, place.folder):
+        if problems := inspect(checked.runs, place.folder):
             place.give_up()
             return refuse(problems)
-        return run_in(place.folder, line, found)
+        return run_in(place.folder, line, checked)
 
 
-def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
+def run_in(folder: Path, line: CommandLine, checked: Preflight) -> int:
     """Execute a run in a folder that no other run may use meanwhile, and in which the first node alone writes."""
     from rlhf_suite.cli.execute import run_with
     from rlhf_suite.cli.explain import origins
-    from rlhf_suite.cli.run_log import recorded
+    from rlhf_suite.cli.run_log import record_output
     from rlhf_suite.launch.slurm import is_first_node
     from rlhf_suite.locks import InUse
-    from rlhf_suite.preflight.folders import working_in
+    from rlhf_suite.preflight.folders import lock_folders
 
-    (run,) = found.runs
+    (run,) = checked.runs
     try:
-        log = recorded(folder / "run.log") if is_first_node() else contextlib.nullcontext()
-        with working_in(folder, run), log:
-            say("\n".join([f"Run folder: {folder.absolute()}", *found.notes]))
-            setters = {key: who for key, _, _, who in origins(run, line, found)}
-            return run_with(run, folder, found.hydra, setters)
+        log = record_output(folder / "run.log") if is_first_node() else contextlib.nullcontext()
+        with lock_folders(folder, run), log:
+            say("\n".join([f"Run folder: {folder.absolute()}", *checked.notes]))
+            setters = {key: who for key, _, _, who in origins(run, line, checked)}
+            return run_with(run, folder, checked.hydra, setters)
     except InUse as error:
         say(str(error))
         return REFUSED
@@ -198,19 +200,19 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
         return INTERRUPTED
 
 
-def sweep(line: CommandLine, found: Preflight) -> int:
+def sweep(line: CommandLine, checked: Preflight) -> int:
     """Execute many runs, each a process of its own, then print their table."""
-    from rlhf_suite.launch.environment import limited_rights
+    from rlhf_suite.launch.environment import limit_rights
     from rlhf_suite.preflight.folders import for_sweep
 
-    with limited_rights(found.runs[0].launch):
-        folder = for_sweep(found)
+    with limit_rights(checked.runs[0].launch):
+        folder = for_sweep(checked)
         if isinstance(folder, Problem):
             return refuse([folder])
-        return launched(line, found, folder, f"Sweep folder: {folder.absolute()}")
+        return launch_jobs(line, checked, folder, f"Sweep folder: {folder.absolute()}")
 
 
-def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> int:
+def launch_jobs(line: CommandLine, checked: Preflight, folder: Path, remark: str) -> int:
     """Have the launcher start the jobs in `folder`; print the table of how they are or ended."""
     from rlhf_suite.sweeps.launchers import launch
     from rlhf_suite.sweeps.sweepers import search
@@ -219,10 +221,10 @@ def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> 
     say(remark)
     code = 0
     try:
-        if found.is_sweep and found.hydra.runtime.choices["hydra/sweeper"] != "basic":
-            search(line, found, folder)
+        if checked.is_sweep and checked.hydra.runtime.choices["hydra/sweeper"] != "basic":
+            search(line, checked, folder)
         else:
-            launch(line, found, folder, main)
+            launch(line, checked, folder, main)
     except UserError as error:
         say(str(error))
         return REFUSED
@@ -242,7 +244,7 @@ def hydra(line: CommandLine) -> int:
 
     register()
     name = menu({key_of(word) for word in line.overrides})
-    sys.argv = [sys.argv[0], *map(adding, line.for_hydra)]
+    sys.argv = [sys.argv[0], *map(mark_new_keys, line.for_hydra)]
     try:
         library.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(lambda config: None)()
     except SystemExit as end:
@@ -252,7 +254,7 @@ def hydra(line: CommandLine) -> int:
     return 0
 
 
-def adding(word: str) -> str:
+def mark_new_keys(word: str) -> str:
     """Return a word as Hydra wants it: the entries of a table are keys that are not there yet."""
     from rlhf_suite.config.names import flags_of
 

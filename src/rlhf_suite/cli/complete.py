@@ -33,9 +33,9 @@ def candidates(line: str) -> list[str]:
         groups = [f"{name}=" for name in group_names()]
         return sorted({*next_parts(word, infos), *(name for name in (*options, *groups) if name.startswith(word))})
     before, comma, start = value.rpartition(",")
-    parsed = parse([each for each in words[1:-1] if each])
-    found = [name for name in values(key, infos, parsed.own_presets) if name.startswith(start)]
-    return [f"{key}={before}{comma}{name}" for name in found]
+    parsed = parse([earlier for earlier in words[1:-1] if earlier])
+    matching = [name for name in values(key, infos, parsed.own_presets) if name.startswith(start)]
+    return [f"{key}={before}{comma}{name}" for name in matching]
 
 
 def next_parts(word: str, keys: Iterable[str]) -> Iterator[str]:

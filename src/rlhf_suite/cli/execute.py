@@ -23,13 +23,13 @@ from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.plan import PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.references import guarded_environment, unresolved
+from rlhf_suite.config.references import guard_environment, make_unresolved_problem
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.slurm import is_first_node, join_node
-from rlhf_suite.preflight.folders import finished, how_to_continue, keep_other_config
+from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
 from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -41,16 +41,16 @@ def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, st
     with read_write(hydra), open_dict(hydra):
         hydra.runtime.output_dir = str(folder.absolute())
     try:
-        with guarded_environment():
+        with guard_environment():
             configure_log(hydra.job_logging, hydra.verbose)
     except OmegaConfBaseException as error:
-        problem = unresolved("hydra.job_logging", error, "correct the reference")
+        problem = make_unresolved_problem("hydra.job_logging", error, "correct the reference")
         raise UserError(report([problem])) from error
     except (ValueError, TypeError, AttributeError, ImportError) as error:  # those of logging.config
         reason = error.__cause__ or error
         raise UserError(f"hydra.job_logging: {error} ({reason}). Remove what you set there") from error
     run = replace(run, run_dir=None)
-    if (end := finished(run, folder)) is not None:
+    if (end := describe_finished(run, folder)) is not None:
         return tell(end, 0)
     if is_first_node():
         write_json(RunFolder(folder).origins, origins, durable=False)
@@ -81,11 +81,11 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
     except KeyboardInterrupt:
         return say(f"interrupted{how_to_continue(run, folder)}", INTERRUPTED)
     except Exception as error:
-        return say(unexpected(error, folder), 1)
+        return say(describe_unexpected(error, folder), 1)
     return 0
 
 
-def unexpected(error: Exception, folder: Path) -> str:
+def describe_unexpected(error: Exception, folder: Path) -> str:
     """Describe an error that nobody expected; its traceback goes to error.log, unless the disk is the error."""
     if (reason := full_reason(error, folder)) is not None:
         return f"{folder} cannot be written: {reason}"
@@ -112,8 +112,8 @@ def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
 def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
     """Run the task between a status that says running and one that says how it ended; then print what to look at."""
     from rlhf_suite.launch.environment import device_kind, pass_on_trust, runtime_env
-    from rlhf_suite.launch.stop import Stopped, recorded_end, stoppable
-    from rlhf_suite.waits import allow_silence, recorded
+    from rlhf_suite.launch.stop import Stopped, record_end, stoppable
+    from rlhf_suite.waits import allow_silence, record_waits
 
     record = RunFolder(folder)
     record.start(fingerprint(run))
@@ -124,7 +124,7 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
         pass_on_trust(run.launch)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         # Stoppable here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again.
-        with recorded_end(record.mark_ended), recorded(record.waits), stoppable():
+        with record_end(record.mark_ended), record_waits(record.waits), stoppable():
             task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
             if plan is None:
                 metrics = task.run(run, folder)
@@ -154,9 +154,9 @@ def page(run: Run, folder: RunFolder) -> list[str]:
     """Write the page of a run that trains, however it ended; return the line that says where it is, or why not."""
     if not isinstance(run, TrainedRun | LoopRun) or not run.logger.report:
         return []
-    from rlhf_suite.report.html import tried, write_report
+    from rlhf_suite.report.html import try_writing, write_report
 
-    return [tried(lambda: write_report([folder.path]))]
+    return [try_writing(lambda: write_report([folder.path]))]
 
 
 def stage(folder: Path, parent: int) -> int:

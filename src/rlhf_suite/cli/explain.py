@@ -11,7 +11,7 @@ from rich.text import Text
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import number_of, spelled
+from rlhf_suite.config.formatting import number_of, spell
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
@@ -26,11 +26,11 @@ from rlhf_suite.tracking.tables import show_table
 Rows = Iterator[tuple[str, ...]]
 
 
-def explain(line: CommandLine, found: Preflight) -> int:
+def explain(line: CommandLine, checked: Preflight) -> int:
     """Print tables about the run, or about the first one of a sweep."""
     console = Console()
-    run = found.runs[0]
-    devices = devices_of(run, found)
+    run = checked.runs[0]
+    devices = devices_of(run, checked)
     if isinstance(run, PlannedRun):
         plan = resolve(run, devices.machine)
         if isinstance(run, AnyTrainedRun):
@@ -38,11 +38,11 @@ def explain(line: CommandLine, found: Preflight) -> int:
         show_table(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
         show_table(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
     idle = unread(run.task, all_values(run))  # such as the flags of models that the run lacks
-    values = (row for row in origins(run, line, found) if row[0] not in idle)
+    values = (row for row in origins(run, line, checked) if row[0] not in idle)
     show_table(console, "Values that differ from the defaults", ("flag", "value", "default", "from"), values)
-    for remark in (*found.notes, *remarks(run, devices), found.first_of_several):
+    for remark in (*checked.notes, *remarks(run, devices), checked.first_of_several):
         console.print(Text(remark), end="\n" if remark else "")
-    problems = [] if no_gpu_here(run, devices) else device_problems(found)
+    problems = [] if no_gpu_here(run, devices) else device_problems(checked)
     if problems:
         print(report(problems), file=sys.stderr)
     return 2 if problems else 0
@@ -70,9 +70,9 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     share = train.batch_size // ranks
     yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
     if train.dynamic_batch_enable:
-        each = f" x {sequence} ranks" if sequence > 1 else ""
+        times_ranks = f" x {sequence} ranks" if sequence > 1 else ""
         tokens = train.max_tokens_per_gpu * sequence
-        yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{each} needs", f"<= {tokens} tokens"
+        yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{times_ranks} needs", f"<= {tokens} tokens"
     else:
         how = f"/ train.micro_batch_size = {share} / {train.micro_batch_size}"
         yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
@@ -131,19 +131,19 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
             yield "evaluations", how, "before the next step"
 
 
-def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
+def origins(run: Run, line: CommandLine, checked: Preflight) -> Rows:
     """Return each value that is not the default of its flag, and who set it."""
     defaults = all_values(TASKS[run.task]())
-    sources = [*preset_keys(found.presets, found.chosen, line.own_presets)]
+    sources = [*preset_keys(checked.presets, checked.chosen, line.own_presets)]
     for key, value in all_values(run).items():
         default = defaults.get(key)  # an entry of a table has none
         if value != default and key != "explain":
-            yield key, spelled(value), spelled(default), line.from_file.get(key) or origin(key, found, sources)
+            yield key, spell(value), spell(default), line.from_file.get(key) or origin(key, checked, sources)
 
 
-def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> str:
-    if key in found.adopted:
+def origin(key: str, checked: Preflight, sources: list[tuple[str, set[str]]]) -> str:
+    if key in checked.adopted:
         return f"{FILE} of the model"
-    if any(key == given or key.startswith(f"{given}.") for given in found.given):
+    if any(key == given or key.startswith(f"{given}.") for given in checked.given):
         return "command line"
     return next((name for name, keys in sources if key in keys), "command line")

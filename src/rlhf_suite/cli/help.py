@@ -10,7 +10,7 @@ from pathlib import Path
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, by_section
-from rlhf_suite.config.formatting import described, did_you_mean, spelled
+from rlhf_suite.config.formatting import describe_type, did_you_mean, spell
 from rlhf_suite.config.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
@@ -64,10 +64,10 @@ def print_help(line: CommandLine) -> int:
     settings = [info for name in LAUNCHERS for info in settings_of(name)] if line.words else []
     infos = flags_of(task) | {info.key: info for info in settings}
     for prefix in line.words or [""]:
-        found = [info for key, info in infos.items() if key.startswith(prefix)]
-        if not found:
+        below = [info for key, info in infos.items() if key.startswith(prefix)]
+        if not below:
             return unknown("prefix", prefix, [*infos, *by_section(infos.values())])
-        print_flags(found)
+        print_flags(below)
     return 0
 
 
@@ -90,15 +90,19 @@ def print_flags(infos: list[FlagInfo]) -> None:
     for flags in by_section(infos).values():
         print(f"\n{flags[0].owner.__doc__}")
         for info in flags:
-            print(f"  {info.key} = {spelled(info.default)}")
-            text = f"{info.help} ({described(info)})"
+            print(f"  {info.key} = {spell(info.default)}")
+            text = f"{info.help} ({describe_type(info)})"
             print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
             if info.meta.algorithms is None or not is_alone:
                 continue
-            for name, each in info.meta.algorithms.builtin().items():
-                print(textwrap.fill(f"{name}: {each.help}", width, initial_indent=" " * 8, subsequent_indent=" " * 12))
+            for name, declaration in info.meta.algorithms.builtin().items():
+                print(
+                    textwrap.fill(
+                        f"{name}: {declaration.help}", width, initial_indent=" " * 8, subsequent_indent=" " * 12
+                    )
+                )
 
 
-def unknown(what: str, name: str, names: list[str]) -> int:
-    print(f"no {what} {name}: {did_you_mean(name, names) or 'see --help'}", file=sys.stderr)
+def unknown(kind: str, name: str, names: list[str]) -> int:
+    print(f"no {kind} {name}: {did_you_mean(name, names) or 'see --help'}", file=sys.stderr)
     return 2

@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
     asked, rest = OPTIONS.parse_known_args(list(words))
     line = with_config_file(parse(rest))
-    return planned(line, preflight(line), asked)
+    return print_plan(line, preflight(line), asked)
 
 
 def target_of(asked: argparse.Namespace) -> Target:
@@ -52,13 +52,13 @@ def target_of(asked: argparse.Namespace) -> Target:
     Raises:
         UserError: the type of GPU is not known, or a number is not positive.
     """
-    from rlhf_suite.planner.devices import device_named
+    from rlhf_suite.planner.devices import find_device
     from rlhf_suite.planner.estimate import UTILISATION, Target
 
     for name in ("memory", "mfu", "tflops"):
         if (value := getattr(asked, name)) is not None and not value > 0:
             raise UserError(f"--{name} {value}: must be above 0")
-    device = None if asked.gpu is None else device_named(asked.gpu)
+    device = None if asked.gpu is None else find_device(asked.gpu)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = here if device is None else device.memory
     flops = None if device is None else device.flops * (asked.mfu or UTILISATION)
@@ -72,7 +72,7 @@ def target_of(asked: argparse.Namespace) -> Target:
     )
 
 
-def only_run(found: Preflight) -> AnyTrainedRun | None:
+def only_run(checked: Preflight) -> AnyTrainedRun | None:
     """Return the run to plan: the first of a sweep; None if there are problems.
 
     Raises:
@@ -80,35 +80,35 @@ def only_run(found: Preflight) -> AnyTrainedRun | None:
     """
     from rlhf_suite.config.runs import TASKS, AnyTrainedRun
 
-    if found.problems:
+    if checked.problems:
         return None
-    run = found.runs[0]
+    run = checked.runs[0]
     if isinstance(run, AnyTrainedRun):
         return run
     known = [name for name, kind in TASKS.items() if issubclass(kind, AnyTrainedRun)]
     raise UserError(f"task={run.task}: only runs that train a model can be planned: task={', '.join(known)}")
 
 
-def planned(line: CommandLine, found: Preflight, asked: argparse.Namespace | None = None) -> int:
+def print_plan(line: CommandLine, checked: Preflight, asked: argparse.Namespace | None = None) -> int:
     """Print the plan of a checked run, or of the first one of a sweep; return the exit code.
 
     `asked` are the options of `rlhf-suite plan`; None: those of `plan=true`, which has none.
     """
     try:
         target = target_of(asked or OPTIONS.parse_args([]))
-        run = only_run(found)
+        run = only_run(checked)
         if run is None:
-            raise UserError(report(found.problems))
-        code = fitted(line, run, target)
+            raise UserError(report(checked.problems))
+        code = print_fit(line, run, target)
     except UserError as error:
         print(error, file=sys.stderr)
         return REFUSED
-    if found.first_of_several:
-        print(found.first_of_several)
+    if checked.first_of_several:
+        print(checked.first_of_several)
     return code
 
 
-def fitted(line: CommandLine, run: AnyTrainedRun, target: Target) -> int:
+def print_fit(line: CommandLine, run: AnyTrainedRun, target: Target) -> int:
     """Print the tables, and proposals if the run does not fit."""
     from rlhf_suite.planner.devices import cpu_flops
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
@@ -118,9 +118,9 @@ def fitted(line: CommandLine, run: AnyTrainedRun, target: Target) -> int:
 
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
-    found = estimate(run, target)
-    show(found)
-    if found.fits:
+    estimated = estimate(run, target)
+    show(estimated)
+    if estimated.fits:
         return FITS
 
     def replan(words: tuple[str, ...]) -> Estimate | None:

@@ -22,14 +22,14 @@ def main(words: Sequence[str]) -> int:
     from rlhf_suite.sweeps.table import write_sweep_page
     from rlhf_suite.tracking.sweep_folder import read
 
-    folders, target = parsed(words)
+    folders, target = parse_words(words)
     sweep = read(folders[0]) if len(folders) == 1 else None
     path = write_report(folders, target) if sweep is None or sweep.is_single else write_sweep_page(sweep, target)
     print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
-def parsed(words: Sequence[str]) -> tuple[list[Path], Path | None]:
+def parse_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
     """Return the folders, and the file to write where one is named.
 
     Raises:

@@ -76,7 +76,7 @@ def silence(stream: TextIO) -> None:
 
 
 @contextmanager
-def recorded(path: Path) -> Iterator[None]:
+def record_output(path: Path) -> Iterator[None]:
     """Append the console output during the block to the file `path` too."""
     with path.open("ab", buffering=0) as log:
         streams = sys.stdout, sys.stderr

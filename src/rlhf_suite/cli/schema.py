@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a whole configuration; `$defs` has one for each task."""
-    tasks = {task: {**nested(walk(root)), "description": root.__doc__} for task, root in TASKS.items()}
+    tasks = {task: {**nest(walk(root)), "description": root.__doc__} for task, root in TASKS.items()}
     for task in tasks.values():
         task["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
     return {
@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
+def nest(infos: Iterable[FlagInfo]) -> dict[str, Any]:
     """Return flags as nested objects, in which no other keys are allowed."""
     root: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {}}
     for info in infos:
@@ -65,7 +65,7 @@ def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
         yield {"type": "object"}
         return
     if expected.is_table:
-        yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
+        yield {"type": "object", "additionalProperties": nest(walk(expected.section))}
         return
     scalar: dict[str, Any] = {"type": JSON_TYPES[expected.scalar]}
     if info.meta.algorithms is not None:

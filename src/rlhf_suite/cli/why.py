@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import read_table, typed
+from rlhf_suite.foreign_files import check_types, read_table
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.locks import is_alive
@@ -49,19 +49,19 @@ def main(words: Sequence[str]) -> int:
     folder = RunFolder(Path(words[0]).expanduser())
     if not folder.status_file.exists():
         raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
-    code, lines = described(folder)
+    code, lines = describe_run(folder)
     print(printable("\n".join(lines), OUTPUT_LIMIT, keep_lines=True))
     return code
 
 
-def described(folder: RunFolder) -> tuple[int, list[str]]:
+def describe_run(folder: RunFolder) -> tuple[int, list[str]]:
     """Return the exit code and the lines about a run."""
     status, record = folder.status(), read_record(folder.waits)
     state = str(status["state"])
     lines = [f"{folder.path}: {state}, {status['last_step']} steps are done"]
     if state == "done":
         return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
-    others = processes(folder, started(status))
+    others = processes(folder, read_start(status))
     if state != "running":
         lines += [f"  {line}" for line in str(status["error"] or "").splitlines()]
         log = folder.path / "error.log"
@@ -69,8 +69,8 @@ def described(folder: RunFolder) -> tuple[int, list[str]]:
         return WRONG, [*lines, *last_state(folder, record, others, "when it ended it waited")]
     where = f"process {status.get('pid')} on {status.get('host')}"
     if not is_alive(status):
-        what = f"  but {where} is gone: it was killed{remedy(folder)}"
-        return WRONG, [*lines, what, *last_state(folder, record, others, "when it was last seen it waited")]
+        problem = f"  but {where} is gone: it was killed{remedy(folder)}"
+        return WRONG, [*lines, problem, *last_state(folder, record, others, "when it was last seen it waited")]
     lines.append(f"  as {where} since {status.get('started')}")
     late = time.time() - record["time"] if record else 0.0
     if late > STALE_S:
@@ -93,11 +93,11 @@ def read_record(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     record = NO_RECORD | read_table(path, RECORD)
-    record["waits"] = [NO_WAIT | typed(each, WAIT, path) for each in record["waits"]]
+    record["waits"] = [NO_WAIT | check_types(wait, WAIT, path) for wait in record["waits"]]
     return record
 
 
-def started(status: Mapping[str, Any]) -> float:
+def read_start(status: Mapping[str, Any]) -> float:
     """Return when a run began, in seconds of the epoch; 0 if that is not known."""
     with suppress(ValueError, OverflowError):
         return datetime.strptime(str(status.get("started")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
@@ -107,8 +107,8 @@ def started(status: Mapping[str, Any]) -> float:
 def processes(folder: RunFolder, since: float) -> dict[str, dict[str, Any]]:
     """Return the records of the processes beside the driver, by their names, less those of an earlier run here."""
     files = sorted(folder.logs.glob("*.json"))[:MAX_PROCESSES]
-    found = {file.stem: read_record(file) for file in files}
-    return {name: record for name, record in found.items() if record["time"] >= since - CLOCKS_S}
+    records = {file.stem: read_record(file) for file in files}
+    return {name: record for name, record in records.items() if record["time"] >= since - CLOCKS_S}
 
 
 def last_state(
@@ -141,13 +141,13 @@ def last_state(
 def waits_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each wait of a record, the oldest first."""
     moment = record["time"]
-    for each in record["waits"]:
-        what = each["what"] + (f" and {each['count'] - 1} others" if each["count"] > 1 else "")
-        whom = f" ({', '.join(each['who'])})" if each["who"] else ""
-        place = f", at {each['place']}" if each["place"] else ""
-        limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
-        limit += f" ({each['flag']})" if limit and each["flag"] else ""
-        yield f"  {what}{whom}{place}: for {duration(moment - each['began'])}{limit}, since {clock(each['began'])}"
+    for wait in record["waits"]:
+        activity = wait["what"] + (f" and {wait['count'] - 1} others" if wait["count"] > 1 else "")
+        whom = f" ({', '.join(wait['who'])})" if wait["who"] else ""
+        place = f", at {wait['place']}" if wait["place"] else ""
+        limit = f" of at most {duration(wait['limit_s'])}" if wait["limit_s"] else ""
+        limit += f" ({wait['flag']})" if limit and wait["flag"] else ""
+        yield f"  {activity}{whom}{place}: for {duration(moment - wait['began'])}{limit}, since {clock(wait['began'])}"
     if record["more_waits"]:
         yield f"  and for {record['more_waits']} others"
 
@@ -155,8 +155,8 @@ def waits_of(record: Mapping[str, Any]) -> Iterator[str]:
 def hosts(record: Mapping[str, Any], others: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Yield on which host each process of a run is."""
     by_host: dict[str, list[str]] = {}
-    for name, each in {"driver": record, **others}.items():
-        by_host.setdefault(each["host"], []).append(f"{name} ({each['pid']})")
+    for name, process in {"driver": record, **others}.items():
+        by_host.setdefault(process["host"], []).append(f"{name} ({process['pid']})")
     yield from (f"processes on {host}: {', '.join(names)}" for host, names in by_host.items())
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.formatting import did_you_mean, quoted
+from rlhf_suite.config.formatting import did_you_mean, quote
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED
@@ -115,10 +115,10 @@ def merge_values(argv: list[str]) -> Iterator[str]:
 
 def is_value(word: str, after: str) -> bool:
     """Return whether the word behind `--flag` is its value, and not the next override."""
-    info = flags_of(None).get(known_key(word.lstrip("-")) or "")
+    info = flags_of(None).get(find_key(word.lstrip("-")) or "")
     if info is not None and info.type.base is bool:
         return after.lower() in ("true", "false", "0", "1", "null")
-    return "=" not in after or (info is not None and known_key(key_of(after)) is None)
+    return "=" not in after or (info is not None and find_key(key_of(after)) is None)
 
 
 def without_dashes(word: str) -> str | None:
@@ -126,7 +126,7 @@ def without_dashes(word: str) -> str | None:
     name, equals, value = word.lstrip("-").partition("=")
     if f"--{name}" in PLAN_OPTIONS:
         return None
-    key = known_key(name) or old_names().get(in_dashes(name))
+    key = find_key(name) or old_names().get(in_dashes(name))
     if key is None and ("." in name or "_" in name or equals):
         key = name.replace("-", "_")
     return None if key is None else f"{key}={value if equals else 'true'}"
@@ -142,11 +142,11 @@ def in_dashes(name: str) -> str:
     return name.replace(".", "-").replace("_", "-")
 
 
-def known_key(name: str) -> str | None:
+def find_key(name: str) -> str | None:
     """Return the flag, the group of presets or the setting of Hydra that a name with dashes in it means."""
-    for each in (name, name.replace("-", "_")):
-        if each in flags_of(None) or each in group_names() or each.startswith(("hydra.", "hydra/")):
-            return each
+    for spelling in (name, name.replace("-", "_")):
+        if spelling in flags_of(None) or spelling in group_names() or spelling.startswith(("hydra.", "hydra/")):
+            return spelling
     return by_words().get(name) if "-" in name else None
 
 
@@ -159,7 +159,7 @@ def by_words() -> dict[str, str]:
 def with_underscores(word: str) -> str:
     """Return an override whose flag is written with dashes, such as algo.kl.init-coef=0, with the flag's name."""
     name, equals, value = word.partition("=")
-    key = known_key(name) if "-" in name and not name.startswith(("+", "~")) else None
+    key = find_key(name) if "-" in name and not name.startswith(("+", "~")) else None
     return word if key is None else f"{key}{equals}{value}"
 
 
@@ -202,7 +202,7 @@ def with_quoted_home(word: str) -> str:
     key, equals, value = word.partition("=")
     if not value.startswith("~") or set(value) & set("\"'"):
         return word
-    return f"{key}{equals}{','.join(quoted(part) for part in value.split(','))}"
+    return f"{key}{equals}{','.join(quote(part) for part in value.split(','))}"
 
 
 def key_of(word: str) -> str:

@@ -22,7 +22,7 @@ from rlhf_suite.composition.overrides import Overrides, name_problems
 from rlhf_suite.composition.presets import (
     BEFORE_EXPERIMENT,
     CHOICES,
-    generated,
+    generate_presets,
     group_names,
     may_set,
     names_in,
@@ -33,11 +33,11 @@ from rlhf_suite.composition.presets import (
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.old_names import meant as elsewhere
+from rlhf_suite.config.old_names import translate_value as elsewhere
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import schema
-from rlhf_suite.config.references import guarded_environment
+from rlhf_suite.config.references import guard_environment
 from rlhf_suite.config.runs import TASKS
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -76,7 +76,7 @@ def register() -> None:
     for name, settings in LAUNCHERS.items():
         store.store(group="hydra/launcher", name=name, node=settings, provider="rlhf_suite")
     for group in CHOICES:
-        for name, values in generated(group).items():
+        for name, values in generate_presets(group).items():
             store.store(group=group, name=name, node=values, provider="rlhf_suite")
 
 
@@ -84,7 +84,7 @@ def register() -> None:
 def hydra_ready() -> Iterator[None]:
     """Start Hydra's Compose API over conf/ for the block."""
     register()
-    with guarded_environment(), initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
+    with guard_environment(), initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
         yield
 
 
@@ -100,7 +100,7 @@ def menu(chosen: Collection[str]) -> str:
     return REORDERED
 
 
-def composed(overrides: list[str]) -> DictConfig:
+def compose_overrides(overrides: list[str]) -> DictConfig:
     """Return the run with choices of presets, and Hydra's own settings under `hydra`."""
     chosen = {word.partition("=")[0] for word in overrides}
     return compose(menu(chosen), overrides=overrides, return_hydra_config=True)
@@ -133,16 +133,16 @@ def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
 
 def attempt(*overrides: str) -> DictConfig | str:
     """Return a new copy of what overrides compose to, or Hydra's reason why they do not."""
-    found = attempted(*overrides)
-    return pickle.loads(found) if isinstance(found, bytes) else found
+    composed = compose_once(*overrides)
+    return pickle.loads(composed) if isinstance(composed, bytes) else composed
 
 
 @cache
-def attempted(*overrides: str) -> bytes | str:
+def compose_once(*overrides: str) -> bytes | str:
     """Return what `attempt` does, composed once and pickled: a new object from it takes a sixth of the time of a deep
     copy."""
     try:
-        return pickle.dumps(composed(list(overrides)))
+        return pickle.dumps(compose_overrides(list(overrides)))
     except COMPOSE_ERRORS as error:
         return str(error)
 
@@ -161,8 +161,8 @@ def blame(word: str, reason: str, task: str | None) -> Problem:
     owners = [name for name in TASKS if any(flag.startswith(f"{section}.") for flag in flags_of(name))]
     if owners and task not in (None, *owners):
         where = " or ".join(f"task={name}" for name in owners)
-        what = f"{value} does not fit this task: task={task} has no section {section}"
-        return Problem(key, what, f"remove {word}; the section belongs to {where}")
+        problem = f"{value} does not fit this task: task={task} has no section {section}"
+        return Problem(key, problem, f"remove {word}; the section belongs to {where}")
     why = one_line(reason)
     if owners and (flag := re.search(r"Key '(\w+)' not in", reason)):
         why = f"it sets {flag[1]}, and {section} of task={task} has no such flag"
@@ -213,7 +213,7 @@ def compose_job(choices: list[str], given: Overrides) -> Composed:
     """Compose a combination of presets. With the demo of its task when neither a preset nor the command line names a
     model; that is mostly plain before the composition, and one composition is enough."""
     plain = (*given.settings, *choices)
-    task, names_no_model = expected(choices, given)
+    task, names_no_model = guess_task(choices, given)
     if task is not None and wants_demo(task, given) and names_no_model:
         base, problems = compose_blaming(*plain, f"demo={task}")
         if not problems and base.task == task:
@@ -225,14 +225,14 @@ def compose_job(choices: list[str], given: Overrides) -> Composed:
     return Composed(compose_blaming(*plain, f"demo={task}")[0], problems, task)
 
 
-def expected(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
+def guess_task(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
     """Return the task that presets choose, and whether none of them can name a model, as far as their text tells."""
     own = given.own_presets
     named = [(group, name) for group, choice in pairs(choices) for name in names_in(choice)]
     tasks = [name if group == "task" else task_of(group, name, own) for group, name in named]
-    task = next((each for each in tasks if each in TASKS), None)
+    task = next((name for name in tasks if name in TASKS), None)
     others = [(group, name) for group, name in named if group != "task"]
-    return task, task is not None and not any(may_set(*each, TASKS[task].MODEL, own) for each in others)
+    return task, task is not None and not any(may_set(*other, TASKS[task].MODEL, own) for other in others)
 
 
 def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
@@ -245,17 +245,17 @@ def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
 def wants_demo(task: str, given: Overrides) -> bool:
     """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
     model = TASKS[task].MODEL
-    is_named = any(each.key_or_group == model for each in given.values)
+    is_named = any(value.key_or_group == model for value in given.values)
     is_misspelt = any(model in problem.fix for problem in mistaken_names(task, given))
     return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 
 def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
     """Return the problems of the keys on the command line."""
-    return [problem for each in given.values for problem in name_problems(each, task)]
+    return [problem for value in given.values for problem in name_problems(value, task)]
 
 
-def hidden_presets(line: CommandLine) -> list[Problem]:
+def find_hidden_presets(line: CommandLine) -> list[Problem]:
     """Return a problem for each chosen preset of the user's that has the name of one of the suite's, which wins."""
     problems = []
     for word in line.overrides if line.own_presets else ():
@@ -263,6 +263,6 @@ def hidden_presets(line: CommandLine) -> list[Problem]:
         for name in names_in(choice) if group in group_names() else ():
             own = Path(line.own_presets or "") / group / f"{name}.yaml"
             if name in preset_names(group) and own.is_file():
-                what = f"{own} has the name of a preset of the suite"
-                problems.append(Problem(group, what, f"rename it: {', '.join(preset_names(group))} are taken"))
+                problem = f"{own} has the name of a preset of the suite"
+                problems.append(Problem(group, problem, f"rename it: {', '.join(preset_names(group))} are taken"))
     return problems

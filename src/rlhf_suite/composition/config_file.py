@@ -16,13 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.composition.overrides import flattened
+from rlhf_suite.composition.overrides import flatten
 from rlhf_suite.composition.presets import group_names, keys_set, names_in
-from rlhf_suite.config.formatting import quoted, spelled
+from rlhf_suite.config.formatting import quote, spell
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import PLAN
-from rlhf_suite.config.references import guarded_environment, unresolved
+from rlhf_suite.config.references import guard_environment, make_unresolved_problem
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 
@@ -64,13 +64,13 @@ def read(path: Path) -> dict[str, Any] | Problem:
         content = OmegaConf.to_container(loaded)  # references are those of the run's flags, as on the command line
         if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
             return Problem(OPTION, f"{path} does not hold a table of flags", fix)
-        with guarded_environment():
+        with guard_environment():
             content |= {key: loaded[key] for key in loaded if key in group_names() and isinstance(content[key], str)}
     except DamagedFile as damage:
         return Problem(OPTION, str(damage), fix)
     except OmegaConfBaseException as error:
-        found = unresolved(OPTION, error, fix)
-        return replace(found, what=f"{path}: {found.what}")
+        unresolvable = make_unresolved_problem(OPTION, error, fix)
+        return replace(unresolvable, what=f"{path}: {unresolvable.what}")
     return {str(key): value for key, value in content.items() if key != PLAN}
 
 
@@ -78,6 +78,6 @@ def words_of(content: dict[str, Any]) -> Iterator[str]:
     """Return the overrides that say the same as the file."""
     task = content.get("task")
     flags = flags_of(task if task in TASKS else None)
-    for key, value in flattened(content.items(), flags):
+    for key, value in flatten(content.items(), flags):
         if key not in OF_ONE_RUN and not (key in group_names() and value is None):
-            yield f"{key}={value if key in group_names() else spelled(value, quoted)}"
+            yield f"{key}={value if key in group_names() else spell(value, quote)}"

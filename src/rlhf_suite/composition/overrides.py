@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf_suite.composition.arguments import key_of
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.formatting import did_you_mean, quoted
+from rlhf_suite.config.formatting import did_you_mean, quote
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag, with_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example
@@ -39,22 +39,24 @@ class Overrides:
 
     @property
     def sweeps(self) -> list[Override]:
-        return [each for each in (*self.choices, *self.values) if each.is_sweep_override()]
+        return [choice for choice in (*self.choices, *self.values) if choice.is_sweep_override()]
 
     @property
     def chosen(self) -> set[str]:
         """The groups of which a preset is chosen."""
-        return {each.key_or_group for each in self.choices}
+        return {choice.key_or_group for choice in self.choices}
 
     def choice_sets(self) -> Iterator[list[str]]:
         """Yield every combination of presets, task first: the others are read in its light."""
-        ordered = sorted(self.choices, key=lambda each: each.key_or_group != "task")
-        return map(list, itertools.product(*[[word for word, _ in alternatives(each)] for each in ordered]))
+        ordered = sorted(self.choices, key=lambda choice: choice.key_or_group != "task")
+        return map(list, itertools.product(*[[word for word, _ in alternatives(choice)] for choice in ordered]))
 
     def value_sets(self) -> Iterator[dict[str, Value]]:
         """Yield every combination of values by their words, in the order of the command line."""
-        kept = [each for each in self.values if not each.is_delete()]
-        options = [[(word, (each.key_or_group, value)) for word, value in alternatives(each)] for each in kept]
+        kept = [override for override in self.values if not override.is_delete()]
+        options = [
+            [(word, (override.key_or_group, value)) for word, value in alternatives(override)] for override in kept
+        ]
         return map(dict, itertools.product(*[option for option in options if option]))
 
 
@@ -67,7 +69,7 @@ def sort(words: Sequence[str]) -> Overrides:
             is_new = key_of(word).startswith(FREE_SETTINGS)  # a key that Hydra adds only if it is asked to
             result.settings.append(f"++{word.lstrip('+')}" if is_new else word)
             continue
-        override = parsed(word)
+        override = parse_override(word)
         if isinstance(override, Problem):
             result.problems.append(override)
         elif override.key_or_group not in presets or isinstance(override.value(), dict):
@@ -80,7 +82,7 @@ def sort(words: Sequence[str]) -> Overrides:
     return result
 
 
-def parsed(word: str) -> Override | Problem:
+def parse_override(word: str) -> Override | Problem:
     """Return one override by Hydra's grammar."""
     key = key_of(word)
     if key in SECRETS:
@@ -97,7 +99,7 @@ def as_text(key: str, value: str) -> str:
     info = flags_of(None).get(key)
     if info is not None and info.type.base is not str:
         return f"write {key}=<{info.type.name}>, e.g. {shlex.quote(f'{key}={example(info)}')}"
-    return f"quote the value twice: {shlex.quote(f'{key}={quoted(value)}')}"
+    return f"quote the value twice: {shlex.quote(f'{key}={quote(value)}')}"
 
 
 def parser() -> OverridesParser:
@@ -115,11 +117,11 @@ def alternatives(override: Override) -> list[tuple[str, Any]]:
     return [(word, parser().parse_override(word).value()) for word in words]
 
 
-def flattened(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]:
+def flatten(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]:
     """Yield `algo={kl: {init_coef: 0}}` as its single values; a table that is a flag is one value."""
     for key, value in values:
         if isinstance(value, dict) and key not in flags:
-            yield from flattened(((f"{key}.{name}", inner) for name, inner in value.items()), flags)
+            yield from flatten(((f"{key}.{name}", inner) for name, inner in value.items()), flags)
         else:
             yield key, value
 
@@ -127,7 +129,7 @@ def flattened(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]
 def name_problems(override: Override, task: str | None) -> Iterator[Problem]:
     """Yield what is wrong with the key of an override, whatever its value."""
     flags = flags_of(task)
-    for key, value in flattened([(override.key_or_group, override.value())], flags):
+    for key, value in flatten([(override.key_or_group, override.value())], flags):
         if override.is_delete():
             yield Problem(key, "flags cannot be deleted", f"remove ~{key}, or set it to null")
         elif key in flags:
@@ -145,23 +147,25 @@ def not_a_flag(key: str, value: object, task: str | None, flags: dict[str, FlagI
         return with_value(unknown_flag(key, task), value)
     group = dotted.replace(".", "/")
     if key == dotted and group in group_names():
-        what = f"is a section; its presets are chosen with {group}="
+        problem = f"is a section; its presets are chosen with {group}="
     else:
-        what = "is a section, not a flag" if key == dotted else "is not a group of presets; flags are written with dots"
+        problem = (
+            "is a section, not a flag" if key == dotted else "is not a group of presets; flags are written with dots"
+        )
     for info in section:
         if info.meta.choices and value in info.meta.choices:
             preset = f", or the preset {group}={value}" if str(value) in preset_names(group) else ""
-            return Problem(key, what, f"did you mean {info.key}={value}?{preset}")
+            return Problem(key, problem, f"did you mean {info.key}={value}?{preset}")
     if section:
         names = ", ".join(info.key for info in section[:4])
-        return Problem(key, what, f"set one of {names}{', ...' if len(section) > 4 else ''}")
-    return Problem(key, what, did_you_mean(dotted, flags) or "see --info defaults")
+        return Problem(key, problem, f"set one of {names}{', ...' if len(section) > 4 else ''}")
+    return Problem(key, problem, did_you_mean(dotted, flags) or "see --info defaults")
 
 
 def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
     """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
     params = OmegaConf.select(hydra, "sweeper.params") or {}
-    taken = {each.key_or_group for each in (*given.choices, *given.values)}
+    taken = {choice.key_or_group for choice in (*given.choices, *given.values)}
     extra = sort([f"{key}={value}" for key, value in params.items() if key not in taken])
     return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
 
@@ -170,8 +174,8 @@ def without_sweeps(given: Overrides) -> Overrides:
     """Return the overrides without those that have several values."""
     return replace(
         given,
-        choices=[each for each in given.choices if not each.is_sweep_override()],
-        values=[each for each in given.values if not each.is_sweep_override()],
+        choices=[choice for choice in given.choices if not choice.is_sweep_override()],
+        values=[value for value in given.values if not value.is_sweep_override()],
     )
 
 

@@ -48,10 +48,10 @@ def names_in(choice: str) -> list[str]:
 def preset_names(group: str, own: Path | None = None) -> list[str]:
     """Return the presets of a group, with those in the user's folder `own`; none for a group that does not exist."""
     folders = [folder / group for folder in (conf_dir(), own) if folder is not None]
-    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")} | generated(group).keys())
+    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")} | generate_presets(group).keys())
 
 
-def generated(group: str) -> dict[str, dict[str, Any]]:
+def generate_presets(group: str) -> dict[str, dict[str, Any]]:
     """Return the presets that are no files: for each choice of the group's flag what it sets."""
     if group not in CHOICES:
         return {}
@@ -71,14 +71,14 @@ def keys_set(group: str, name: str, own: Path | None = None) -> set[str]:
     prefix = f"{group.replace('/', '.')}."
     file = file_of(group, name, own)
     if file is None:
-        return {f"{prefix}{key}" for key in generated(group).get(name, ())}
+        return {f"{prefix}{key}" for key in generate_presets(group).get(name, ())}
     from omegaconf import OmegaConf
 
     from rlhf_suite.config.flags import flat
 
     content = OmegaConf.to_container(OmegaConf.load(file))
     values = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
-    bases = [each for each in values.pop("defaults", None) or () if isinstance(each, str) and each != "_self_"]
+    bases = [base for base in values.pop("defaults", None) or () if isinstance(base, str) and base != "_self_"]
     keys = flat(values).keys()
     is_global = re.search(r"^#\s*@package\s+_global_", file.read_text(), re.MULTILINE)  # keys count from the root
     own_keys = set(keys) if is_global else {f"{prefix}{key}" for key in keys}
@@ -88,15 +88,15 @@ def keys_set(group: str, name: str, own: Path | None = None) -> set[str]:
 def task_of(group: str, name: str, own: Path | None = None) -> str | None:
     """Return the task that a preset chooses, as every experiment of the suite does."""
     file = file_of(group, name, own)
-    found = re.search(r"^\s*- override /task: (\w+)\s*$", file.read_text(), re.MULTILINE) if file else None
-    return found[1] if found else None
+    match = re.search(r"^\s*- override /task: (\w+)\s*$", file.read_text(), re.MULTILINE) if file else None
+    return match[1] if match else None
 
 
 def may_set(group: str, name: str, key: str, own: Path | None = None) -> bool:
     """Return whether a preset could set a flag: it names the flag's last word, or chooses other presets."""
     file = file_of(group, name, own)
     if file is None:
-        return any(key.endswith(f".{each}") for each in generated(group).get(name, ()))
+        return any(key.endswith(f".{path}") for path in generate_presets(group).get(name, ()))
     lines = (line.strip() for line in file.read_text().splitlines())
     words = [line for line in lines if not line.startswith("#") and not line.startswith("- override /task:")]
     return any(key.rpartition(".")[2] in line or (line.startswith("- ") and line != "- _self_") for line in words)

@@ -134,10 +134,10 @@ class ChosenAgent:
 
 def agents_of(config: AgentConfig, file: str | None = None) -> list[ChosenAgent]:
     """Return the agents of a run: that of agent.kind, then those of agent.sources. `file` is train.agent_func_path."""
-    found = [ChosenAgent("agent", replace(config, sources={}), file, FILE)]
+    agents = [ChosenAgent("agent", replace(config, sources={}), file, FILE)]
     for name, source in config.sources.items():
         key, own = f"agent.sources.{name}", source.agent_func_path
         values = replace(config, kind=source.kind, max_turns=source.max_turns or config.max_turns, sources={})
         file_flag = FILE if own is None else f"{key}.agent_func_path"
-        found.append(ChosenAgent(key, values, own or file, file_flag, tuple(source.datasets)))
-    return found
+        agents.append(ChosenAgent(key, values, own or file, file_flag, tuple(source.datasets)))
+    return agents

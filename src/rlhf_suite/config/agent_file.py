@@ -9,7 +9,15 @@ from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.agent import ChosenAgent
-from rlhf_suite.python_source import FunctionDef, SourceError, bindings, bound_names, functions, parsed, wrong_count
+from rlhf_suite.python_source import (
+    FunctionDef,
+    SourceError,
+    bindings,
+    functions,
+    list_bound_names,
+    parse_file,
+    wrong_count,
+)
 
 OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL, TOOLS = "environment", "openrlhf", "skyrl", "gymnasium", "trl", "tools"
 OPENRLHF_EXECUTOR, OPENRLHF_STEP = "openrlhf executor", "openrlhf step"
@@ -44,18 +52,20 @@ def export_of(file: str) -> Export:
     path = Path(file).expanduser().resolve()
     if path.suffix != ".py" or not path.is_file():
         raise SourceError(f"{file} is not a Python file (seen from {Path.cwd()})", "correct the path")
-    tree = parsed(path)
+    tree = parse_file(path)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    names = bound_names(tree)
+    names = list_bound_names(tree)
     if RUN_AGENT in names:
         check_program(path, tree)
         return Export(PROGRAM, RUN_AGENT)
     check_executor(path, classes)
     fitting = (Export(form, node.name) for form, fits in CLASSES.items() for node in classes if fits(node))
     others = (Export(form, name) for name, form in OTHERS.items() if name in names)
-    if (found := next(chain(fitting, others), None)) is not None:
-        return found
-    if any(each.name == "step" and arguments_of(each)[:2] == ["state", "action"] for each in functions(tree)):
+    if (export := next(chain(fitting, others), None)) is not None:
+        return export
+    if any(
+        function.name == "step" and arguments_of(function)[:2] == ["state", "action"] for function in functions(tree)
+    ):
         return Export(OPENRLHF_STEP, "step")
     raise refusal(path, names)
 
@@ -63,10 +73,10 @@ def export_of(file: str) -> Export:
 def has_tools(file: str) -> bool:
     """Return whether a file has a list of tools, whatever else it has; false for a file that cannot be read."""
     try:
-        tree = parsed(Path(file).expanduser().resolve())
+        tree = parse_file(Path(file).expanduser().resolve())
     except SourceError:
         return False
-    return any(TOOLS in bindings(each) for each in tree.body if not isinstance(each, ast.Import))
+    return any(TOOLS in bindings(node) for node in tree.body if not isinstance(node, ast.Import))
 
 
 def has_tools_beside(chosen: ChosenAgent) -> bool:
@@ -86,43 +96,54 @@ def always_scores(file: str) -> bool:
     """Return whether a file has an environment that gives a reward to every episode: one of Gymnasium, or of TRL with
     get_reward."""
     try:
-        export, tree = export_of(file), parsed(Path(file).expanduser().resolve())
+        export, tree = export_of(file), parse_file(Path(file).expanduser().resolve())
     except SourceError:
         return False
-    node = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == export.name), None)
-    asked = node is not None and any(each.name == "get_reward" for each in methods(node))
+    node = next(
+        (statement for statement in tree.body if isinstance(statement, ast.ClassDef) and statement.name == export.name),
+        None,
+    )
+    asked = node is not None and any(method.name == "get_reward" for method in methods(node))
     return export.form == GYMNASIUM or (export.form == TRL and asked)
 
 
 def check_program(path: Path, tree: ast.Module) -> None:
     """Raise SourceError if run_agent, defined in this file, takes other arguments than it is called with."""
-    node = next((each for each in functions(tree) if each.name == RUN_AGENT), None)
+    node = next((function for function in functions(tree) if function.name == RUN_AGENT), None)
     if node is not None and not node.decorator_list and (count := wrong_count(node, 3)) is not None:
-        what = f"{path}:{node.lineno}: {RUN_AGENT} takes {count} arguments, not 3"
-        raise SourceError(what, f"write def {SIGNATURE}")
+        problem = f"{path}:{node.lineno}: {RUN_AGENT} takes {count} arguments, not 3"
+        raise SourceError(problem, f"write def {SIGNATURE}")
 
 
 def check_executor(path: Path, classes: Iterable[ast.ClassDef]) -> None:
     """Raise SourceError if an AgentExecutor of OpenRLHF asks the engines itself."""
-    own = (each for node in classes if node.name == "AgentExecutor" for each in methods(node) if each.name == "execute")
+    own = (
+        method
+        for node in classes
+        if node.name == "AgentExecutor"
+        for method in methods(node)
+        if method.name == "execute"
+    )
     for node in own:
-        what = f"{path}:{node.lineno}: AgentExecutor has its own execute(): the suite itself asks the engines, so that "
-        what += "each token is trained on as it was sampled"
+        problem = (
+            f"{path}:{node.lineno}: AgentExecutor has its own execute(): the suite itself asks the engines, so that "
+        )
+        problem += "each token is trained on as it was sampled"
         fix = f"for a program that asks a server for chat completions write agent.kind=endpoint and {SIGNATURE}, which "
         fix += "gets the address of such a server (docs/from_openrlhf.md#agents); else put what it does between the "
-        raise SourceError(what, f"{fix}turns into a class AgentInstance with reset and step, and remove execute()")
+        raise SourceError(problem, f"{fix}turns into a class AgentInstance with reset and step, and remove execute()")
 
 
 def arguments_of(node: FunctionDef) -> list[str]:
     """Return the names of the arguments that a function takes by position."""
-    return [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    return [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
 
 
 def refusal(path: Path, names: Container[str]) -> SourceError:
     """Return why a file that has none of the forms cannot be used."""
     if "load_environment" in names:
-        what = f"{path} makes an environment of verifiers, which runs in a Python environment of its own"
-        return SourceError(what, FIX)
+        problem = f"{path} makes an environment of verifiers, which runs in a Python environment of its own"
+        return SourceError(problem, FIX)
     return SourceError(f"{path} has nothing that an agent could use", FIX)
 
 
@@ -132,13 +153,13 @@ def bases(node: ast.ClassDef) -> list[str]:
 
 
 def methods(node: ast.ClassDef) -> Iterator[FunctionDef]:
-    return (each for each in node.body if isinstance(each, FunctionDef))
+    return (statement for statement in node.body if isinstance(statement, FunctionDef))
 
 
 def has_methods_as_tools(node: ast.ClassDef) -> bool:
     """Return whether a class is an environment of TRL: reset takes columns of the row by name, and there are other
     methods, none of which is a step."""
-    own = {each.name: each for each in methods(node)}
+    own = {method.name: method for method in methods(node)}
     reset = own.get("reset")
     others = [name for name in own if not name.startswith("_") and name not in ("reset", "get_reward")]
     return reset is not None and bool(others) and (reset.args.kwarg is not None or not {"step", "close"} & own.keys())

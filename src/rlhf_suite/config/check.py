@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from rlhf_suite.config import rules
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import RULES, Problem
@@ -22,14 +22,14 @@ for module in iter_modules(rules.__path__):
 
 def check(run: Run, given: Collection[str]) -> list[Problem]:
     """Return every problem of a run whose single values are fine. `given`: the keys set on the command line."""
-    problems = [*unused(run, given)]
-    for each in RULES:
-        if isinstance(run, run_type(each)):
-            problems += each(run)
+    problems = [*find_unused(run, given)]
+    for rule in RULES:
+        if isinstance(run, run_type(rule)):
+            problems += rule(run)
     if isinstance(run, LoopRun):
         reported = {problem.key for problem in problems}
-        found = stage_problems(run, lambda stage: check(stage, ()), set(all_values(run)))
-        problems += [problem for problem in found if problem.key not in reported]
+        of_stages = stage_problems(run, lambda stage: check(stage, ()), set(all_values(run)))
+        problems += [problem for problem in of_stages if problem.key not in reported]
     return problems
 
 
@@ -42,7 +42,7 @@ def run_type(function: Callable[..., Iterable[Problem]]) -> Any:
 OFF = (None, False, -1)
 
 
-def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
+def find_unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that this run would not read. One that is set to null, false, 0 or -1 is off by itself."""
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
@@ -54,6 +54,6 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
         for condition in info.meta.when if is_set else ():
             if not condition.holds(values):
                 why = f": {info.meta.strict}" if info.meta.strict else ""
-                what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}{why}"
-                off = f"write {key}={spelled(info.default)}, or" if info.meta.strict else "remove it, or add"
-                yield Problem(key, what, f"{off} {condition.fix}")
+                problem = f"has no effect with {condition.flag}={spell(values[condition.flag])}{why}"
+                off = f"write {key}={spell(info.default)}, or" if info.meta.strict else "remove it, or add"
+                yield Problem(key, problem, f"{off} {condition.fix}")

@@ -80,6 +80,6 @@ def owned_problems(arguments: Iterable[str], device: str) -> Iterator[Problem]:
 def rounding_problems(arguments: dict[str, Any], is_corrected: bool) -> Iterator[Problem]:
     """Yield a problem of a KV cache of lower precision where nothing corrects for it."""
     if arguments.get(ROUNDED, "auto") != "auto" and not is_corrected:
-        what = f"{arguments[ROUNDED]} moves the log-probs of the engine away from those of the trainer"
+        problem = f"{arguments[ROUNDED]} moves the log-probs of the engine away from those of the trainer"
         fix = "add correction=tis (or icepop) and algo.mismatch_max=<nats>, or remove it"
-        yield Problem(f"{KEY}.{ROUNDED}", what, fix)
+        yield Problem(f"{KEY}.{ROUNDED}", problem, fix)

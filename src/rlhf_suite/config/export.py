@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.flags import FlagInfo, by_section, walk
-from rlhf_suite.config.formatting import described, spelled
+from rlhf_suite.config.formatting import describe_type, spell
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.metrics import FAMILIES, METRICS
 from rlhf_suite.config.runs import TASKS
@@ -43,22 +43,27 @@ def algorithms(algorithm: Kind) -> Iterator[str]:
     yield f"Your own: `<file.py>:<function>` with `{algorithm.signature('<function>')}` (docs/own_code.md)."
     if algorithm.names():
         yield from ("", "| name | meaning | needs | flags that it reads |", "| --- | --- | --- | --- |")
-    for name, each in algorithm.builtin().items():
-        cells = (f"`{name}`", each.help, ", ".join(each.needs), ", ".join(f"`{flag}`" for flag in each.reads or ()))
+    for name, declaration in algorithm.builtin().items():
+        cells = (
+            f"`{name}`",
+            declaration.help,
+            ", ".join(declaration.needs),
+            ", ".join(f"`{flag}`" for flag in declaration.reads or ()),
+        )
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def sections() -> dict[tuple[str, tuple[str, ...]], list[str]]:
     """Return the tasks that have a section, by the key of the section and its table."""
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for task, root in TASKS.items():
         for key, infos in by_section(info for info in walk(root) if info.key != "task").items():
-            found.setdefault((key, tuple(map(row, infos))), []).append(task)
-    return found
+            rows.setdefault((key, tuple(map(row, infos))), []).append(task)
+    return rows
 
 
 def row(info: FlagInfo) -> str:
-    cells = (f"`{info.key}`", f"`{spelled(info.default)}`", described(info), info.help)
+    cells = (f"`{info.key}`", f"`{spell(info.default)}`", describe_type(info), info.help)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
 
 
@@ -72,8 +77,8 @@ def metrics() -> str:
         "best checkpoint, early stopping and searches choose by that, and by no metric without it.",
         *("", "| metric | meaning | better |", "| --- | --- | --- |"),
     ]
-    for name, each in (METRICS | FAMILIES).items():
-        lines.append(f"| `{name}` | {each.meaning.replace('|', chr(92) + '|')} | {each.better or ''} |")
+    for name, metric in (METRICS | FAMILIES).items():
+        lines.append(f"| `{name}` | {metric.meaning.replace('|', chr(92) + '|')} | {metric.better or ''} |")
     return "\n".join(lines) + "\n"
 
 

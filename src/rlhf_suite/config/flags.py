@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rlhf_suite import registry
-from rlhf_suite.python_source import parsed
+from rlhf_suite.python_source import parse_file
 
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
 # What a flag may do when a run is continued: change without a word, change with ds.use_universal_ckpt (it says where a
@@ -47,28 +47,32 @@ class When:
     def below(self, prefix: str) -> When:
         """Return the condition with whole keys, for a declaration in the section `prefix` ("" or "actor.")."""
         key = f"{prefix}{self.flag[1:]}" if self.flag.startswith(".") else self.flag
-        return replace(self, flag=key, alternatives=tuple(each.below(prefix) for each in self.alternatives))
+        return replace(
+            self, flag=key, alternatives=tuple(alternative.below(prefix) for alternative in self.alternatives)
+        )
 
     def among(self, keys: Container[str]) -> When | None:
         """Return the condition in a task with these flags; None where it has nothing to depend on."""
         if self.flag not in keys:
             return None
-        return replace(self, alternatives=tuple(each for each in self.alternatives if each.flag in keys))
+        return replace(
+            self, alternatives=tuple(alternative for alternative in self.alternatives if alternative.flag in keys)
+        )
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Return whether the condition is met by the values of all flags of a run."""
         met = any(map(self.is_met, values_of(self.flag, values)))
-        return met or any(each.holds(values) for each in self.alternatives)
+        return met or any(alternative.holds(values) for alternative in self.alternatives)
 
     @property
     def text(self) -> str:
         """The condition in words."""
-        return " or ".join(f"{each.flag}{each.says}" for each in (self, *self.alternatives))
+        return " or ".join(f"{alternative.flag}{alternative.says}" for alternative in (self, *self.alternatives))
 
     @property
     def fix(self) -> str:
         """What to write so that the flag is read."""
-        return " or ".join(f"{each.flag}={each.remedy}" for each in (self, *self.alternatives))
+        return " or ".join(f"{alternative.flag}={alternative.remedy}" for alternative in (self, *self.alternatives))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -199,19 +203,19 @@ class FlagInfo:
     def meaning(self) -> str:
         """What the flag means: the text in its declaration, or the one below it."""
         name = self.key.rpartition(".")[2]
-        return self.meta.help or next(texts[name] for each in self.owner.__mro__ if name in (texts := texts_in(each)))
+        return self.meta.help or next(texts[name] for base in self.owner.__mro__ if name in (texts := texts_in(base)))
 
     @property
     def help(self) -> str:
         """What the flag means, and when it is read."""
-        conditions = " and ".join(each.text for each in self.meta.when)
+        conditions = " and ".join(condition.text for condition in self.meta.when)
         return f"{self.meaning}. Read when {conditions}" if conditions else self.meaning
 
 
 @cache
 def texts_in(section: SectionClass) -> dict[str, str]:
     """Return the texts below the flags that a class declares itself, read from its source."""
-    module = parsed(Path(sys.modules[section.__module__].__file__ or ""))
+    module = parse_file(Path(sys.modules[section.__module__].__file__ or ""))
     body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == section.__name__)
     return {
         above.target.id: " ".join(text.value.value.split())
@@ -281,14 +285,14 @@ def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
 
     A condition is dropped in a task that does not have the flag it depends on.
     """
-    infos = list(declared(config() if isinstance(config, type) else config, prefix))
+    infos = list(walk_section(config() if isinstance(config, type) else config, prefix))
     keys = {info.key for info in infos}
     for info in infos:
-        when = tuple(filter(None, (each.among(keys) for each in info.meta.when)))
+        when = tuple(filter(None, (condition.among(keys) for condition in info.meta.when)))
         yield replace(info, meta=replace(info.meta, when=when))
 
 
-def declared(
+def walk_section(
     instance: Any,
     prefix: str,
     around: tuple[When, ...] = (),
@@ -309,12 +313,12 @@ def declared(
         if "meta" in field.metadata:
             meta: Meta = field.metadata["meta"]
             some = (by_algorithm[key],) if key in by_algorithm else ()
-            when = (*around, *some, *(each.below(prefix) for each in meta.when))
+            when = (*around, *some, *(condition.below(prefix) for condition in meta.when))
             yield FlagInfo(key, types[field.name], value, replace(meta, when=when, strict=meta.strict or strict), owner)
         else:
-            own = tuple(each.below(prefix) for each in field.metadata["when"])
+            own = tuple(condition.below(prefix) for condition in field.metadata["when"])
             inner = field.metadata["strict"] or strict
-            yield from declared(value, f"{key}.", (*around, *own), by_algorithm, inner)
+            yield from walk_section(value, f"{key}.", (*around, *own), by_algorithm, inner)
 
 
 @cache
@@ -325,7 +329,7 @@ def field_types(section: type) -> dict[str, FlagType]:
 
 def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
     """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
-    named = [(each.name, each.metadata["meta"].algorithms) for each in fields(instance) if "meta" in each.metadata]
+    named = [(field.name, field.metadata["meta"].algorithms) for field in fields(instance) if "meta" in field.metadata]
     return {
         f"{prefix}{algorithms.below}{name}": reads(f"{prefix}{flag_name}", algorithms, name)
         for flag_name, algorithms in named

@@ -18,15 +18,15 @@ BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
 )
 
 
-def spelled(value: Any, text: Callable[[str], str] = str) -> str:
+def spell(value: Any, text: Callable[[str], str] = str) -> str:
     """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text. `text=quoted`:
     as Hydra's grammar reads it back unchanged."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(spelled(item, text) for item in value)}]"
+        return f"[{','.join(spell(item, text) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {spelled(item, text)}' for name, item in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {spell(item, text)}' for name, item in value.items())}}}"
     return text(value) if isinstance(value, str) else str(value)
 
 
@@ -35,14 +35,14 @@ def number_of(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
-    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
+    return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + match[2].replace('"', '\\"'), text) + '"'
 
 
-def shown(value: Any) -> str:
-    """Return a value like `spelled`, with quotes around a text so that its ends are visible."""
-    return spelled(value) if not isinstance(value, str) else repr(value)
+def show_value(value: Any) -> str:
+    """Return a value as `spell` does, with quotes around a text so that its ends are visible."""
+    return spell(value) if not isinstance(value, str) else repr(value)
 
 
 def bounds(meta: Meta) -> str:
@@ -51,7 +51,7 @@ def bounds(meta: Meta) -> str:
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def described(info: FlagInfo) -> str:
+def describe_type(info: FlagInfo) -> str:
     """Return the type and the allowed values, e.g. `float > 0` or `k1 | k2 | k3`."""
     if info.meta.choices is None:
         return info.type.name + bounds(info.meta)

@@ -67,6 +67,8 @@ def launcher_problems(launcher: str, values: Mapping[str, Any]) -> Iterator[Prob
             yield from value_problems(info, values[name])
     if launcher == "slurm" and values["slurm_signal_delay_s"] >= 60 * values["timeout_min"]:
         limit = 60 * values["timeout_min"]
-        what = f"{values['slurm_signal_delay_s']} s before a limit of {limit} s, so each run would be stopped at once"
+        problem = (
+            f"{values['slurm_signal_delay_s']} s before a limit of {limit} s, so each run would be stopped at once"
+        )
         key = f"{PREFIX}.slurm_signal_delay_s"
-        yield Problem(key, what, f"lower it, or raise {PREFIX}.timeout_min")
+        yield Problem(key, problem, f"lower it, or raise {PREFIX}.timeout_min")

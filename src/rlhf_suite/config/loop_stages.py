@@ -75,7 +75,7 @@ def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> S
         SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
         reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
     )  # fmt: skip
-    return SFTRun(**_training(run, SFTActorConfig, model, output), data=data)
+    return SFTRun(**_build_training(run, SFTActorConfig, model, output), data=data)
 
 
 def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | str, output: str | None) -> DPORun:
@@ -89,7 +89,7 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref = replace(run.ref, model_name_or_path=reference)
-    return DPORun(**_training(run, SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
+    return DPORun(**_build_training(run, SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
 
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
@@ -114,7 +114,7 @@ def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 
 
-def _training(run: LoopRun, actor: type, model: str, output: str | None) -> dict[str, Any]:
+def _build_training(run: LoopRun, actor: type, model: str, output: str | None) -> dict[str, Any]:
     """Return the sections of every training stage. One checkpoint is enough to continue from."""
     return {
         "actor": like(actor, run.actor, model_name_or_path=model),
@@ -139,7 +139,7 @@ class Planned:
     names: dict[str, str] = field(default_factory=dict)
 
 
-def planned(run: LoopRun) -> Iterator[Planned]:
+def plan_stages(run: LoopRun) -> Iterator[Planned]:
     """Yield one stage of each kind."""
     model = run.actor.model_name_or_path or "builtin:tiny"
     yield Planned(generate_run(run, model, 0, Share(run.data.skip_samples, 1)))
@@ -158,14 +158,14 @@ def planned(run: LoopRun) -> Iterator[Planned]:
 
 def stage_problems(run: LoopRun, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:
     """Yield what is wrong with any stage that can be said in the names of the loop's flags, which are `known`."""
-    for stage in planned(run):
+    for stage in plan_stages(run):
         for problem in check(stage.run):
             key = stage.names.get(problem.key, problem.key)
             if key in known:
-                yield replace(problem, key=key, what=renamed(problem.what, stage), fix=renamed(problem.fix, stage))
+                yield replace(problem, key=key, what=rename(problem.what, stage), fix=rename(problem.fix, stage))
 
 
-def renamed(text: str, stage: Planned) -> str:
+def rename(text: str, stage: Planned) -> str:
     for theirs, ours in stage.names.items():
         text = text.replace(theirs, ours)
     return text

@@ -190,11 +190,11 @@ def is_known(name: str) -> bool:
 
 def direction_of(name: str) -> str | None:
     """Return HIGHER or LOWER, whichever is better of a metric such as `eval/<set>/acc`; None if it has no direction."""
-    found = metric_of(name)
-    return None if found is None else found.better
+    metric = metric_of(name)
+    return None if metric is None else metric.better
 
 
 def is_share(name: str) -> bool:
     """Return whether a metric is between 0 and 1 by what it is."""
-    found = metric_of(name)
-    return found is not None and found.is_share
+    metric = metric_of(name)
+    return metric is not None and metric.is_share

@@ -10,8 +10,8 @@ from functools import cache, reduce
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
-from rlhf_suite.config.formatting import did_you_mean, quoted, spelled
-from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, meant
+from rlhf_suite.config.formatting import did_you_mean, quote, spell
+from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, translate_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
@@ -34,7 +34,11 @@ def unread(task: str, values: Mapping[str, Any]) -> set[str]:
     is met.
     """
     known = all_values(TASKS[task]()) | {**values}
-    return {key for key, info in flags_of(task).items() if not all(may_hold(each, known) for each in info.meta.when)}
+    return {
+        key
+        for key, info in flags_of(task).items()
+        if not all(may_hold(condition, known) for condition in info.meta.when)
+    }
 
 
 def may_hold(condition: When, values: Mapping[str, Any]) -> bool:
@@ -45,7 +49,7 @@ def may_hold(condition: When, values: Mapping[str, Any]) -> bool:
         return True
 
 
-def renamed(key: str, known: Collection[str]) -> str | None:
+def rename(key: str, known: Collection[str]) -> str | None:
     """Return the present name of the flag that OpenRLHF calls `key`, if `known` has it."""
     key = key.replace("-", "_")
     given = RENAMED.get(key, ())
@@ -70,16 +74,16 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     owners = [name for name in TASKS if task and key in flags_of(name)]
     guess = did_you_mean(key, known)
     if owners:
-        what = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
-        return Problem(key, what, f"drop it, or {guess}" if guess else "drop it")
+        reason = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
+        return Problem(key, reason, f"drop it, or {guess}" if guess else "drop it")
     if (problem := old_flag(key, known) or entry_alone(key, known)) is not None:
         return problem
-    if new := renamed(key, known):
+    if new := rename(key, known):
         return Problem(key, f"renamed to {new}", f"write {new}=...")
-    what = f"task={task} has no such flag" if task else "no task has such a flag"
+    reason = f"task={task} has no such flag" if task else "no task has such a flag"
     if several := [name for name in known if name.rpartition(".")[2] == key]:
         return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
-    return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
+    return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}")
 
 
 def entry_alone(key: str, known: Collection[str]) -> Problem | None:
@@ -97,11 +101,11 @@ def with_value(problem: Problem, value: object) -> Problem:
     new = problem.fix.removeprefix("write ").removesuffix("=...")
     if problem.what != f"renamed to {new}" or not isinstance(value, str | int | float | list):
         return problem
-    info, known = flags_of(None)[new], meant(new, value)
+    info, known = flags_of(None)[new], translate_value(new, value)
     is_odd = isinstance(value, bool) != (info.type.base is bool)  # such as that of a switch for a choice
     if known is None and (is_odd or (info.meta.choices is not None and value not in info.meta.choices)):
         return problem
-    text = known or spelled(value, lambda words: words if PLAIN.fullmatch(words) else quoted(words))
+    text = known or spell(value, lambda words: words if PLAIN.fullmatch(words) else quote(words))
     return replace(problem, fix=f"write {shlex.quote(f'{new}={text}')}")
 
 

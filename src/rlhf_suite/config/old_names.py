@@ -248,7 +248,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def meant(flag: str, value: object) -> str | None:
+def translate_value(flag: str, value: object) -> str | None:
     """Return what a value that is called so elsewhere is called here; None if it is not known."""
     text = str(value).lower().replace("-", "_")
     return VALUES.get(flag, {}).get(text)

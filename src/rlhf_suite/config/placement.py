@@ -78,7 +78,7 @@ class Placement:
         shared = f"; {self.sequence} ranks split the tokens of a batch" if self.sequence > 1 else ""
         shared += f"; {self.tensor} ranks split the matrices of a model" if self.tensor > 1 else ""
         return [
-            f"{pool.num_devices} x {unit}{spread(pool)}: " + ", ".join(map(described, pool.roles)) + shared
+            f"{pool.num_devices} x {unit}{spread(pool)}: " + ", ".join(map(describe_role, pool.roles)) + shared
             for pool in self.pools
         ]
 
@@ -92,6 +92,6 @@ def spread(pool: Pool) -> str:
     return f" on {pool.num_nodes} nodes" if (pool.num_nodes or 1) > 1 else ""
 
 
-def described(role: Role) -> str:
-    each = f" of {role.devices_per_actor}" if role.devices_per_actor > 1 else ""
-    return f"{role.name} x {role.num_actors}{each}"
+def describe_role(role: Role) -> str:
+    devices = f" of {role.devices_per_actor}" if role.devices_per_actor > 1 else ""
+    return f"{role.name} x {role.num_actors}{devices}"

@@ -135,8 +135,8 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     known = models(run)
     store = object_store_mb(run, known)
     if not isinstance(run, PPORun):
-        each = tuple(Pool((role,)) for role in roles(run))
-        return WorkerPlan(known, Placement(machine.device, each, sequence_ranks(run), tensor_ranks(run)), store)
+        pools_of_one = tuple(Pool((role,)) for role in roles(run))
+        return WorkerPlan(known, Placement(machine.device, pools_of_one, sequence_ranks(run), tensor_ranks(run)), store)
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -170,21 +170,23 @@ def makes_rollouts_ahead(train: RLTrainConfig) -> bool:
 
 def model_sections(run: Run) -> dict[str, ModelSection]:
     """Return the models that a run needs, by name, each with its section of flags: those whose flags it reads."""
-    values, found = all_values(run), dict[str, ModelSection]()
+    values, sections = all_values(run), dict[str, ModelSection]()
     for key, info in flags_of(run.task).items():
         name, _, last = key.rpartition(".")
-        if last == "model_name_or_path" and all(each.holds(values) for each in info.meta.when):
+        if last == "model_name_or_path" and all(condition.holds(values) for condition in info.meta.when):
             section: Any = reduce(getattr, name.split("."), run)
-            found[name] = section
+            sections[name] = section
     if isinstance(run, ScoredTextRun | LoopRun) and not reward_models(run.reward):
-        found.pop(REWARD, None)  # something else scores
-    return found
+        sections.pop(REWARD, None)  # something else scores
+    return sections
 
 
 def ranked_sections(run: Run) -> dict[str, Ranked]:
     """Return the models that have ranks of their own, by name."""
     sections = model_sections(run).items()
-    return {name: each for name, each in sections if isinstance(each, Ranked) and not is_actor(run, name, each)}
+    return {
+        name: section for name, section in sections if isinstance(section, Ranked) and not is_actor(run, name, section)
+    }
 
 
 def is_actor(run: Run, name: str, section: ModelSection) -> bool:
@@ -229,17 +231,17 @@ def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
 def models(run: PlannedRun) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
     sections, recipes, judges = sections_of_models(run), RECIPES.get(run.task, {}), judge_paths(run)
-    found: dict[str, ModelPlan] = {}
+    plans: dict[str, ModelPlan] = {}
     for name, section in sections.items():
         path, like = judges.get(name, section.model_name_or_path), name
         if name == CRITIC and path is None:
             path = next(iter(judges.values()), None)
         if name in (REFERENCE, CRITIC) and path is None:
-            path, like = found[ACTOR].path, ACTOR
+            path, like = plans[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
         stands_in = is_actor(run, name, section)
         holder = section if isinstance(section, Ranked) and not stands_in else sections.get(ACTOR)
-        found[name] = ModelPlan(
+        plans[name] = ModelPlan(
             name,
             path,
             head="value" if name == CRITIC or name in judges or (name == ACTOR and isinstance(run, RMRun)) else "lm",
@@ -250,7 +252,7 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
             recipe=recipe_of(path, recipes.get(like)),
             is_actor=stands_in,
         )
-    return found
+    return plans
 
 
 def judge_paths(run: PlannedRun) -> dict[str, str]:
@@ -263,10 +265,10 @@ def judge_paths(run: PlannedRun) -> dict[str, str]:
 def sections_of_models(run: PlannedRun) -> dict[str, ModelSection]:
     """Return what `model_sections` does, with an entry for each reward model: all have the ranks that `reward` says,
     and each has its own."""
-    found = dict[str, ModelSection]()
+    by_model = dict[str, ModelSection]()
     for name, section in model_sections(run).items():
-        found |= dict.fromkeys(judge_paths(run), section) if name == REWARD else {name: section}
-    return found
+        by_model |= dict.fromkeys(judge_paths(run), section) if name == REWARD else {name: section}
+    return by_model
 
 
 def recipe_of(path: str, recipe: str | None) -> str | None:
@@ -278,14 +280,14 @@ def recipe_of(path: str, recipe: str | None) -> str | None:
 
 def roles(run: PlannedRun) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
-    found = [
-        Role(name, num_ranks(each), num_nodes=each.num_nodes)
-        for name, each in sections_of_models(run).items()
-        if isinstance(each, Ranked) and not is_actor(run, name, each)
+    kinds = [
+        Role(name, num_ranks(model), num_nodes=model.num_nodes)
+        for name, model in sections_of_models(run).items()
+        if isinstance(model, Ranked) and not is_actor(run, name, model)
     ]
     if isinstance(run, GenerateRun) or (isinstance(run, PPORun) and not run.replays):
-        found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
-    return found
+        kinds.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
+    return kinds
 
 
 def is_on_ray(run: Run) -> bool:
@@ -312,7 +314,7 @@ def shares_all(run: PPORun, machine: Machine) -> bool:
 
 def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
     """Return which roles share devices: all of them (`together`), or the pairs that the flags name."""
-    left, found = roles(run), list[Pool]()
+    left, shared = roles(run), list[Pool]()
     if together:
         return (Pool(tuple(left)),)
     pairs = (
@@ -323,8 +325,8 @@ def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
         pair = tuple(role for role in left if is_asked and role.name in names)
         if pair:
             left = [role for role in left if role not in pair]
-            found.append(Pool(pair))
-    return (*found, *(Pool((role,)) for role in left))
+            shared.append(Pool(pair))
+    return (*shared, *(Pool((role,)) for role in left))
 
 
 def sync_backend(run: PPORun, machine: Machine, together: bool) -> str:

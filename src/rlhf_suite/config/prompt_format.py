@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_suite.config.data import AnswerDataConfig, PairDataConfig, RenderConfig, StepDataConfig
 from rlhf_suite.config.runs import Run
 from rlhf_suite.disk import write_json
-from rlhf_suite.foreign_files import MIB, UNREADABLE, DamagedFile, content, parsed, typed
+from rlhf_suite.foreign_files import MIB, UNREADABLE, DamagedFile, check_types, content, parse_json
 
 FILE = "prompt_format.json"
 FIELDS = {"apply_chat_template": bool, "input_template": str | None, "chat_template_kwargs": list[str]}
@@ -54,7 +54,7 @@ def read(folder: Path) -> PromptFormat | None:
     if not path.exists():
         return None
     try:
-        table = typed(parsed(content(path, MIB, follow=True)), FIELDS, path)
+        table = check_types(parse_json(content(path, MIB, follow=True)), FIELDS, path)
     except DamagedFile:
         raise
     except UNREADABLE:
@@ -80,19 +80,19 @@ def format_of(run: Run) -> PromptFormat | None:
     return PromptFormat.of(data) if isinstance(data, RenderConfig) and not pretrains else None
 
 
-def adopted(run: Run, recorded: PromptFormat, chosen: Collection[str]) -> dict[str, Any]:
+def adopt_prompts(run: Run, recorded: PromptFormat, chosen: Collection[str]) -> dict[str, Any]:
     """Return the flags of `run.data`, by name, that a run takes from the record of its model: those that nobody has
     chosen, and whose value would be another."""
     used = format_of(run)
     if used is None:
         return {}
     data: Any = run.data  # type: ignore[attr-defined]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if not {*CHOICES} & {*chosen}:
-        found["apply_chat_template"] = recorded.apply_chat_template
+        values["apply_chat_template"] = recorded.apply_chat_template
         if not recorded.apply_chat_template and not holds_dialogues(data):
-            found["input_template"] = recorded.input_template
-    renders = found.get("apply_chat_template", used.apply_chat_template)
+            values["input_template"] = recorded.input_template
+    renders = values.get("apply_chat_template", used.apply_chat_template)
     if renders and recorded.apply_chat_template and KWARGS not in chosen:
-        found["chat_template_kwargs"] = list(recorded.chat_template_kwargs)
-    return {name: value for name, value in found.items() if getattr(data, name) != value}
+        values["chat_template_kwargs"] = list(recorded.chat_template_kwargs)
+    return {name: value for name, value in values.items() if getattr(data, name) != value}

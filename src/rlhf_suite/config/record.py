@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, flat, with_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import WorkerPlan
-from rlhf_suite.config.references import guarded_environment
+from rlhf_suite.config.references import guard_environment
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
@@ -26,7 +26,7 @@ PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this n
 
 def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:
     """Write all values of a run as YAML, and under `plan` what was decided from them."""
-    values = recorded_values(run) if plan is None else {**recorded_values(run), PLAN: asdict(plan)}
+    values = list_recorded_values(run) if plan is None else {**list_recorded_values(run), PLAN: asdict(plan)}
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(values)))
 
 
@@ -34,13 +34,13 @@ def load(path: Path) -> Run:
     """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
     saved = read_saved(path)
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
-    with guarded_environment():
+    with guard_environment():
         run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
     assert isinstance(run, Run)
     return run
 
 
-def saved_values(path: Path) -> dict[str, Any]:
+def read_saved_values(path: Path) -> dict[str, Any]:
     """Return the values of a run by their dotted names as they were saved, also those of flags that are gone."""
     saved = OmegaConf.to_container(read_saved(path))
     assert isinstance(saved, dict), "a table of flags"
@@ -62,7 +62,7 @@ def schema(task: str) -> DictConfig:
     return typed
 
 
-def recorded_values(run: Run) -> dict[str, Any]:
+def list_recorded_values(run: Run) -> dict[str, Any]:
     """Return all values of a run, with the files of the user's own functions as they are now."""
     return asdict(run) | {"own_code": own_code(run)}
 
@@ -70,13 +70,13 @@ def recorded_values(run: Run) -> dict[str, Any]:
 def own_code(section: Any) -> list[str]:
     """Return the files and digests of the user's own functions that a section names, tables included, and of what these
     files import of the user's own."""
-    found = list[str]()
+    entries = list[str]()
     for key, name, meta in with_values(section):
         if key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
-            found += digests(absolute(f"{name}:reward_func"))
+            entries += digests(absolute(f"{name}:reward_func"))
         elif meta.algorithms is not None and name is not None and is_own(name):
-            found += digests(name)
-    return list(dict.fromkeys(found))
+            entries += digests(name)
+    return list(dict.fromkeys(entries))
 
 
 def resume_of(key: str, task: str) -> str:
@@ -91,5 +91,5 @@ def resume_of(key: str, task: str) -> str:
 
 def fingerprint(run: Run) -> str:
     """Return a digest of every flag that a continued run may not change: equal for two runs that train the same."""
-    values = {key: value for key, value in flat(recorded_values(run)).items() if resume_of(key, run.task) != FREE}
+    values = {key: value for key, value in flat(list_recorded_values(run)).items() if resume_of(key, run.task) != FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

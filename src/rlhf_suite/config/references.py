@@ -30,7 +30,7 @@ GUARDS: list[None] = []  # as many as blocks are open, which may be within each 
 
 
 @contextmanager
-def guarded_environment() -> Iterator[None]:
+def guard_environment() -> Iterator[None]:
     """Have `${oc.env:NAME}` refuse what may be a secret in the block. Elsewhere it is OmegaConf's: code of the user's
     own may read files of its own."""
     OmegaConf.register_new_resolver("oc.env", from_environment, replace=True)
@@ -55,9 +55,11 @@ def from_environment(name: str, default: str | None = NO_DEFAULT) -> str | None:
             raise UserError(f"${{oc.env:{name}}} is not set; export {name}, or write ${{oc.env:{name},<default>}}")
         return None if default is None else str(default)
     if not is_plain(name, value):
-        what = "is neither a path that exists nor a number, so perhaps a secret: values are written to files, reports"
+        problem = (
+            "is neither a path that exists nor a number, so perhaps a secret: values are written to files, reports"
+        )
         fix = f'if it is one, leave it in the environment, where keys are read; else write "${name}" for the shell'
-        raise UserError(f"${{oc.env:{name}}} {what}; {fix}")
+        raise UserError(f"${{oc.env:{name}}} {problem}; {fix}")
     return value
 
 
@@ -70,7 +72,7 @@ def is_plain(name: str, value: str) -> bool:
     return PLAIN_NAMES.fullmatch(name) is not None or PLAIN_VALUE.fullmatch(value) is not None
 
 
-def unresolved(key: str, error: OmegaConfBaseException, fix: str) -> Problem:
+def make_unresolved_problem(key: str, error: OmegaConfBaseException, fix: str) -> Problem:
     """Return the problem of a value that cannot be resolved; `fix` is the remedy of other errors than those of
     `from_environment`, which say their own."""
     reason = WRAPPED.sub("", str(error).splitlines()[0])

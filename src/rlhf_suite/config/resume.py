@@ -12,9 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
-from rlhf_suite.config.formatting import shown
+from rlhf_suite.config.formatting import show_value
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import load, recorded_values, resume_of
+from rlhf_suite.config.record import list_recorded_values, load, resume_of
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.
@@ -42,20 +42,20 @@ class Change:
         return self.kind == FIXED
 
     def __str__(self) -> str:
-        return f"{self.key}: {shown(self.before)} -> {shown(self.now)}"
+        return f"{self.key}: {show_value(self.before)} -> {show_value(self.now)}"
 
 
 def changes(before: Run, now: Run) -> list[Change]:
     """Return the flags that differ, less those that a continued run may change without a word."""
     if before.task != now.task:
         return [Change("task", before.task, now.task, FIXED)]
-    earlier, later = all_values(before), flat(recorded_values(now))
-    found = []
+    earlier, later = all_values(before), flat(list_recorded_values(now))
+    differing = []
     for key in dict.fromkeys([*later, *earlier]):
         kind = kind_of(key, now)
         if kind != FREE and key != PLACE and earlier.get(key) != later.get(key):
-            found.append(Change(key, earlier.get(key), later.get(key), kind))
-    return found
+            differing.append(Change(key, earlier.get(key), later.get(key), kind))
+    return differing
 
 
 def kind_of(key: str, run: Run) -> str:
@@ -70,7 +70,7 @@ def kind_of(key: str, run: Run) -> str:
     return SHAPE if UNIVERSAL in values else NAMED
 
 
-def allowed_changes(run: ResumableRun) -> list[str]:
+def list_allowed_changes(run: ResumableRun) -> list[str]:
     """Return the flags that a run lets differ from the run that it continues."""
     shape = [key for key in all_values(run) if kind_of(key, run) == SHAPE]
     is_universal = isinstance(run, TrainedRun | LoopRun) and run.ds.use_universal_ckpt
@@ -83,27 +83,27 @@ def is_allowed(change: Change, allowed: Collection[str]) -> bool:
     return not change.is_fixed and any(names)
 
 
-def refusal(found: Collection[Change], run: ResumableRun, allowed: Collection[str], source: Path) -> Problem | None:
+def refusal(differing: Collection[Change], run: ResumableRun, allowed: Collection[str], source: Path) -> Problem | None:
     """Return why `run` cannot continue an earlier one with these changes; None where each of them is allowed."""
-    refused = [change for change in found if not is_allowed(change, allowed)]
+    refused = [change for change in differing if not is_allowed(change, allowed)]
     if not refused:
         return None
-    what = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
+    problem = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
     back = "continue it with the earlier values"
     if any(change.is_fixed for change in refused):
         fixed = [change.key for change in refused if change.is_fixed]
         muon = any(resume_of(key, run.task) == SHAPE for key in fixed)
         why = ": the momentum of Muon is saved as ZeRO and the ranks divide it" if muon else ""
         fix = f"{back}, or start a new run in another folder ({', '.join(fixed)} cannot change{why})"
-        return Problem("ckpt.load_enable", what, fix)
+        return Problem("ckpt.load_enable", problem, fix)
     if all(change.kind == SHAPE for change in refused):
-        return Problem("ckpt.load_enable", what, f"{back}, or add {UNIVERSAL}=true to continue it with the new ones")
+        return Problem("ckpt.load_enable", problem, f"{back}, or add {UNIVERSAL}=true to continue it with the new ones")
     named = [key for key in allowed if key in run.ckpt.allow_changes or resume_of(key, run.task) != SHAPE]
     keys = [*named, *(change.key for change in refused)]
     fix = f"{back}, or add 'ckpt.allow_changes=[{','.join(keys)}]' to continue it with the new ones"
     if any(change.key in LENGTHS for change in refused):
         fix += "; the learning-rate schedule is then that of the new number of steps"
-    return Problem("ckpt.load_enable", what, fix)
+    return Problem("ckpt.load_enable", problem, fix)
 
 
 def load_earlier(path: Path) -> Run | Problem:

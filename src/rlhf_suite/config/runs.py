@@ -392,5 +392,5 @@ AnyTrainedRun = SupervisedRun | PPORun
 TextRun = AnyTrainedRun | GenerateRun | ScoreRun | ChatRun
 # Every run with a task of its own, in the order of this file.
 TASKS: dict[str, type[Run]] = {
-    each.task: each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, Run) and each.task
+    root.task: root for root in [*globals().values()] if isinstance(root, type) and issubclass(root, Run) and root.task
 }

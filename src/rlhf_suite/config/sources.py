@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.python_source import SourceError, bound_names, parsed
+from rlhf_suite.python_source import SourceError, list_bound_names, parse_file
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
 SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
@@ -45,8 +45,8 @@ def source_problems(
         yield Problem(key, "no data is named", f"add {key}=<file, folder, hub name or builtin:<task>>")
         return
     if probs is not None and len(probs) != len(names):
-        what = f"{len(probs)} probabilities for {len(names)} sources in {key}"
-        yield Problem(probs_key, what, f"write one for each source, e.g. '{probs_key}={even(len(names))}'")
+        problem = f"{len(probs)} probabilities for {len(names)} sources in {key}"
+        yield Problem(probs_key, problem, f"write one for each source, e.g. '{probs_key}={even(len(names))}'")
     for name in names:
         yield from one_source_problems(key, name, columns)
 
@@ -81,7 +81,7 @@ def python_problems(key: str, name: str) -> Iterator[Problem]:
         yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
         return
     try:
-        names = bound_names(parsed(path.resolve()))
+        names = list_bound_names(parse_file(path.resolve()))
     except SourceError as error:
         yield Problem(key, error.what, error.fix)
         return
@@ -106,21 +106,21 @@ def is_glob(name: str) -> bool:
     return glob.has_magic(name) and not name.startswith((BUILTIN, GYM)) and not Path(name).exists()
 
 
-def matching_files(pattern: str) -> list[Path]:
+def match_files(pattern: str) -> list[Path]:
     """Return the files that match a pattern, sorted; `**` goes through folders of any depth."""
-    found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-    return sorted(path for path in map(Path, found) if path.is_file())
+    paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+    return sorted(path for path in map(Path, paths) if path.is_file())
 
 
 def glob_problems(key: str, pattern: str, columns: Mapping[str, str]) -> Iterator[Problem]:
     """Yield what is wrong with a pattern, or with the columns of the files that match it."""
-    files = matching_files(pattern)
+    files = match_files(pattern)
     if not files:
         yield Problem(key, f"no file matches {pattern} (seen from {Path.cwd()})", "check the path")
     for file in files:
         if file_type(file) not in SUFFIXES:
-            what = f"{pattern} also matches {file}, which is not a data file"
-            yield Problem(key, what, f"write a pattern that ends in one of {', '.join(SUFFIXES)}")
+            problem = f"{pattern} also matches {file}, which is not a data file"
+            yield Problem(key, problem, f"write a pattern that ends in one of {', '.join(SUFFIXES)}")
             return
     if files:
         yield from column_problems(files[0], columns)
@@ -170,10 +170,10 @@ def first_columns(path: Path) -> list[str] | None:
         if kind == ".txt":
             return ["text"]
         if kind in (".csv", ".tsv"):
-            with opened_text(path) as file:
+            with open_text(path) as file:
                 return next(csv.reader(file, delimiter="\t" if kind == ".tsv" else ","), None)
         if kind in (".json", ".jsonl"):
-            with opened_text(path) as file:
+            with open_text(path) as file:
                 return first_json_columns(file.read(PEEK_BYTES).lstrip())
         if kind == ".parquet":
             from pyarrow.parquet import read_schema
@@ -189,7 +189,7 @@ def first_row(path: Path) -> dict[str, object] | None:
     kind = file_type(path).removesuffix(GZIP)
     try:
         if kind in (".json", ".jsonl"):
-            with opened_text(path) as file:
+            with open_text(path) as file:
                 text = file.read(PEEK_BYTES).lstrip()
             value = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())[0]
             rows = value.get("data") if isinstance(value, dict) else None
@@ -201,7 +201,7 @@ def first_row(path: Path) -> dict[str, object] | None:
     return dict.fromkeys(first_columns(path) or (), "text") if is_text else None
 
 
-def opened_text(path: Path) -> IO[str]:
+def open_text(path: Path) -> IO[str]:
     """Open a file as text, and decompress it."""
     if path.suffix.lower() == GZIP:
         return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
@@ -211,19 +211,19 @@ def opened_text(path: Path) -> IO[str]:
 def first_json_columns(text: str) -> list[str] | None:
     """Return the keys of the objects at the beginning of a file: of a list, of {"data": [...]}, or of one object per
     line. The text may end within an object, but not within the first."""
-    decoder, found, place = json.JSONDecoder(), dict[str, None](), 0
+    decoder, keys, place = json.JSONDecoder(), dict[str, None](), 0
     if text.startswith("["):
         text = text[1:].lstrip()
     while place < len(text):
         try:
             values, place = decoder.raw_decode(text, place)
         except ValueError:
-            if not found:
+            if not keys:
                 raise
             break
         rows = values["data"] if isinstance(values, dict) and isinstance(values.get("data"), list) else [values]
-        if not found and not (rows and isinstance(rows[0], dict)):
+        if not keys and not (rows and isinstance(rows[0], dict)):
             return None
-        found |= dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row)
+        keys |= dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row)
         place = BETWEEN.match(text, place).end()  # type: ignore[union-attr]
-    return list(found) or None
+    return list(keys) or None

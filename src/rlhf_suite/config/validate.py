@@ -15,11 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FlagInfo, flat, walk
-from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
+from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, show_value, spell
 from rlhf_suite.config.names import flags_of, unknown_flag
-from rlhf_suite.config.old_names import meant
+from rlhf_suite.config.old_names import translate_value
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.references import unresolved
+from rlhf_suite.config.references import make_unresolved_problem
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.registry import absolute, is_own
@@ -50,7 +50,7 @@ def arrives_changed(value: Any, info: FlagInfo) -> bool:
 
 def wrong_type(info: FlagInfo, value: Any) -> Problem:
     article = "an" if info.type.name[0] in "aeiou" else "a"
-    return Problem(info.key, f"{shown(value)} is not {article} {info.type.name}", suggestion(info, value))
+    return Problem(info.key, f"{show_value(value)} is not {article} {info.type.name}", suggestion(info, value))
 
 
 def suggestion(info: FlagInfo, value: Any) -> str:
@@ -73,7 +73,7 @@ def suggestion(info: FlagInfo, value: Any) -> str:
 def example(info: FlagInfo) -> str:
     """Return a value that the flag takes."""
     if info.default is not None:
-        return spelled(info.default)
+        return spell(info.default)
     if info.meta.choices:
         return str(info.meta.choices[0])
     return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[info.type.base]
@@ -122,16 +122,16 @@ def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
 def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterator[Problem]:
     """Yield what is wrong with a function of the user's own: its file is read, not run."""
     try:
-        declared = algorithms.declared(name)
+        declared = algorithms.find_declaration(name)
     except SourceError as error:
         yield Problem(info.key, error.what, error.fix)
         return
     below = algorithms.below
-    keys = [each.key.removeprefix(below) for each in walk(info.owner) if each.key.startswith(below)]
+    keys = [node.key.removeprefix(below) for node in walk(info.owner) if node.key.startswith(below)]
     known = [key for key in keys if "." not in key]
     for flag in sorted(set(declared.reads or ()) - {*known}) if known else ():
-        what = f"{declared.file}:{declared.line}: reads {flag!r}, which is not one of {', '.join(known)}"
-        yield Problem(info.key, what, did_you_mean(flag, known) or "correct the declaration")
+        problem = f"{declared.file}:{declared.line}: reads {flag!r}, which is not one of {', '.join(known)}"
+        yield Problem(info.key, problem, did_you_mean(flag, known) or "correct the declaration")
 
 
 def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
@@ -146,17 +146,19 @@ def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     choices = info.meta.choices or ()
     options = ", ".join(map(str, choices))
-    known = meant(info.key, value)
-    spelt = next((each for each in choices if str(each).lower() == str(value).lower().replace("_", "-")), None)
-    spelt = spelt or next((each for each in choices if str(each) == str(value).lower().replace("-", "_")), None)
+    known = translate_value(info.key, value)
+    spelt = next((allowed for allowed in choices if str(allowed).lower() == str(value).lower().replace("_", "-")), None)
+    spelt = spelt or next(
+        (allowed for allowed in choices if str(allowed) == str(value).lower().replace("-", "_")), None
+    )
     if known is not None or spelt is not None:
-        return Problem(info.key, f"{shown(value)} is not one of {options}", f"write {info.key}={known or spelt}")
+        return Problem(info.key, f"{show_value(value)} is not one of {options}", f"write {info.key}={known or spelt}")
     close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
     fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={example(info)}"
     if info.meta.algorithms is not None:
         own = value if str(value).endswith(".py") else "<file.py>"
         fix += f", or {info.key}={own}:<function> for your own"
-    return Problem(info.key, f"{shown(value)} is not one of {options}", fix)
+    return Problem(info.key, f"{show_value(value)} is not one of {options}", fix)
 
 
 def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
@@ -171,14 +173,20 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         try:
             value = values[key] if key in values else plain_value(config, key)
         except OmegaConfBaseException as error:
-            problems.append(unresolved(key, error, f"write {key}=<{info.type.name}>"))
+            problems.append(make_unresolved_problem(key, error, f"write {key}=<{info.type.name}>"))
             continue
         wrong = [*value_problems(info, value)]
         problems += wrong
         if not wrong:
             owner, name = owner_of(run, info)
             is_table = info.type.is_table
-            setattr(owner, name, {each: info.type.section(**value[each]) for each in value} if is_table else value)
+            setattr(
+                owner,
+                name,
+                {key_of_entry: info.type.section(**value[key_of_entry]) for key_of_entry in value}
+                if is_table
+                else value,
+            )
     expand_home(run, flags.values())
     return run, problems
 

@@ -19,7 +19,7 @@ from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.sources import Located, Sources, limit_rows, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
-from rlhf_suite.disk import cache_folder, sweep_abandoned, written_aside
+from rlhf_suite.disk import cache_folder, sweep_abandoned, write_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import digests
 from rlhf_suite.waits import waiting
@@ -113,7 +113,7 @@ class Loader(Generic[Encoded]):
             return in_memory(items), bad
         shutil.rmtree(folder, ignore_errors=True)  # an incomplete entry; a complete one would have been opened
         sweep_abandoned(folder.parent)
-        with written_aside(folder, keep=True) as aside:
+        with write_aside(folder, keep=True) as aside:
             write_folder(items, aside, bad)
         return open_in_process(folder), bad
 

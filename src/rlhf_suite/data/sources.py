@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf_suite.config.sources import GYM, ROWS, file_type, is_glob, is_python, matching_files
+from rlhf_suite.config.sources import GYM, ROWS, file_type, is_glob, is_python, match_files
 from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import apply_changes, changes, integer_columns
 from rlhf_suite.data.files import READERS, num_rows, number_rows, read_file
@@ -75,7 +75,7 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if path.is_dir():
         return _folder(path / data_dir, split, flags)
     if is_glob(name):
-        paths = matching_files(name)
+        paths = match_files(name)
         if not paths:
             raise UserError(f"{flags.dataset}: no file matches {name!r}; paths are relative to {Path.cwd()}")
         return _files(paths, flags)

@@ -36,8 +36,8 @@ class Group(Protocol):
         """Do as `start` does, but the first argument of a rank is the shard of its place on the data axis."""
         ...
 
-    def wait(self, refs: Sequence[Any], what: str) -> list[Any]:
-        """Return the results of started calls, one per rank. Errors name the wait by `what`."""
+    def wait(self, refs: Sequence[Any], activity: str) -> list[Any]:
+        """Return the results of started calls, one per rank. Errors name the wait by `activity`."""
         ...
 
 
@@ -47,12 +47,12 @@ class Pending(Generic[T]):
 
     group: Group
     refs: Sequence[Any]  # one per rank
-    what: str
+    activity: str  # the name of the wait for it
     combine: Callable[[list[Any]], T]  # the answers of all ranks to the answer of the model
 
     def result(self) -> T:
         """Wait for every rank and return the answer of the model."""
-        return self.combine(self.group.wait(self.refs, self.what))
+        return self.combine(self.group.wait(self.refs, self.activity))
 
 
 class ModelGroup:
@@ -69,9 +69,11 @@ class ModelGroup:
         """Wait until every rank is up."""
         self.group.ready()
 
-    def begin(self, method: str, *args: Any, what: str) -> Pending[Any]:
+    def submit(self, method: str, *args: Any, activity: str) -> Pending[Any]:
         """Call `method` of every rank with the same arguments; the answer is that of the first rank."""
-        return Pending(self.group, self.group.start(method, *args), f"{self.name}: {what}", lambda answers: answers[0])
+        return Pending(
+            self.group, self.group.start(method, *args), f"{self.name}: {activity}", lambda answers: answers[0]
+        )
 
 
 class LocalGroup:
@@ -92,5 +94,5 @@ class LocalGroup:
     def start_sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
         return self.start(method, shards[0], *args)
 
-    def wait(self, refs: Sequence[Any], what: str) -> list[Any]:
+    def wait(self, refs: Sequence[Any], activity: str) -> list[Any]:
         return list(refs)

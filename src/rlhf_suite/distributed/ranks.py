@@ -16,7 +16,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @contextmanager
-def running(
+def start_ranks(
     cls: type[Worker], placement: Placement, launch: LaunchConfig, folder: RunFolder, args: tuple[object, ...]
 ) -> Iterator[Group]:
     """Start the ranks of the one model of a placement, each built with `args`, and wait until they are up."""

@@ -88,10 +88,10 @@ class WorkerGroup:
         mine = [stored[self.mesh.data_index(rank)] for rank in range(self.mesh.size)]
         return [actor.run.remote(method, shard, *args) for actor, shard in zip(self._actors, mine, strict=True)]
 
-    def wait(self, refs: Sequence[ray.ObjectRef], what: str) -> list[Any]:
+    def wait(self, refs: Sequence[ray.ObjectRef], activity: str) -> list[Any]:
         """Return the results of `start` or `start_sharded`, one per rank, within the deadline of the run."""
         self.ready()
-        return wait_for(refs, what, self._timeout_s, self.members)
+        return wait_for(refs, activity, self._timeout_s, self.members)
 
     def kill(self) -> None:
         """End all ranks at once, whatever they are doing."""
@@ -121,12 +121,12 @@ class _Host:
         return address, self._store.port
 
     def build(self, cls: type, number: int, mesh: Mesh, address: tuple[str, int], device: str, *args: Any) -> None:
-        self._worker = self._watched(cls, Rank(number, mesh, *address, device), *args)
+        self._worker = self._watch(cls, Rank(number, mesh, *address, device), *args)
 
     def run(self, method: str, *args: Any) -> Any:
-        return self._watched(getattr(self._worker, method), *args)
+        return self._watch(getattr(self._worker, method), *args)
 
-    def _watched(self, function: Any, *args: Any) -> Any:
+    def _watch(self, function: Any, *args: Any) -> Any:
         self._is_busy = True
         self._put_off()
         try:

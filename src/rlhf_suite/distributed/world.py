@@ -99,18 +99,18 @@ class World:
         if self.mesh.size > 1:
             dist.barrier()
 
-    def combined(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
+    def combine(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Return each metric, exact over all ranks, except those without a case. Every rank has the same names."""
         means = {name: metric for name, metric in sorted(metrics.items()) if isinstance(metric, Mean)}
         local = [[float(mean.total), float(mean.count)] for mean in means.values()]
         pairs = self.sum(torch.tensor(local, dtype=torch.float64)).tolist() if means else []
         result = {name: total / count for name, (total, count) in zip(means, pairs, strict=True) if count > 0}
         for name, metric in sorted(metrics.items()):
-            value = None if isinstance(metric, Mean) else self._combined(metric)
+            value = None if isinstance(metric, Mean) else self._combine(metric)
             result |= {} if value is None else {name: value}
         return result
 
-    def _combined(self, metric: Metric) -> float | None:
+    def _combine(self, metric: Metric) -> float | None:
         """Return the value over all ranks of a metric that is not a mean; None where it has no case."""
         if isinstance(metric, Deviation):
             parts = torch.stack([metric.total, metric.squares, torch.as_tensor(metric.count).double()])

@@ -27,7 +27,7 @@ from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
 from rlhf_suite.launch.placement import Slot, show_own_gpus
-from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combined
+from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combine_reports
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
@@ -75,7 +75,7 @@ class Engine:
             jobs.append(job)
         self._loop.run(jobs)
 
-    async def finished(self, client: str) -> list[tuple[int, Generation]]:
+    async def wait_for_finished(self, client: str) -> list[tuple[int, Generation]]:
         """Wait until a request of the client is finished. Return the responses of all that are, with their numbers."""
         outbox = self._outboxes[client]
         done = [await outbox.get()]
@@ -215,7 +215,7 @@ def _attest(engine: LLMEngine) -> SyncReport:
     """Return what all workers together verified."""
     from rlhf_suite.weight_sync.receiver import attest
 
-    return combined(engine.collective_rpc(attest))
+    return combine_reports(engine.collective_rpc(attest))
 
 
 def _add(image_token: int | None, engine: LLMEngine, name: str, job: Job[Any]) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.errors import UserError
@@ -37,7 +37,7 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
     """
     # At import vLLM logs that Triton has no CPU backend, whatever its logging level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    with lasting_imports():
+    with import_for_good():
         from pydantic import ValidationError
         from vllm import EngineArgs, LLMEngine
 
@@ -62,7 +62,7 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
             f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
             f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}, "
             f"vllm.pipeline_parallel_size={spec.vllm.pipeline_parallel_size}, "
-            f"vllm.engine_args={spelled(spec.vllm.engine_args)}: {reason}"
+            f"vllm.engine_args={spell(spec.vllm.engine_args)}: {reason}"
         ) from None
     engine.set_weight_version("0")
     if spec.vllm.devices > 1:
@@ -78,7 +78,7 @@ def what_is_wrong(error: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def lasting_imports() -> Iterator[None]:
+def import_for_good() -> Iterator[None]:
     """Import in the block what stays to the end of the process, and never search it for garbage. Searches would take
     nearly a third of the time in which vLLM is imported and an engine is built: vLLM asks for five of its own."""
     gc.disable()

@@ -104,8 +104,8 @@ class Answers(Future[Any]):
         self._refs, self._only = refs, only
 
     def result(self, timeout: float | None = None) -> Any:
-        found = ray.get(self._refs, timeout=timeout)
-        return found if self._only is None else found[self._only]
+        results = ray.get(self._refs, timeout=timeout)
+        return results if self._only is None else results[self._only]
 
 
 class NodeWorker:

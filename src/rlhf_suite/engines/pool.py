@@ -275,21 +275,21 @@ class EnginePool:
     def _ready(self, engines: Iterable[int]) -> list[EngineInfo]:
         return self._some(engines, "the start of the engines", "ready")
 
-    def _all(self, what: str, method: str, *arguments: Any) -> list[Any]:
+    def _all(self, activity: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all engines and wait for the results. If one dies meanwhile, it is started again, and all
         are called once more."""
         with self._lock:
             while True:
                 try:
-                    return self._some(range(len(self)), what, method, *arguments)
+                    return self._some(range(len(self)), activity, method, *arguments)
                 except ActorDied as death:
                     self._restart([member.name for member in self.members].index(death.name), death)
 
-    def _some(self, engines: Iterable[int], what: str, method: str, *arguments: Any) -> list[Any]:
+    def _some(self, engines: Iterable[int], activity: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of some engines and wait for the results."""
         numbers = sorted(engines)
         refs = [getattr(self._handles[number], method).remote(*arguments) for number in numbers]
-        return self._wait(refs, what, [self.members[number] for number in numbers])
+        return self._wait(refs, activity, [self.members[number] for number in numbers])
 
-    def _wait(self, refs: Sequence[ray.ObjectRef], what: str, members: Sequence[Member]) -> list[Any]:
-        return wait_for(refs, what, self.timeout_s, members)
+    def _wait(self, refs: Sequence[ray.ObjectRef], activity: str, members: Sequence[Member]) -> list[Any]:
+        return wait_for(refs, activity, self.timeout_s, members)

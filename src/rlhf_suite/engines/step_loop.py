@@ -93,7 +93,7 @@ class StepLoop:
         """The number of jobs that the engine has."""
         return len(self._waiting)
 
-    def fail(self, error: BaseException, what: str) -> Exception:
+    def fail(self, error: BaseException, activity: str) -> Exception:
         """Make the engine unusable, e.g. because it has only some of the new weights. Return what every later call
         raises.
 
@@ -102,7 +102,7 @@ class StepLoop:
         if isinstance(error, UserError | RunError):
             self._failure = error
         else:  # an exception of another library may not pickle
-            self._failure = RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
+            self._failure = RunError(f"the engine failed while {activity}: {type(error).__name__}: {error}")
             traceback.print_exception(error)  # to the actor's log
         for job in self._waiting.values():
             job.result.set_exception(self._failure)

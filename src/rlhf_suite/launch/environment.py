@@ -36,11 +36,11 @@ def gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1", "NoDevFiles")])
-    return installed_gpus()
+    return count_gpus()
 
 
 @cache
-def installed_gpus() -> int:
+def count_gpus() -> int:
     """Return the number of GPUs of this machine. It is counted once: that may take a process."""
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if devices or shutil.which("nvidia-smi") is None:
@@ -50,7 +50,7 @@ def installed_gpus() -> int:
 
 
 @contextmanager
-def limited_rights(config: LaunchConfig) -> Iterator[None]:
+def limit_rights(config: LaunchConfig) -> Iterator[None]:
     """Limit the rights of new files to what launch.umask leaves, here and in every process started here."""
     before, said = os.umask(0o077), os.environ.get(UMASK)
     os.umask(before | int(config.umask or "0", 8))

@@ -2,7 +2,7 @@
 bundles, and who waits for the result of an order that a dead actor had notices nothing.
 
 The actor has two asynchronous methods. `submit(name, [(number, order), ...])` begins orders of the connection `name`,
-and `finished(name)` waits until some of them are finished and returns [(number, result), ...].
+and `wait_for_finished(name)` waits until some of them are finished and returns [(number, result), ...].
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Link(Generic[Order, Result]):
         handle = self.handle
         try:
             while self.accepted:
-                what = f"{self.accepted} {self.doing}"
-                finished = handle.finished.remote(self.name)
-                done = await reply(finished, what, self.result_s, self.member, self.result_flags)
+                activity = f"{self.accepted} {self.doing}"
+                finished = handle.wait_for_finished.remote(self.name)
+                done = await reply(finished, activity, self.result_s, self.member, self.result_flags)
                 if handle is not self.handle or self.is_waiting:
                     return  # it is known to be dead: another actor does what it had
                 for number, result in done:
@@ -125,7 +125,7 @@ class Link(Generic[Order, Result]):
     def take(self, number: int, result: Any) -> None:
         """Give a result to who waits for it."""
         self.accepted -= 1
-        if number in self.pending and not (waiter := self.taken(number)).cancelled():
+        if number in self.pending and not (waiter := self.pop_waiter(number)).cancelled():
             waiter.set_result(result)
 
     async def recover(self, handle: Any, death: ActorDied) -> None:
@@ -143,21 +143,21 @@ class Link(Generic[Order, Result]):
         finally:
             self.is_waiting, self.accepted, self.outbox.items = False, 0, []
         for number in [number for number, waiter in self.pending.items() if waiter.cancelled()]:
-            self.taken(number)
+            self.pop_waiter(number)
         if self.orders:
             show_line(f"{self.member.name} runs again: its {len(self.orders)} unfinished {self.again}")
             self.start(self.submit([*self.orders.items()]))
 
-    async def call(self, ref: ray.ObjectRef, what: str) -> Any:
-        return await reply(ref, what, self.timeout_s, self.member)
+    async def call(self, ref: ray.ObjectRef, activity: str) -> Any:
+        return await reply(ref, activity, self.timeout_s, self.member)
 
     def fail(self, numbers: Sequence[int], error: Exception) -> None:
         """Raise `error` in everyone who waits for one of these orders."""
         for number in numbers:
-            if number in self.pending and not (waiter := self.taken(number)).cancelled():
+            if number in self.pending and not (waiter := self.pop_waiter(number)).cancelled():
                 waiter.set_exception(error)
 
-    def taken(self, number: int) -> asyncio.Future[Result]:
+    def pop_waiter(self, number: int) -> asyncio.Future[Result]:
         """Return who waits for an order, which is over."""
         del self.orders[number]
         return self.pending.pop(number)

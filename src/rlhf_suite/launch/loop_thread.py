@@ -36,7 +36,7 @@ class LoopThread:
         self.thread.start()
         self.open: set[Future[Any]] = set()  # for which somebody may wait
         self.ending: list[asyncio.Task[None]] = []  # the event loop itself keeps only weak references
-        self.blocked: set[Future[Any]] = set()  # what `blocking` has under way
+        self.blocked: set[Future[Any]] = set()  # what `run_blocking` has under way
         self.error: BaseException | None = None  # why nothing more is done: a task failed, or the run ends
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -72,7 +72,7 @@ class LoopThread:
         result.add_done_callback(look)
         return result
 
-    async def blocking(self, name: str, work: Callable[[], T]) -> T:
+    async def run_blocking(self, name: str, work: Callable[[], T]) -> T:
         """Do work that blocks in a thread `name` of its own, and return what it returns."""
         future = in_background(name, work)
         self.blocked.add(future)
@@ -83,7 +83,7 @@ class LoopThread:
             raise RunError(f"the thread {name} was ended by {error!r}") from error
 
     def join_threads(self, limit_s: float) -> None:
-        """Wait for what `blocking` has under way."""
+        """Wait for what `run_blocking` has under way."""
         wait([*self.blocked], limit_s)
 
     def watch(self, limit_s: float, flag: str) -> None:
@@ -109,7 +109,7 @@ class LoopThread:
             blocked_s = blocked_s + LOOK_S if now is not None and now == before else 0.0
             before = now
             if blocked_s >= min(SLOW_S, limit_s):
-                function, place = self.running()
+                function, place = self.find_running()
                 if function not in told:
                     show_line(f"{place} blocks all episodes of its process. {REMEDY}.", to_stderr=True)
                     told.add(function)
@@ -118,7 +118,7 @@ class LoopThread:
             self.loop.call_soon_threadsafe(count)
             time.sleep(LOOK_S)
 
-    def running(self) -> tuple[str, str]:
+    def find_running(self) -> tuple[str, str]:
         """Return the function that runs on the loop, and its line as `env.py:12 (step)`: the innermost call of the
         user's code if there is one."""
         calls = traceback.extract_stack(sys._current_frames()[self.thread.ident or 0])
@@ -128,9 +128,9 @@ class LoopThread:
     def fail(self, error: BaseException) -> None:
         """Raise `error` in everyone who waits for a coroutine of this loop, now and later."""
         self.error = self.error or error
-        for each in [*self.open]:
+        for task in [*self.open]:
             with suppress(InvalidStateError):  # it has just ended
-                each.set_exception(error)
+                task.set_exception(error)
 
     def end(self, error: Exception) -> None:
         """Cancel all coroutines, raise `error` in everyone who waits for one, and end the thread. A coroutine that

@@ -75,8 +75,8 @@ def reserve(placement: Placement, timeout_s: float) -> dict[str, list[Slot]]:
             _places(placement, pool, size, held, timeout_s) for pool, size in zip(placement.pools, sizes, strict=True)
         ]
         return {
-            role.name: _slots(placement.device, pool, role, size, found, timeout_s)
-            for pool, size, found in zip(placement.pools, sizes, places, strict=True)
+            role.name: _slots(placement.device, pool, role, size, pool_places, timeout_s)
+            for pool, size, pool_places in zip(placement.pools, sizes, places, strict=True)
             for role in pool.roles
         }
     except RunError:
@@ -104,11 +104,11 @@ def _places(placement: Placement, pool: Pool, size: int, held: list[PlacementGro
     from ray.util import placement_group, placement_group_table
 
     strategy = "PACK" if pool.num_nodes is None else "STRICT_PACK"
-    found = list[_Place]()
+    reserved = list[_Place]()
     num_bundles = pool.num_devices // size // (pool.num_nodes or 1)
     for _ in range(pool.num_nodes or 1):
         bundles = [resources(placement.device, size)] * num_bundles
-        taken = sorted({place.node for place in found})
+        taken = sorted({place.node for place in reserved})
         elsewhere = [{NODE_ID: f"!in({','.join(taken)})"}] * num_bundles if taken else None
         group = placement_group(bundles, strategy, bundle_label_selector=elsewhere)
         held.append(group)
@@ -118,10 +118,10 @@ def _places(placement: Placement, pool: Pool, size: int, held: list[PlacementGro
                 f"it needs {_need(placement, pool)}, free now: {_have(placement, [ray.available_resources()])}"
             )
         node_of = placement_group_table(group)["bundles_to_node_id"]
-        found += [
-            _Place(group, bundle, node) for node, bundle in sorted((node, each) for each, node in node_of.items())
+        reserved += [
+            _Place(group, bundle, node) for node, bundle in sorted((node, index) for index, node in node_of.items())
         ]
-    return found
+    return reserved
 
 
 def _bundle(device: str, pool: Pool, nodes: list[dict[str, float]]) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.stop import END_S, Stopped, passed_on, stoppable
+from rlhf_suite.launch.stop import END_S, Stopped, leave_to_child, stoppable
 from rlhf_suite.locks import lock
 from rlhf_suite.polling import poll_until
 
@@ -31,7 +31,7 @@ def kill_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_marked(name: str, value: str) -> None:
+def kill_marked(name: str, value: str) -> None:
     """Kill the processes of this machine, except this one, in whose environment the variable `name` has this value."""
     entry = f"{name}={value}".encode()
     for process in Path("/proc").glob("[0-9]*"):
@@ -46,7 +46,7 @@ def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
     The child has its own process group, so that Ctrl-C reaches it once: a signal that ends this process (SIGINT, or one
     of `stop.SIGNALS`) is passed on to the child. Then this process waits until the child has saved its state and ended.
     """
-    with stoppable(), passed_on():
+    with stoppable(), leave_to_child():
         process = subprocess.Popen(command, pass_fds=keep, process_group=0)
         try:
             return process.wait()  # no-limit: the child has its own

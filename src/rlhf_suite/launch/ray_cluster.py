@@ -23,7 +23,7 @@ from rlhf_suite.launch import slurm
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
-from rlhf_suite.launch.stop import signals_blocked
+from rlhf_suite.launch.stop import block_signals
 from rlhf_suite.waits import waiting
 
 CONNECT_S = 10.0
@@ -46,9 +46,9 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     device = device_kind(config)
     allocation = slurm.allocation()
     if config.ray_address is not None:
-        cluster = _joined(config.ray_address, config.timeout_s)
+        cluster = _join(config.ray_address, config.timeout_s)
     elif allocation is not None:
-        cluster = _spanning(allocation, folder, config)
+        cluster = _span_nodes(allocation, folder, config)
     else:
         cluster = _private(config, device, _num_cpus(config, device, slots))
     with environment(runtime_env(device)), cluster:
@@ -81,29 +81,29 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
     with ExitStack() as stack:
         for attempt in range(1, TRIES + 1):
             try:
-                stack.enter_context(_started(config, device, num_cpus))
+                stack.enter_context(_start(config, device, num_cpus))
                 break
             except Exception as error:
                 if LATE not in str(error):
                     raise
                 if attempt == TRIES:
                     busy = f"a load average of {os.getloadavg()[0]:.0f} on {cpu_count()} cores"
-                    what = f"Ray did not start on this machine within 30 s, {TRIES} times ({busy})"
-                    raise RunError(f"{what}; start the run again when the machine has less to do") from error
+                    problem = f"Ray did not start on this machine within 30 s, {TRIES} times ({busy})"
+                    raise RunError(f"{problem}; start the run again when the machine has less to do") from error
         yield
 
 
 @contextmanager
-def _started(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
+def _start(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
     """Start a private cluster, in a session of its own, and stop it after the block."""
     with session() as place:
         token = place.folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        with _credentials(token), _loopback(), _left(place):
+        with _credentials(token), _loopback(), _leave(place):
             import ray
 
-            with environment(place.environment), signals_blocked():
+            with environment(place.environment), block_signals():
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -120,10 +120,10 @@ def _started(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
 
 
 @contextmanager
-def _left(place: Session) -> Iterator[None]:
+def _leave(place: Session) -> Iterator[None]:
     """Disconnect from the cluster at the end of the block and kill its daemons.
 
-    Ray itself would send SIGTERM to each daemon, which blocks this signal (`signals_blocked`), and wait for a second.
+    Ray itself would send SIGTERM to each daemon, which blocks this signal (`block_signals`), and wait for a second.
     """
     from ray._private import worker
 
@@ -138,16 +138,16 @@ def _left(place: Session) -> Iterator[None]:
 
 
 @contextmanager
-def _joined(address: str, timeout_s: float) -> Iterator[None]:
+def _join(address: str, timeout_s: float) -> Iterator[None]:
     """Connect to the cluster at `address` for the block; raise RunError if none answers there in time."""
     import ray
     from ray.exceptions import RayError
 
     try:
-        number = resolved(address)
+        number = resolve(address)
         check_answers(number)
         # Ray asks a name server itself, whatever /etc/hosts says, and for minutes if that does not answer.
-        with signals_blocked(), waiting(f"the Ray cluster at {address}", limit_s=timeout_s):
+        with block_signals(), waiting(f"the Ray cluster at {address}", limit_s=timeout_s):
             ray.init(address=number, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, RayError) as error:
         reason = str(error).rstrip(".")
@@ -179,7 +179,7 @@ def check_answers(address: str) -> None:
             raise TimeoutError(f"what listens there did not speak as Ray does within {ANSWER_S:g} s") from None
 
 
-def resolved(address: str) -> str:
+def resolve(address: str) -> str:
     """Return `host:port` with the number of the host. Raise OSError within seconds if nothing listens there, or nobody
     knows the host; Ray itself would try for minutes. What is not of this form is returned as it is."""
     host, _, port = address.rpartition(":")
@@ -188,18 +188,18 @@ def resolved(address: str) -> str:
     name = host.strip("[]")
 
     def connect() -> str:
-        with socket.create_connection((name, int(port)), timeout=CONNECT_S) as found:
-            return str(found.getpeername()[0])
+        with socket.create_connection((name, int(port)), timeout=CONNECT_S) as connection:
+            return str(connection.getpeername()[0])
 
     number = in_background("name server", connect).result(2 * CONNECT_S)
     return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
 @contextmanager
-def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
+def _span_nodes(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
     """Start a cluster over all nodes of the Slurm job and stop it after the block."""
     token = allocation.file(folder, "token")
-    with slurm.head(allocation, folder, config) as address, _credentials(token), _joined(address, config.timeout_s):
+    with slurm.head(allocation, folder, config) as address, _credentials(token), _join(address, config.timeout_s):
         slurm.wait_for_nodes(allocation, config.timeout_s)
         yield
 
@@ -246,8 +246,8 @@ def _shutdown() -> Iterator[None]:
 
 def _disconnect() -> None:
     """Disconnect from Ray. It gives SIGTERM back to the system, below Python, so that the next one would kill the
-    process in the middle of its last writes: `signals_blocked` has our handler again at its end."""
+    process in the middle of its last writes: `block_signals` has our handler again at its end."""
     import ray
 
-    with signals_blocked():
+    with block_signals():
         ray.shutdown()

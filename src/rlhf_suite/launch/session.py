@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.launch import watch
-from rlhf_suite.launch.stop import signals_blocked
+from rlhf_suite.launch.stop import block_signals
 
 PREFIX = "rs-"
 LOCK = "lock"
@@ -106,7 +106,7 @@ def _start_watcher(folder: Path, lock: int) -> tuple[subprocess.Popen[bytes], in
     """Start the watcher, which holds the lock too. Return it and the end of the pipe that this process writes to."""
     theirs, ours = os.pipe()
     command = [sys.executable, "-I", "-S", watch.__file__, str(folder), str(theirs)]
-    with signals_blocked():
+    with block_signals():
         watcher = subprocess.Popen(
             command,
             pass_fds=(theirs, lock),

@@ -23,7 +23,7 @@ from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.session import session
-from rlhf_suite.launch.stop import deferred, signals_blocked
+from rlhf_suite.launch.stop import block_signals, defer_signals
 from rlhf_suite.polling import poll_until
 
 POLL_S = 0.5
@@ -93,7 +93,7 @@ def join_node(folder: Path, config: LaunchConfig) -> bool:
     _wait(address.exists, None, f"{address} from the first node")
     head_address = json.loads(address.read_text())["address"]
     # deferred: the scheduler signals all nodes, but only the driver on the first node may act upon the signal
-    with _node(here.file(folder, "token"), config, [f"--address={head_address}"]) as daemon, deferred():
+    with _node(here.file(folder, "token"), config, [f"--address={head_address}"]) as daemon, defer_signals():
         poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)
     return True
 
@@ -124,7 +124,7 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
         ]
         credentials = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
         environment = os.environ | credentials | place.environment
-        with signals_blocked():
+        with block_signals():
             daemon = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield daemon
@@ -133,17 +133,17 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
             daemon.wait()  # no-limit: the kernel ends what is killed
 
 
-def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:
-    """Wait until `ready()`; raise RunError, which names `what`, if the daemon ends before or START_S seconds pass."""
+def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, activity: str) -> None:
+    """Wait until `ready()`. Raise RunError, which names `activity`, if the daemon ends or START_S seconds pass."""
 
     def is_over() -> bool:
         return ready() or (daemon is not None and daemon.poll() is not None)
 
     in_time = poll_until(is_over, START_S, POLL_S)
     if daemon is not None and daemon.poll() is not None:
-        raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {what}")
+        raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {activity}")
     if not in_time:
-        raise RunError(f"waited {START_S:g} s for {what}, without success")
+        raise RunError(f"waited {START_S:g} s for {activity}, without success")
 
 
 def _listens(host: str, port: int) -> bool:

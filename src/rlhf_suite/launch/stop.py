@@ -1,9 +1,9 @@
 """Stop a run on SIGTERM, SIGUSR2 or SIGHUP: its loop checks for the request after every step, saves, and ends.
 
 Slurm sends SIGUSR2 before the time limit and SIGTERM at a preemption; `docker stop` and `timeout` send SIGTERM; a
-terminal that closes sends SIGHUP. Inside `deferred` the first signal is only recorded: the loop reads it with
-`requested` after its current step, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once.
-So does a first signal outside `deferred`, for example during the start, when there is nothing to save.
+terminal that closes sends SIGHUP. Inside `defer_signals` the first signal is only recorded: the loop reads it with
+`get_stop_signal` after its current step, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at
+once. So does a first signal outside `defer_signals`, for example during the start, when there is nothing to save.
 
 Python runs a handler between two instructions of the main thread, which may be a long way off: in a product of
 matrices, or in a `finally` that waits for a reward. So a thread of its own hears of each signal too (`Hearer`). It
@@ -123,7 +123,7 @@ def what_follows(number: int) -> str:
 _state = _State()
 
 
-def requested() -> int | None:
+def get_stop_signal() -> int | None:
     """Return the signal that asked this run to stop, or None if there was none."""
     return _state.number
 
@@ -170,7 +170,7 @@ def hear(number: int) -> None:
 
 
 @contextmanager
-def recorded_end(record: Callable[[Stopped], object]) -> Iterator[None]:
+def record_end(record: Callable[[Stopped], object]) -> Iterator[None]:
     """Call `record` in the thread that ends this process at once, if a second signal asks for that in the block."""
     before, _state.at_the_end = _state.at_the_end, (record, *_state.at_the_end)
     try:
@@ -180,7 +180,7 @@ def recorded_end(record: Callable[[Stopped], object]) -> Iterator[None]:
 
 
 @contextmanager
-def passed_on() -> Iterator[None]:
+def leave_to_child() -> Iterator[None]:
     """Leave the answer to the first signal to a child process that gets it too, and more time to the end."""
     before, _state.is_passed_on = _state.is_passed_on, True
     try:
@@ -206,8 +206,8 @@ def leave(code: int) -> None:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Only record a first signal during the block, for a loop that calls `requested` after every step."""
+def defer_signals() -> Iterator[None]:
+    """Only record a first signal during the block, for a loop that calls `get_stop_signal` after every step."""
     before, _state.is_deferred = _state.is_deferred, True
     try:
         yield
@@ -216,7 +216,7 @@ def deferred() -> Iterator[None]:
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Block the signals while foreign daemons are started, and keep our signal handlers.
 
     Slurm signals every process of a job, and `timeout` signals a whole process group, but only the driver may act. The

@@ -36,7 +36,7 @@ class ActorDied(RunError):
         self.name = name
 
 
-def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
+def wait_for(refs: Sequence[ray.ObjectRef], activity: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
     """Return the results of `refs`, in their order.
 
     Args:
@@ -52,9 +52,9 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
-    with waiting(what, names_of(actors), timeout_s, LIMIT) as wait:
+    with waiting(activity, names_of(actors), timeout_s, LIMIT) as wait:
         _wait_until_done(dict(zip(refs, actors, strict=True)), wait, timeout_s)
-        return _fetched(refs, what, timeout_s, actors)
+        return _fetch(refs, activity, timeout_s, actors)
 
 
 def _wait_until_done(member: Mapping[ray.ObjectRef, Member], wait: Wait, timeout_s: float) -> None:
@@ -78,30 +78,30 @@ def _wait_until_done(member: Mapping[ray.ObjectRef, Member], wait: Wait, timeout
     if failures:
         raise _explain(failures, wait.what)
     if pending:
-        raise _expired([member[ref] for ref in pending], wait.what, timeout_s)
+        raise _make_late_error([member[ref] for ref in pending], wait.what, timeout_s)
 
 
-def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
+def _fetch(refs: Sequence[ray.ObjectRef], activity: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
     """Return the results of finished calls. This has a deadline, because the daemon of the node that has them
     may hang.
     """
     try:
         return ray.get(list(refs), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        raise _expired(list(actors), f"the results of {what}", timeout_s) from None
+        raise _make_late_error(list(actors), f"the results of {activity}", timeout_s) from None
 
 
-async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member, flags: str = LIMIT) -> Any:
+async def reply(ref: ray.ObjectRef, activity: str, timeout_s: float, actor: Member, flags: str = LIMIT) -> Any:
     """Return the result of a call without blocking the event loop. Errors are those of `wait_for`. `flags`: those that
     the limit comes from."""
     result = asyncio.wrap_future(ref.future())
-    with waiting(what, names_of([actor]), timeout_s, flags):
+    with waiting(activity, names_of([actor]), timeout_s, flags):
         done, _ = await asyncio.wait([result], timeout=timeout_s)
     if not done:
-        raise _expired([actor], what, timeout_s, flags)
+        raise _make_late_error([actor], activity, timeout_s, flags)
     error = result.exception()
     if isinstance(error, Exception):
-        raise _explain([(actor, _unwrapped(error))], what)
+        raise _explain([(actor, _unwrap(error))], activity)
     return result.result()  # no-limit: it is done
 
 
@@ -110,11 +110,11 @@ def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
     try:
         ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayError as error:
-        return _unwrapped(error)
+        return _unwrap(error)
     return None
 
 
-def _unwrapped(error: Exception) -> Exception:
+def _unwrap(error: Exception) -> Exception:
     """Return an error of ours without Ray's wrapper."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, UserError | RunError):
         return error.cause
@@ -126,17 +126,17 @@ def _is_cause(error: Exception) -> bool:
     return isinstance(error, UserError | RunError | RayActorError)
 
 
-def _explain(failures: list[tuple[Member, Exception]], what: str) -> Exception:
+def _explain(failures: list[tuple[Member, Exception]], activity: str) -> Exception:
     """Return the error to raise: the first failure that is a cause, or else the first failure."""
     who, error = next((failure for failure in failures if _is_cause(failure[1])), failures[0])
     if isinstance(error, UserError | RunError):
         return error
     if isinstance(error, RayActorError):
-        return ActorDied(f"{who.name} died during {what}: {_cause_of_death(error)}\n{who.tail()}", who.name)
+        return ActorDied(f"{who.name} died during {activity}: {_cause_of_death(error)}\n{who.tail()}", who.name)
     if isinstance(error, RayTaskError):
         summary = f"{type(error.cause).__name__}: {error.cause}"
-        return RunError(f"{who.name} failed during {what}: {summary}\n{_trace(error)}\nits log: {who.log}")
-    return RunError(f"{who.name} failed during {what}: {type(error).__name__}: {error}\n{who.tail()}")
+        return RunError(f"{who.name} failed during {activity}: {summary}\n{_trace(error)}\nits log: {who.log}")
+    return RunError(f"{who.name} failed during {activity}: {type(error).__name__}: {error}\n{who.tail()}")
 
 
 def _trace(error: RayTaskError) -> str:
@@ -156,7 +156,9 @@ def names_of(actors: Sequence[Member]) -> list[str]:
     return sorted({who.name for who in actors})
 
 
-def _expired(late: list[Member], what: str, timeout_s: float, flags: str = LIMIT) -> RunError:
+def _make_late_error(late: list[Member], activity: str, timeout_s: float, flags: str = LIMIT) -> RunError:
     """Return the error for actors that did not answer in time, with the end of the log of the first one."""
     names = ", ".join(names_of(late))
-    return RunError(f"no answer within {timeout_s:g} s ({flags}) from {names}, waiting for {what}\n{late[0].tail()}")
+    return RunError(
+        f"no answer within {timeout_s:g} s ({flags}) from {names}, waiting for {activity}\n{late[0].tail()}"
+    )

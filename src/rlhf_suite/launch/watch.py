@@ -52,8 +52,8 @@ def clear(folder: Path, spared: int = 0) -> None:
 def end_members(folder: Path, spared: int = 0) -> None:
     """Send SIGKILL to the processes of the session, stopped ones too, until all have ended or `GONE_S` have passed."""
     deadline = time.monotonic() + GONE_S
-    while (found := members(folder) - {spared}) and time.monotonic() < deadline:
-        for pid in found:
+    while (left := members(folder) - {spared}) and time.monotonic() < deadline:
+        for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)
@@ -61,12 +61,12 @@ def end_members(folder: Path, spared: int = 0) -> None:
 
 def members(folder: Path) -> set[int]:
     """Return the ids of the processes of the session, without this process and without zombies."""
-    found = set()
+    ids = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user
             if int(entry.name) != os.getpid() and (is_marked(entry, folder) or writes_into(entry, folder)):
-                found.add(int(entry.name))
-    return found
+                ids.add(int(entry.name))
+    return ids
 
 
 def is_marked(process: Path, folder: Path) -> bool:

@@ -69,7 +69,7 @@ def critic_as_actor(new: Migrated, old: Old) -> None:
         new.add("critic.gradient_checkpointing_enable", "true")
 
 
-def switched_on(new: Migrated, old: Old) -> None:
+def add_implied_switches(new: Migrated, old: Old) -> None:
     """What OpenRLHF switches on by itself is written here."""
     needs_packing = "train.dynamic_batch_enable" in new.flags or new.flags.get("ds.ring_attn_size", "1") != "1"
     if needs_packing and "ds.packing_samples" not in new.flags:
@@ -180,7 +180,7 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
     ),
 )
 COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
-    switched_on,
+    add_implied_switches,
     asynchronous,
     cut_sampling,
     gpus_by_default,

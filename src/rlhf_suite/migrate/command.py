@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.migrate.shell_text import FOREIGN, readable
 
@@ -39,7 +39,7 @@ class Migrated:
 
     def add(self, flag: str, value: str) -> None:
         """Write a flag, whatever its type: a text that Hydra would read otherwise is quoted."""
-        self.put(flag, written(flag, value, self.task))
+        self.put(flag, write_value(flag, value, self.task))
 
     def put(self, flag: str, value: str) -> None:
         """Write a flag whose value is one of Hydra's grammar already. Of two old flags for one, the last counts."""
@@ -86,7 +86,7 @@ class Old:
 Handler = Callable[[Migrated, Old, Sequence[str]], None]
 
 
-def joined(values: Sequence[str], key: str, task: str) -> str:
+def join_values(values: Sequence[str], key: str, task: str) -> str:
     """Return the values of a flag as one: a list where the flag is one, `true` for a switch."""
     if not values:
         return "true"
@@ -95,10 +95,10 @@ def joined(values: Sequence[str], key: str, task: str) -> str:
     return " ".join(values)
 
 
-def written(key: str, value: str, task: str) -> str:
+def write_value(key: str, value: str, task: str) -> str:
     """Return a value as Hydra's grammar reads it back unchanged."""
     info = flags_of(task).get(key)
     if info is None or info.type.base is not str or value == "null":
         return value
     is_plain = value and all((sign.isascii() and sign.isalnum()) or sign in "._-/:@%+" for sign in value)
-    return value if is_plain else quoted(value)
+    return value if is_plain else quote(value)

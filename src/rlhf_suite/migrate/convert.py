@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from rlhf_suite.config.names import SECRETS, flags_of, renamed
+from rlhf_suite.config.names import SECRETS, flags_of, rename
 from rlhf_suite.migrate import fork
 from rlhf_suite.migrate.combinations import COMBINATIONS
-from rlhf_suite.migrate.command import Migrated, Old, Trace, joined
+from rlhf_suite.migrate.command import Migrated, Old, Trace, join_values
 from rlhf_suite.migrate.handlers import HANDLERS, NEEDS_VALUE
-from rlhf_suite.migrate.script import ELLIPSIS, Command, shown
+from rlhf_suite.migrate.script import ELLIPSIS, Command, join_words
 from rlhf_suite.migrate.shell_text import in_shell, only_variables
 
 TASKS = {
@@ -49,7 +49,7 @@ def migrate(command: Command) -> Migrated:
     given = Given.of(command.arguments)
     old = Old(command.entry, task_of(command.entry, given.flags), given.flags)
     new = Migrated(old.entry, old.task)
-    new.lost += [*command.lost, *(f"{shown([word])}: {reason}" for word, reason in given.strays)]
+    new.lost += [*command.lost, *(f"{join_words([word])}: {reason}" for word, reason in given.strays)]
     for text in (*command.remarks, *given.remarks):
         new.remark(text)
     for name, values in old.flags.items():
@@ -76,26 +76,28 @@ class Given:
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Given:
         """Sort the arguments of a command."""
-        found, name = cls(), ""
+        given, name = cls(), ""
         for word in arguments:
             if ELLIPSIS.fullmatch(word):
-                found.remarks.append(f"{word}: a fragment; the flags that it stands for are not here")
+                given.remarks.append(f"{word}: a fragment; the flags that it stands for are not here")
             elif FLAG.match(word):
-                name = found.add(word)
-            elif only_variables(word) and name and not takes_another(name, found.flags[name]):
-                found.strays.append((word, "the script does not set it; write the flags that it stands for"))
+                name = given.add(word)
+            elif only_variables(word) and name and not takes_another(name, given.flags[name]):
+                given.strays.append((word, "the script does not set it; write the flags that it stands for"))
             elif not name:
-                found.strays.append((word, "no flag is before it"))
+                given.strays.append((word, "no flag is before it"))
             else:
-                found.flags[name].append(word)
-        return found
+                given.flags[name].append(word)
+        return given
 
     def add(self, word: str) -> str:
         """Note a flag; return its name. Of a flag that is given twice, OpenRLHF takes the last."""
         given, equals, value = word.lstrip("-").partition("=")
         name = given.replace("-", "_")
         if name in self.flags:
-            self.remarks.append(f"--{shown([name, *self.flags[name]])} is given again later, and the last one counts")
+            self.remarks.append(
+                f"--{join_words([name, *self.flags[name]])} is given again later, and the last one counts"
+            )
         self.flags[name] = [value] if equals else []
         return name
 
@@ -110,12 +112,12 @@ def takes_another(name: str, values: Sequence[str]) -> bool:
 @cache
 def bases(name: str) -> frozenset[type]:
     """Return the types of the flags that a name stands for, in all tasks."""
-    found = set()
+    types = set()
     for task in TASKS.values():
         known = flags_of(task)
-        key = name if name in known else renamed(name, known)
-        found |= {known[key].type.base} if key is not None else set()
-    return frozenset(found)
+        key = name if name in known else rename(name, known)
+        types |= {known[key].type.base} if key is not None else set()
+    return frozenset(types)
 
 
 def is_list(name: str) -> bool:
@@ -139,13 +141,13 @@ def convert(new: Migrated, old: Old, name: str, values: Sequence[str]) -> None:
     kept = values if name in LISTS or is_list(name) else values[:1]
     write(new, old, name, kept)
     for word in values[len(kept) :]:
-        new.lost.append(f"{shown([word])}: stands behind --{name}, which takes one value")
+        new.lost.append(f"{join_words([word])}: stands behind --{name}, which takes one value")
     done, lost = new.done[num_done:], new.lost[num_lost:]
     if name in SECRETS or ((done or lost) and are_in(kept, [*done, *lost])):
         return
     said = [text for text in done if text in new.remarks]
     new.remarks = [text for text in new.remarks if text not in said]
-    new.remark(f"--{shown([name, *kept])}: {'; '.join(done) or f'task={old.task} needs nothing for it'}")
+    new.remark(f"--{join_words([name, *kept])}: {'; '.join(done) or f'task={old.task} needs nothing for it'}")
 
 
 def are_in(values: Sequence[str], texts: Sequence[str]) -> bool:
@@ -161,18 +163,18 @@ def write(new: Migrated, old: Old, name: str, values: Sequence[str]) -> None:
     if handler is not None and (values or name not in NEEDS_VALUE):
         handler(new, old, values)
         return
-    key = name if name in known else renamed(name, known)
+    key = name if name in known else rename(name, known)
     if key is not None and handler is None:
         if values or known[key].type.base is bool:
-            new.add(key, joined(values, key, old.task))
+            new.add(key, join_values(values, key, old.task))
         else:
             new.lost.append(f"--{name}: has no value; write {key}=<value>")
     elif handler is not None:
         new.lost.append(f"--{name}: has no value")
-    elif any(name in flags_of(task) or renamed(name, flags_of(task)) for task in TASKS.values()):
-        new.lost.append(f"--{shown([name, *values])}: task={old.task} has no such flag")
+    elif any(name in flags_of(task) or rename(name, flags_of(task)) for task in TASKS.values()):
+        new.lost.append(f"--{join_words([name, *values])}: task={old.task} has no such flag")
     else:
-        new.lost.append(f"--{shown([name, *values])}: no counterpart is known")
+        new.lost.append(f"--{join_words([name, *values])}: no counterpart is known")
 
 
 def command_line(new: Migrated, width: int = 100) -> str:

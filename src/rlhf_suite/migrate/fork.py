@@ -33,7 +33,7 @@ def estimator(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.remark("reinforce_global whitens its advantages too; flash_reinforce does not")
 
 
-def switched(flag: str) -> Handler:
+def switch(flag: str) -> Handler:
     """A switch that changes the estimator, also where none is named."""
 
     def handler(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ def environment(new: Migrated, old: Old, name: str, value: str) -> None:
 HANDLERS: dict[str, Handler] = {
     "advantage_estimator": estimator,
     "algo.advantage.estimator": estimator,
-    **{flag: switched(flag) for flag in SWITCHES},
+    **{flag: switch(flag) for flag in SWITCHES},
     "advantage_clip_low_high": advantage_clip,
     "use_outlier_mask": filter_of_groups("outliers"),
     "use_length_filter": filter_of_groups("too_long"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.old_names import BECOMES, GONE, NOTHING
-from rlhf_suite.migrate.command import Migrated, Old, joined, written
+from rlhf_suite.migrate.command import Migrated, Old, join_values, write_value
 from rlhf_suite.migrate.shell_text import VARIABLE, variable
 
 Handler = Callable[[Migrated, Old, Sequence[str]], None]
@@ -44,7 +44,7 @@ def to(*pairs: tuple[str, str | None], remark: str | None = None) -> Handler:
     def handler(new: Migrated, old: Old, values: Sequence[str]) -> None:
         known = [(key, value) for key, value in pairs if key in flags_of(old.task)]
         for key, value in known:
-            new.add(key, joined(values, key, old.task) if value is None else value)
+            new.add(key, join_values(values, key, old.task) if value is None else value)
         if not known:
             new.lost.append(f"{' or '.join(key for key, _ in pairs)}: task={old.task} has no such flag")
         if remark is not None:
@@ -53,12 +53,12 @@ def to(*pairs: tuple[str, str | None], remark: str | None = None) -> Handler:
     return handler
 
 
-def nothing(reason: str) -> Handler:
+def ignore(reason: str) -> Handler:
     """The flag needs nothing here, for a reason that is worth a remark."""
     return lambda new, old, values: new.remark(reason)
 
 
-def gone(flag: str, reason: str) -> tuple[str, Handler]:
+def drop_flag(flag: str, reason: str) -> tuple[str, Handler]:
     """The flag has no counterpart."""
     return flag, lambda new, old, values: new.lost.append(f"--{flag}: {reason}")
 
@@ -96,7 +96,7 @@ def prompt_length(new: Migrated, old: Old, values: Sequence[str]) -> None:
 
 def bare(text: str) -> str:
     """Return a variable as it is written within arithmetic."""
-    return VARIABLE.sub(lambda found: found[1].removeprefix("((").removesuffix("))"), text)
+    return VARIABLE.sub(lambda match: match[1].removeprefix("((").removesuffix("))"), text)
 
 
 def wandb(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ def reward_models(new: Migrated, old: Old, values: Sequence[str]) -> None:
 
 
 def written_in_table(name: str) -> str:
-    return written("reward.model_name_or_path", name.strip(), "ppo")
+    return write_value("reward.model_name_or_path", name.strip(), "ppo")
 
 
 def post_processor(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ def conditional_prompt(new: Migrated, old: Old, values: Sequence[str]) -> None:
     new.add("data.reward_template", f"{{prompt}} {said} ")
 
 
-def freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
+def convert_freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
     """OpenRLHF freezes one step more; -1 is never."""
     steps = int(values[0]) if values and values[0].lstrip("-").isdigit() else -1
     if steps >= 0:
@@ -210,8 +210,8 @@ NEEDS_VALUE = (
 )  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     **{name: to(*pairs) for name, pairs in BECOMES.items()},
-    **{name: nothing(f"--{name}: {reason}") for name, reason in NOTHING.items()},
-    **dict(gone(name, reason) for name, reason in GONE.items()),
+    **{name: ignore(f"--{name}: {reason}") for name, reason in NOTHING.items()},
+    **dict(drop_flag(name, reason) for name, reason in GONE.items()),
     # precision and kernels
     "bf16": precision,
     "param_dtype": precision,
@@ -250,8 +250,8 @@ HANDLERS: dict[str, Handler] = {
     "reward_pretrain": reward_models,
     "reward.model_name_or_path": reward_models,
     "ref_reward_offload": offload_both,
-    "freezing_actor_steps": freezing,
-    "critic.freezing_steps": freezing,
+    "freezing_actor_steps": convert_freezing,
+    "critic.freezing_steps": convert_freezing,
     # preferences and reward models
     "margin_loss": margin,
     "model.margin_loss_enable": margin,

@@ -58,16 +58,17 @@ def commands_in(text: str) -> list[Command]:
     Raises:
         UserError: it is not a script.
     """
-    found: list[Command] = []
+    commands: list[Command] = []
     for statement in statements(text):
         command = command_of(statement)
         if command is not None:
-            found.append(command)
-        elif found and statement.words and statement.words[0].startswith("--"):
+            commands.append(command)
+        elif commands and statement.words and statement.words[0].startswith("--"):
             # Behind a comment within a continued line a shell sees another command.
-            cut = f"line {statement.line}: {shown(statement.words)}: no longer a part of the command above for a shell"
-            found[-1] = replace(found[-1], lost=(*found[-1].lost, cut))
-    return found
+            words = join_words(statement.words)
+            cut = f"line {statement.line}: {words}: no longer a part of the command above for a shell"
+            commands[-1] = replace(commands[-1], lost=(*commands[-1].lost, cut))
+    return commands
 
 
 def command_of(statement: Statement) -> Command | None:
@@ -79,20 +80,20 @@ def command_of(statement: Statement) -> Command | None:
         entry = PurePath(word).name.removesuffix(".py").rpartition(".")[2]
         if entry in ENTRIES and (word == entry or "openrlhf" in word or word.endswith(".py")):
             launcher = words[:place]
-            programs = [PurePath(each).name for each in launcher]
+            programs = [PurePath(word).name for word in launcher]
             return Command(
                 entry,
                 words[place + 1 :],
                 any(program in STARTS_RANKS for program in programs),
                 number_of(launcher, PER_NODE),
                 number_of(launcher, NODES),
-                {**statement.environment, **assigned(launcher)},
+                {**statement.environment, **read_assignments(launcher)},
                 tuple(remarks_on(statement, launcher)),
             )
     return None
 
 
-def assigned(launcher: Sequence[str]) -> dict[str, str]:
+def read_assignments(launcher: Sequence[str]) -> dict[str, str]:
     """Return the variables that `env NAME=value` sets before a command."""
     if "env" not in [PurePath(word).name for word in launcher]:
         return {}
@@ -102,12 +103,14 @@ def assigned(launcher: Sequence[str]) -> dict[str, str]:
 
 def remarks_on(statement: Statement, launcher: Sequence[str]) -> list[str]:
     """Return what is uncertain in a command, and what around it is not part of the new one."""
-    found = list(statement.notes)
+    notes = list(statement.notes)
     if not all(PurePath(word).name in PLAIN for word in launcher):
-        found.append(f"launched by {shown(launcher)}: of this, only the numbers of processes and nodes are taken over")
+        notes.append(
+            f"launched by {join_words(launcher)}: of this, only the numbers of processes and nodes are taken over"
+        )
     if statement.redirections:
-        found.append(f"not taken over: {' '.join(map(readable, statement.redirections))}")
-    return found
+        notes.append(f"not taken over: {' '.join(map(readable, statement.redirections))}")
+    return notes
 
 
 def number_of(words: Sequence[str], options: Sequence[str]) -> int | None:
@@ -120,6 +123,6 @@ def number_of(words: Sequence[str], options: Sequence[str]) -> int | None:
     return None
 
 
-def shown(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as a script would have them."""
     return readable(" ".join(repr(word) if not word or " " in word else word for word in words))

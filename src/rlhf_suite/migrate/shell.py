@@ -90,32 +90,34 @@ class Shell:
         if not node.is_complete:
             after.insert(0, before)
         self.scope.known = dict(before)
-        for name in dict.fromkeys(name for each in after for name in changed(before, each)):
+        for name in dict.fromkeys(name for variables in after for name in find_changed(before, variables)):
             self.scope.known.pop(name, None)
-            values = list(dict.fromkeys(each[name] for each in after if name in each))
+            values = list(dict.fromkeys(variables[name] for variables in after if name in variables))
             if not values:
                 continue
-            others = [shown(value) for value in values[1:]] + ["no value"] * any(name not in each for each in after)
-            note = f"line {node.line} sets {name} under a condition: {shown(values[0])} is taken, not "
+            others = [show(value) for value in values[1:]] + ["no value"] * any(
+                name not in variables for variables in after
+            )
+            note = f"line {node.line} sets {name} under a condition: {show(values[0])} is taken, not "
             notes = (*values[0].notes, f"{note}{' or '.join(others)}") if others else values[0].notes
             self.scope.known[name] = replace(values[0], notes=notes)
 
     def loop(self, node: Loop) -> None:
         """Follow a loop over words once for each; another one once, as its first round."""
-        texts = None if node.words is None else [text for each in node.words for text in self.scope.fields(each)]
-        notes = self.scope.taken_notes()
+        texts = None if node.words is None else [text for word in node.words for text in self.scope.fields(word)]
+        notes = self.scope.take_notes()
         if texts is not None and not any(map(is_open, texts)):
             for text in texts:
                 self.scope.known[node.name] = Value((text,), notes=notes)
                 self.run(node.body)
             return
         if node.name:
-            listed = " ".join(each.raw for each in node.words or ())
+            listed = " ".join(word.raw for word in node.words or ())
             self.outside(node.name, f"line {node.line} sets ${node.name} to each of {listed}: write a command for each")
         before = dict(self.scope.known)
         first = len(self.statements)
         self.run(node.body)
-        others = [name for name in changed(before, self.scope.known) if name in before]
+        others = [name for name in find_changed(before, self.scope.known) if name in before]
         note = f"line {node.line} begins a loop: this command is that of its first round"
         if others:
             note += f"; {', '.join(others)} change"
@@ -133,7 +135,7 @@ class Shell:
         self.commands += 1
         if self.commands > MAX_COMMANDS:
             raise UserError(f"line {line}: the script runs more than {MAX_COMMANDS} commands; give those of one round")
-        count = next((place for place, each in enumerate(node.words) if not is_assignment(each)), len(node.words))
+        count = next((place for place, word in enumerate(node.words) if not is_assignment(word)), len(node.words))
         first, rest = node.words[:count], node.words[count:]
         if not rest:
             for word in first:
@@ -147,7 +149,7 @@ class Shell:
                 self.outside(name, f"line {line} computes ${name}, which is not followed")
             return
         environment = {name: text for name, text in map(self.pair, first) if name}
-        words = [text for each in rest for text in self.scope.fields(each)]
+        words = [text for word in rest for text in self.scope.fields(word)]
         self.do(words, node.redirections, environment, line)
 
     def do(self, words: list[str], redirections: list[Redirection], environment: dict[str, str], line: int) -> None:
@@ -172,21 +174,25 @@ class Shell:
     def run_documents(self, words: list[str], redirections: list[Redirection], line: int) -> None:
         """Follow the here-documents of a command that are scripts."""
         if runs_document(words, redirections):
-            for each in redirections:
-                if each.body is not None:
-                    self.run_text(self.document(each), line)
+            for redirection in redirections:
+                if redirection.body is not None:
+                    self.run_text(self.document(redirection), line)
 
     def statement(
         self, words: list[str], redirections: list[Redirection], environment: dict[str, str], line: int
     ) -> Statement:
-        files = [f"{each.operator} {each.target.raw}" for each in redirections if each.target and each.body is None]
-        notes = self.scope.taken_notes()
+        files = [
+            f"{redirection.operator} {redirection.target.raw}"
+            for redirection in redirections
+            if redirection.target and redirection.body is None
+        ]
+        notes = self.scope.take_notes()
         return Statement(tuple(words), line, {**self.exported, **environment}, notes, tuple(files))
 
     def call(self, name: str, arguments: Sequence[str], line: int) -> None:
         """Follow a function with its arguments."""
         self.called.add(name)
-        notes = self.scope.taken_notes()
+        notes = self.scope.take_notes()
         own = {str(place): Value((text,), notes=notes) for place, text in enumerate(arguments, start=1)}
         own |= dict.fromkeys("@*", Value(tuple(arguments), is_array=True, notes=notes))
         before = {key: self.scope.known.pop(key) for key in list(self.scope.known) if key.isdigit() or key in "@*"}
@@ -199,20 +205,20 @@ class Shell:
     def read(self, words: Sequence[str], redirections: Sequence[Redirection], line: int) -> None:
         """Follow `read NAME <<EOF`: the text of a here-document is the value."""
         name = words[-1] if len(words) > 1 else "REPLY"
-        document = next((each for each in redirections if each.body is not None), None)
+        document = next((redirection for redirection in redirections if redirection.body is not None), None)
         if document is None:
             self.outside(name, f"line {line} reads ${name}, which is not followed")
         else:
             text = self.document(document)
-            self.scope.known[name] = Value((text,), notes=self.scope.taken_notes(), has_quotes=True)
+            self.scope.known[name] = Value((text,), notes=self.scope.take_notes(), has_quotes=True)
 
-    def document(self, found: Redirection) -> str:
+    def document(self, redirection: Redirection) -> str:
         """Return the text of a here-document: variables have their values unless its name is quoted."""
-        body = (found.body or "").replace("\\\n", "")
-        if not found.is_expanded:
-            return found.body or ""
+        body = (redirection.body or "").replace("\\\n", "")
+        if not redirection.is_expanded:
+            return redirection.body or ""
         escaped = re.sub(r'\\?"', lambda quote: quote[0].replace("\\", "\\\\").replace('"', '\\"'), body)
-        return self.scope.text(escaped, found.line, is_quoted=True)
+        return self.scope.text(escaped, redirection.line, is_quoted=True)
 
     def declare(self, words: Sequence[Word]) -> None:
         """Follow `export NAME=value` and the like."""
@@ -228,17 +234,17 @@ class Shell:
 
     def assign(self, word: Word) -> None:
         """Follow an assignment; a value that cannot be computed makes the variable one that is not known."""
-        found = ASSIGNMENT.fullmatch(word.raw)
-        assert found is not None
-        name, index, adds, raw = found.groups(default="")
+        match = ASSIGNMENT.fullmatch(word.raw)
+        assert match is not None
+        name, index, adds, raw = match.groups(default="")
         before = self.scope.known.get(name, Value(()))
         if word.items is not None:
-            texts = tuple(text for each in word.items for text in self.scope.fields(each))
+            texts = tuple(text for item in word.items for text in self.scope.fields(item))
             texts = (*before.texts, *texts) if adds else texts
-            self.scope.known[name] = Value(texts, is_array=True, notes=distinct(before.notes, self.scope.taken_notes()))
+            self.scope.known[name] = Value(texts, is_array=True, notes=distinct(before.notes, self.scope.take_notes()))
             return
         text = self.scope.text(raw, word.line)
-        notes = self.scope.taken_notes()
+        notes = self.scope.take_notes()
         if index or FOREIGN in text:
             self.outside(name, f"line {word.line} sets {readable(word.raw)}, which is not followed: set it before")
             return
@@ -253,8 +259,8 @@ class Shell:
 
     def pair(self, word: Word) -> tuple[str, str]:
         """Return the name and the value of an assignment before a command."""
-        found = ASSIGNMENT.fullmatch(word.raw)
-        return ("", "") if found is None else (found[1], self.scope.text(found[4], word.line))
+        match = ASSIGNMENT.fullmatch(word.raw)
+        return ("", "") if match is None else (match[1], self.scope.text(match[4], word.line))
 
 
 def statements(text: str) -> list[Statement]:
@@ -293,7 +299,7 @@ def command_text(words: Sequence[str]) -> int | None:
 
 def runs_document(words: Sequence[str], redirections: Sequence[Redirection]) -> bool:
     """Return whether a here-document is a script: that of `bash <<EOF`, `sbatch <<EOF`, or `cat > job.sh <<EOF`."""
-    targets = [each.target.raw for each in redirections if each.target is not None]
+    targets = [redirection.target.raw for redirection in redirections if redirection.target is not None]
     if any(target.strip("\"'").endswith((".sh", ".slurm", ".sbatch")) for target in targets):
         return True
     return bool(words) and PurePath(words[0]).name in (*SHELLS, "sbatch", "ssh", "srun")
@@ -301,14 +307,14 @@ def runs_document(words: Sequence[str], redirections: Sequence[Redirection]) -> 
 
 def distinct(*notes: tuple[str, ...]) -> tuple[str, ...]:
     """Return notes in their order, each once."""
-    return tuple(dict.fromkeys(note for each in notes for note in each))
+    return tuple(dict.fromkeys(note for some in notes for note in some))
 
 
-def changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[str]:
+def find_changed(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[str]:
     """Return the variables that have another value, or none, afterwards."""
     gone = [name for name in before if name not in after] if len(after) < len(before) else []
     return [name for name, value in after.items() if before.get(name) is not value] + gone
 
 
-def shown(value: Value) -> str:
+def show(value: Value) -> str:
     return readable(" ".join(value.texts)) or "an empty text"

@@ -99,14 +99,14 @@ class Parser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise UserError(f"line {self.line()}: more than {MAX_DEPTH} loops and branches are within each other")
-        found: list[Node] = []
+        nodes: list[Node] = []
         while self.at < len(self.tokens) and not self.is_at(*stops, *ENDS):
             if isinstance(self.tokens[self.at], Operator) and self.word() != "(":
                 self.at += 1
             else:
-                found += self.node()
+                nodes += self.node()
         self.depth -= 1
-        return found
+        return nodes
 
     def node(self) -> list[Node]:
         """Return the command that begins here."""
@@ -114,7 +114,7 @@ class Parser:
             if (read := COMPOUND.get(self.word())) is not None:
                 return self.with_redirections(read(self))
             after = self.tokens[self.at + 1 : self.at + 3]
-            if NAME.fullmatch(self.word()) and [getattr(each, "text", "") for each in after] == ["(", ")"]:
+            if NAME.fullmatch(self.word()) and [getattr(token, "text", "") for token in after] == ["(", ")"]:
                 return [self.function()]
         return [self.simple()]
 
@@ -125,16 +125,16 @@ class Parser:
         return nodes
 
     def simple(self) -> Simple:
-        found = Simple()
+        command = Simple()
         while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
             if isinstance(token, Word):
-                found.words.append(token)
+                command.words.append(token)
             else:
-                found.redirections.append(token)
+                command.redirections.append(token)
             self.at += 1
-        if not (found.words or found.redirections):
+        if not (command.words or command.redirections):
             self.at += 1
-        return found
+        return command
 
     def branches(self) -> list[Node]:
         """Read `if ...; then ...; elif ...; else ...; fi`."""
@@ -201,9 +201,9 @@ class Parser:
         """Read `( ... )` or `{ ...; }`."""
         end = ")" if self.is_at("(") else "}"
         self.at += 1
-        found = self.nodes((end,))
+        nodes = self.nodes((end,))
         self.skip(end)
-        return found
+        return nodes
 
     def test(self) -> list[Node]:
         """Read over `[[ ... ]]`, which runs nothing."""

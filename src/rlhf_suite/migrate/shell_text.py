@@ -40,7 +40,7 @@ def only_variables(text: str) -> bool:
 
 def readable(text: str) -> str:
     """Return a text as a script would have it."""
-    return MARKED.sub(lambda found: in_braces(found[2]) if found[1] == OPEN else found[2], text)
+    return MARKED.sub(lambda match: in_braces(match[2]) if match[1] == OPEN else match[2], text)
 
 
 def in_braces(expression: str) -> str:
@@ -54,13 +54,13 @@ def in_shell(word: str) -> str:
     """Return a word as a shell reads it back: variables are replaced when it does, and nothing else is."""
     if OPEN in word:
         escaped = re.sub(r'([\\"$`])', r"\\\1", word)
-        return f'"{VARIABLE.sub(lambda found: braced(found[1]), escaped)}"'
+        return f'"{VARIABLE.sub(lambda match: brace(match[1]), escaped)}"'
     if "\n" in word:
         escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
         return f"$'{escaped}'"
     return shlex.quote(word)
 
 
-def braced(expression: str) -> str:
+def brace(expression: str) -> str:
     """Return a variable whose end is plain whatever follows it."""
     return f"${expression}" if expression.startswith("((") else f"${{{expression}}}"

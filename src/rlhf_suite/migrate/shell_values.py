@@ -64,7 +64,7 @@ class Scope:
     notes: list[str] = field(default_factory=list)
     written: int = 0
 
-    def taken_notes(self) -> tuple[str, ...]:
+    def take_notes(self) -> tuple[str, ...]:
         notes, self.notes = tuple(dict.fromkeys(self.notes)), []
         return notes
 
@@ -74,7 +74,7 @@ class Scope:
 
     def text(self, raw: str, line: int, is_quoted: bool = False) -> str:
         """Return what a word stands for, as one text."""
-        return "".join(f" {each.text}" if each.breaks else each.text for each in self.pieces(raw, line, is_quoted))
+        return "".join(f" {piece.text}" if piece.breaks else piece.text for piece in self.pieces(raw, line, is_quoted))
 
     def pieces(self, raw: str, line: int, is_quoted: bool = False) -> Iterator[Piece]:
         """Yield the parts of a word, without its quotes. `is_quoted`: it is within double quotes."""
@@ -83,18 +83,18 @@ class Scope:
             opener = OPENER.match(raw, at)
             if opener is not None and not (is_quoted and opener[0] in LITERAL_IN_QUOTES):
                 end = end_of(raw, at)
-                found = self.opened(opener[0], raw[at:end], line, is_quoted)
+                pieces = self.expand_opener(opener[0], raw[at:end], line, is_quoted)
             elif (piece := PIECE.match(raw, at)) is not None:
-                end, found = piece.end(), self.simple(piece, line, is_quoted)
+                end, pieces = piece.end(), self.simple(piece, line, is_quoted)
             else:
                 plain = TEXT.match(raw, at)
                 end = at + 1 if plain is None else plain.end()
-                found = iter([Piece(raw[at:end])])
+                pieces = iter([Piece(raw[at:end])])
             at = end
-            for each in found:
-                yield self.counted(each, line)
+            for next_piece in pieces:
+                yield self.count_piece(next_piece, line)
 
-    def counted(self, piece: Piece, line: int) -> Piece:
+    def count_piece(self, piece: Piece, line: int) -> Piece:
         """Return a piece, if all that was written before it leaves room.
 
         Raises:
@@ -102,25 +102,25 @@ class Scope:
         """
         self.written += len(piece.text)
         if self.written > MAX_VALUE:
-            what = f"the variables of the script grow beyond {MAX_VALUE} characters"
-            raise UserError(f"line {line}: {what}; give the command with its values")
+            problem = f"the variables of the script grow beyond {MAX_VALUE} characters"
+            raise UserError(f"line {line}: {problem}; give the command with its values")
         return piece
 
-    def simple(self, found: re.Match[str], line: int, is_quoted: bool) -> Iterator[Piece]:
+    def simple(self, match: re.Match[str], line: int, is_quoted: bool) -> Iterator[Piece]:
         """Yield what a backslash or `$NAME` stands for."""
-        if found[2] is not None:
-            yield from self.parameter(found[2][1:], line, is_quoted)
-        elif found[1] is not None and found[1] != "\n":
-            is_kept = is_quoted and found[1] not in '"\\$`'
-            yield Piece(f"\\{found[1]}" if is_kept else found[1])
+        if match[2] is not None:
+            yield from self.parameter(match[2][1:], line, is_quoted)
+        elif match[1] is not None and match[1] != "\n":
+            is_kept = is_quoted and match[1] not in '"\\$`'
+            yield Piece(f"\\{match[1]}" if is_kept else match[1])
 
-    def opened(self, opener: str, raw: str, line: int, is_quoted: bool) -> Iterator[Piece]:
+    def expand_opener(self, opener: str, raw: str, line: int, is_quoted: bool) -> Iterator[Piece]:
         """Yield what quotes or an expansion stand for."""
         inside = raw[len(opener) : -1]
         if opener == "'":
             yield Piece(inside)
         elif opener == "$'":
-            yield Piece(re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), inside, flags=re.DOTALL))
+            yield Piece(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[1]), inside, flags=re.DOTALL))
         elif opener == '"':
             if not ALL_OF_ARRAY.fullmatch(inside):  # which is no word at all where the array is empty
                 yield Piece("")
@@ -128,18 +128,18 @@ class Scope:
         elif opener == "${":
             yield from self.parameter(inside, line, is_quoted)
         elif raw.startswith("$((") and raw.endswith("))"):
-            yield Piece(self.calculated(raw[3:-2], line))
+            yield Piece(self.calculate(raw[3:-2], line))
         else:
             yield Piece(foreign(raw))
 
     def parameter(self, expression: str, line: int, is_quoted: bool) -> Iterator[Piece]:
         """Yield the value of `${expression}`: its default, a part of it, or its mark if the script does not tell."""
-        found = PARAMETER.fullmatch(expression)
-        if found is None:
+        match = PARAMETER.fullmatch(expression)
+        if match is None:
             yield Piece(foreign(f"${{{expression}}}"))
             return
-        counts, name, index, sign, argument = found.groups(default="")
-        value = self.chosen(name, index)
+        counts, name, index, sign, argument = match.groups(default="")
+        value = self.look_up(name, index)
         if sign.strip(":") in ("-", "=", "+") and sign:
             is_set = value is not None and (not sign.startswith(":") or any(value.texts))
             if is_set == (sign[-1] == "+"):
@@ -148,7 +148,7 @@ class Scope:
             if sign[-1] == "+":
                 return
         if value is None:
-            yield self.missing(name, name if sign.endswith("?") and sign else expression)
+            yield self.mark_missing(name, name if sign.endswith("?") and sign else expression)
         elif counts:
             yield Piece(str(size_of(value)))
         else:
@@ -159,12 +159,12 @@ class Scope:
 
     def default(self, name: str, sign: str, argument: str, line: int, is_quoted: bool) -> list[Piece]:
         """Return the text of `${name:-text}`, which `:=` also gives the variable."""
-        found = list(self.pieces(argument, line, is_quoted))
+        pieces = list(self.pieces(argument, line, is_quoted))
         if sign[-1] == "=":
-            self.known[name] = Value(("".join(each.text for each in found),))
-        return found
+            self.known[name] = Value(("".join(piece.text for piece in pieces),))
+        return pieces
 
-    def chosen(self, name: str, index: str) -> Value | None:
+    def look_up(self, name: str, index: str) -> Value | None:
         """Return the value of a variable, or of an item of an array; None if it is not known."""
         value = self.known.get(name)
         if value is None and name.isdigit() and "@" in self.known:  # a function was given fewer arguments
@@ -177,7 +177,7 @@ class Scope:
             return Value(texts or ("",), notes=value.notes)
         return value if place == "0" or name in ("@", "*") else None
 
-    def missing(self, name: str, expression: str) -> Piece:
+    def mark_missing(self, name: str, expression: str) -> Piece:
         """Return the mark of a variable that the script does not set."""
         if name.isdigit() or name in ("@", "*"):
             self.notes.append(f"${name}: the arguments of the script are not known; write them out")
@@ -186,7 +186,7 @@ class Scope:
             self.notes.append(self.outside.get(name, unset))
         return Piece(variable(expression) if name.isidentifier() or name.isdigit() else foreign(f"${name}"))
 
-    def calculated(self, expression: str, line: int) -> str:
+    def calculate(self, expression: str, line: int) -> str:
         """Return the value of whole-number arithmetic, or its mark."""
         text = VARIABLE.sub(r"\1", self.text(expression, line))
         text = re.sub(r"[A-Za-z_]\w*", lambda name: self.number(name[0]), text)
@@ -194,7 +194,7 @@ class Scope:
             return str(result_of(text))
         except (ArithmeticError, SyntaxError, ValueError, RecursionError, MemoryError):
             for name in re.findall(r"[A-Za-z_]\w*", text):
-                self.missing(name, name)
+                self.mark_missing(name, name)
             return variable(f"(({' '.join(text.split())}))")
 
     def number(self, name: str) -> str:
@@ -275,8 +275,8 @@ def first_braces(raw: str) -> re.Match[str] | None:
     """Return the first braces outside of quotes and expansions; None if there are none."""
     at = 0
     while "{" in raw[at:]:
-        if (found := BRACES.match(raw, at)) is not None:
-            return found
+        if (match := BRACES.match(raw, at)) is not None:
+            return match
         if OPENER.match(raw, at) is not None:
             at = end_of(raw, at)
         else:
@@ -286,20 +286,20 @@ def first_braces(raw: str) -> re.Match[str] | None:
 
 def braces(raw: str) -> list[str]:
     """Return the words that `a{b,c}` or `{1..3}` stands for."""
-    found = first_braces(raw)
-    if found is None:
+    match = first_braces(raw)
+    if match is None:
         return [raw]
-    first, _, last = found[1].partition("..")
+    first, _, last = match[1].partition("..")
     if re.fullmatch(r"-?\d{1,9}", first) and re.fullmatch(r"-?\d{1,9}", last):
         step = 1 if int(first) <= int(last) else -1
         numbers = range(int(first), int(last) + step, step)
         inside = [str(number) for number in numbers[: MAX_BRACES + 1]]
     else:
-        inside = found[1].split(",")
-    rest = braces(raw[found.end() :])
+        inside = match[1].split(",")
+    rest = braces(raw[match.end() :])
     if len(inside) < 2 or len(inside) * len(rest) > MAX_BRACES:
         return [raw]
-    return [f"{raw[: found.start()]}{each}{after}" for each in inside for after in rest]
+    return [f"{raw[: match.start()]}{middle}{after}" for middle in inside for after in rest]
 
 
 def split(pieces: Iterator[Piece]) -> Iterator[str]:

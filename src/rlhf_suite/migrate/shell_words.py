@@ -79,20 +79,20 @@ class Reader:
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_CHARACTERS:
-            what = f"the script has {len(self.text)} characters, and at most {MAX_CHARACTERS} are read"
-            raise UserError(f"line {self.first_line}: {what}; give the part with the command")
+            problem = f"the script has {len(self.text)} characters, and at most {MAX_CHARACTERS} are read"
+            raise UserError(f"line {self.first_line}: {problem}; give the part with the command")
         self.newlines = [place for place, sign in enumerate(self.text) if sign == "\n"]
 
     def line(self, place: int | None = None) -> int:
         return self.first_line + bisect_right(self.newlines, (self.at if place is None else place) - 1)
 
-    def taken(self, pattern: re.Pattern[str]) -> str | None:
+    def take(self, pattern: re.Pattern[str]) -> str | None:
         """Read what a pattern matches here; None if it does not match."""
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        match = pattern.match(self.text, self.at)
+        if match is None:
             return None
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def tokens(self) -> Iterator[Token]:
         """Yield all tokens.
@@ -101,10 +101,10 @@ class Reader:
             UserError: a quote or an expansion has no end, or there are too many within each other.
         """
         while True:
-            self.taken(BLANK)
+            self.take(BLANK)
             if self.at >= len(self.text):
                 return
-            if self.taken(COMMENT) is None:
+            if self.take(COMMENT) is None:
                 yield self.token()
 
     def token(self) -> Token:
@@ -115,9 +115,9 @@ class Reader:
                 self.at = end + 2
                 return Word(self.text[start : self.at], line)
         if not self.begins_word():
-            if (operator := self.taken(REDIRECTION)) is not None:
+            if (operator := self.take(REDIRECTION)) is not None:
                 return self.redirection(operator, line)
-            if (text := self.taken(OPERATOR)) is not None:
+            if (text := self.take(OPERATOR)) is not None:
                 if text == "\n":
                     self.read_documents()
                 return Operator(text, line)
@@ -128,13 +128,13 @@ class Reader:
         return self.text.startswith(("<(", ">("), self.at) or PLACEHOLDER.match(self.text, self.at) is not None
 
     def redirection(self, operator: str, line: int) -> Redirection:
-        self.taken(BLANK)
+        self.take(BLANK)
         is_word = self.at < len(self.text) and OPERATOR.match(self.text, self.at) is None
-        found = Redirection(operator, self.word() if is_word else None, line)
-        if operator in ("<<", "<<-") and found.target is not None:
-            found.is_expanded = not set(found.target.raw) & set("\"'\\")
-            self.documents.append(found)
-        return found
+        redirection = Redirection(operator, self.word() if is_word else None, line)
+        if operator in ("<<", "<<-") and redirection.target is not None:
+            redirection.is_expanded = not set(redirection.target.raw) & set("\"'\\")
+            self.documents.append(redirection)
+        return redirection
 
     def read_documents(self) -> None:
         """Read the here-documents that the line before named."""
@@ -155,7 +155,7 @@ class Reader:
     def word(self) -> Word:
         """Read a word up to the next blank or operator outside of quotes."""
         start, line = self.at, self.line()
-        if self.taken(PLACEHOLDER) is None:
+        if self.take(PLACEHOLDER) is None:
             while self.at < len(self.text) and self.part():
                 pass
         raw = self.text[start : self.at]
@@ -171,7 +171,7 @@ class Reader:
 
     def part(self) -> bool:
         """Read a part of a word; return whether there was one."""
-        if self.taken(PLAIN) is not None:
+        if self.take(PLAIN) is not None:
             return True
         if self.text.startswith("\\", self.at):
             is_continued = self.text.startswith(("\\\n", "\\\r\n"), self.at)
@@ -190,17 +190,17 @@ def end_of(text: str, start: int, reader: Reader | None = None) -> int:
         UserError: it has no end, or too many are within each other.
     """
     place = "" if reader is None else f"line {reader.line(start)}: "
-    opener = next(each for each in sorted(OPENERS, key=len, reverse=True) if text.startswith(each, start))
+    opener = next(sign for sign in sorted(OPENERS, key=len, reverse=True) if text.startswith(sign, start))
     kinds, at = [OPENERS[opener]], start + len(opener)
     while kinds:
-        found = WITHIN[kinds[-1]].search(text, at)
-        if found is None:
+        match = WITHIN[kinds[-1]].search(text, at)
+        if match is None:
             raise UserError(f"{place}{text[start : start + 20]!r} is opened and never closed; add {CLOSERS[kinds[-1]]}")
-        at = found.end()
-        if found[0] == CLOSERS[kinds[-1]]:
+        at = match.end()
+        if match[0] == CLOSERS[kinds[-1]]:
             kinds.pop()
-        elif found[0] in OPENERS:
-            kinds.append(OPENERS[found[0]])
+        elif match[0] in OPENERS:
+            kinds.append(OPENERS[match[0]])
         if len(kinds) > MAX_DEPTH:
             raise UserError(f"{place}more than {MAX_DEPTH} quotes or expansions are within each other; write the value")
     return at

@@ -22,24 +22,24 @@ def rows(new: Migrated) -> Iterator[tuple[str, list[str]]]:
     """Yield each old flag with all that became of it, in the order of the command, then what has no old flag."""
     told = set[str]()
     for trace in new.traces:
-        name = f"--{trace.name}" if trace.name in SECRETS else " ".join([f"--{trace.name}", *map(shown, trace.values)])
-        fates = [*said(new, trace.done), *map(lost, trace.lost)]
+        name = f"--{trace.name}" if trace.name in SECRETS else " ".join([f"--{trace.name}", *map(show, trace.values)])
+        fates = [*describe_results(new, trace.done), *map(describe_loss, trace.lost)]
         told.update(fates)
         yield name, fates or ["nothing is needed for it"]
-    others = [*(f"{key}={value}" for key, value in new.flags.items()), *new.remarks, *map(lost, new.lost)]
+    others = [*(f"{key}={value}" for key, value in new.flags.items()), *new.remarks, *map(describe_loss, new.lost)]
     for text in others:
         if text not in told:
             yield NO_FLAG, [text]
 
 
-def said(new: Migrated, done: Sequence[str]) -> list[str]:
+def describe_results(new: Migrated, done: Sequence[str]) -> list[str]:
     """Return what became of all that a flag wrote and said, without remarks that a later one repeats."""
     fates = [*dict.fromkeys(fate(new, text) for text in done)]
     repeated = [text for place, text in enumerate(fates) if any(text in later for later in fates[place + 1 :])]
     return [text for text in fates if text not in repeated or text.partition("=")[0] in new.flags]
 
 
-def lost(text: str) -> str:
+def describe_loss(text: str) -> str:
     return f"LOST: {text}"
 
 
@@ -50,10 +50,10 @@ def fate(new: Migrated, text: str) -> str:
         return text
     if key in new.flags:
         return f"{key}={new.flags[key]}"
-    return next((each for each in (*new.remarks, *map(lost, new.lost)) if f"{key}=" in each), text)
+    return next((remark for remark in (*new.remarks, *map(describe_loss, new.lost)) if f"{key}=" in remark), text)
 
 
-def shown(value: str) -> str:
+def show(value: str) -> str:
     return value if value and " " not in value else repr(value)
 
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlhf_suite.disk import cache_folder, written_aside
+from rlhf_suite.disk import cache_folder, write_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.weights import write_weights
 
@@ -120,7 +120,7 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
     config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     config.architectures, config.dtype = [model_class.__name__], torch.float32
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (shape.tied and name == TIED)}
-    with written_aside(path, keep=True) as folder:
+    with write_aside(path, keep=True) as folder:
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
         if sees:

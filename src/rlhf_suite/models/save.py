@@ -24,7 +24,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from rlhf_suite.config.prompt_format import FILE as PROMPTS
 from rlhf_suite.config.prompt_format import PromptFormat
-from rlhf_suite.disk import disk_reason, written_aside
+from rlhf_suite.disk import disk_reason, write_aside
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Tokenizer, choose_padding_token
 from rlhf_suite.models.lora import ADAPTER, base_of
@@ -168,7 +168,7 @@ def save_hf(
 def save_folder(parts: FolderParts, weights: dict[str, Tensor], path: Path, extras: Extras = dict) -> list[str]:
     """Write a model folder: the weights, then each of the parts. Return a sentence for each part that it lacks."""
     problems: list[str] = []
-    with written_aside(path) as folder:
+    with write_aside(path) as folder:
         write_weights(with_rows(parts.model, weights, parts.rows), folder)
         with attempt("what the task adds to config.json", "see the log of the run", folder, problems):
             parts.extras = dict(extras())
@@ -205,7 +205,7 @@ def save_adapter(
     if isinstance(model, ScalarModel):
         config.modules_to_save = ["score"]
         weights |= {name: weight for name, weight in copies.items() if name.startswith("score.")}
-    with written_aside(path) as folder:
+    with write_aside(path) as folder:
         named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
         save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         for name, part in (("adapter_config.json", config), ("the tokenizer", tokenizer)):

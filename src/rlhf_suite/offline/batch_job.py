@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_suite.config.generate import OutputConfig, output_file
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.stop import Stopped, deferred, requested
+from rlhf_suite.launch.stop import Stopped, defer_signals, get_stop_signal
 from rlhf_suite.offline.part_file import PartFile
 from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.journal import Journal
@@ -49,13 +49,13 @@ class BatchJob:
         start, began, count = self.rows.start, time.perf_counter(), 0.0
         progress = Progress(LoggerConfig(), self.journal.task, len(self.rows), self.left.start - start)
         try:
-            with deferred():
+            with defer_signals():
                 for done in chunks:
                     self.part.append(done.rows, done.stop, done.sums)
                     count += done.sums[unit]
                     self.speed = {f"{unit}_per_s": count / (time.perf_counter() - began)}
                     progress.update(done.stop - start, means(self.part.progress.totals) | self.speed)
-                    if (number := requested()) is not None:
+                    if (number := get_stop_signal()) is not None:
                         raise Stopped(number, f"row {done.stop}")
         finally:
             progress.close()

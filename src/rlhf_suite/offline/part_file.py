@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.disk import file_aside, put, write_json, writing
+from rlhf_suite.disk import file_aside, name_disk_errors, put, write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 
@@ -82,7 +82,7 @@ class PartFile:
                     f"{path} exists already: continue the run that writes it with ckpt.load_enable=true, remove it, "
                     "or choose another output"
                 )
-        with writing(self.part):
+        with name_disk_errors(self.part):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.part.touch()
         self.progress = Progress(first_row)
@@ -92,7 +92,7 @@ class PartFile:
     def append(self, rows: Sequence[Mapping[str, Any]], next_row: int, sums: Mapping[str, float]) -> None:
         """Append the output rows of the input rows before `next_row`, and add `sums` to the totals."""
         lines = b"".join(encode_row(row) for row in rows)
-        with writing(self.part):
+        with name_disk_errors(self.part):
             self.file.write(lines)
             self.file.flush()
             os.fsync(self.file.fileno())

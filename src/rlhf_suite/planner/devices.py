@@ -50,16 +50,16 @@ DEVICES = (
 )
 
 
-def device_named(name: str) -> Device:
+def find_device(name: str) -> Device:
     """Return the type of GPU of that name.
 
     Raises:
         UserError: it is not known.
     """
-    names = [each.name for each in DEVICES]
-    for each in DEVICES:
-        if each.name == name.lower():
-            return each
+    names = [device.name for device in DEVICES]
+    for device in DEVICES:
+        if device.name == name.lower():
+            return device
     near = difflib.get_close_matches(name.lower(), names, 1, cutoff=0.4)
     meant = f"Did you mean {near[0]}? " if near else ""
     raise UserError(f"--gpu {name}: this type of GPU is not known. {meant}Known are {', '.join(names)}")
@@ -68,7 +68,7 @@ def device_named(name: str) -> Device:
 def peak_flops(device: str) -> float | None:
     """Return the dense bf16 operations per second of a device by the name that torch gives it; None where it is not
     known."""
-    return next((each.flops for each in DEVICES if each.mark in device), None)
+    return next((known.flops for known in DEVICES if known.mark in device), None)
 
 
 def cpu_flops(dtype: str) -> float:

@@ -27,7 +27,7 @@ from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
-from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, traced
+from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, trace
 
 RESERVE = 0.05  # of a device that stays free: what torch cannot use because free memory is in pieces
 UTILISATION = 0.4  # of a GPU's peak, where no rate is given
@@ -76,8 +76,8 @@ class DeviceUse:
     @property
     def peak(self) -> int:
         """Return the largest sum of one process at its peak and the others at rest."""
-        resting = sum(each.memory.resting for each in self.processes)
-        return max(resting + each.memory.peak - each.memory.resting for each in self.processes)
+        resting = sum(process.memory.resting for process in self.processes)
+        return max(resting + process.memory.peak - process.memory.resting for process in self.processes)
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,23 @@ class Estimate:
         """Return the bytes of the fullest device; of the machine where all processes are on CPUs."""
         if self.target.device is None:
             return sum(self.host.values())
-        return max(each.peak for each in self.devices)
+        return max(device.peak for device in self.devices)
 
     @property
     def problems(self) -> list[str]:
         """Return why it cannot run; empty if it can."""
-        found = []
+        problems = []
         if self.peak > self.target.usable:
             kind = self.target.device.name if self.target.device else "this machine"
-            found.append(f"{gib(self.peak)} do not fit into {gib(self.target.usable)} of {kind}")
+            problems.append(f"{gib(self.peak)} do not fit into {gib(self.target.usable)} of {kind}")
         if self.engine is not None and self.engine.kv_tokens < self.longest:
-            what = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
-            found.append(f"{what}, fewer than data.max_len={self.longest}")
+            problem = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
+            problems.append(f"{problem}, fewer than data.max_len={self.longest}")
         places = (("disk", self.disk, self.target.disk), ("/dev/shm", self.shared_memory, self.target.shared_memory))
         for name, terms, free in places:
             if free is not None and (needed := sum(terms.values())) > free:
-                found.append(f"{gib(needed)} do not fit into {gib(free)} that are free on {name}")
-        return found
+                problems.append(f"{gib(needed)} do not fit into {gib(free)} that are free on {name}")
+        return problems
 
     @property
     def fits(self) -> bool:
@@ -181,41 +181,43 @@ class Planner:
         if role.name == ENGINE:
             return Process(ENGINE, role.num_actors, self.with_context(self.engine.memory), role.devices_per_actor)
         model = self.plan.models[role.name]
-        found = self.trained(model) if self.section(role.name) else self.frozen(model, role.num_actors)
-        return Process(role.name, role.num_actors, self.with_context(found))
+        terms = (
+            self.estimate_trained(model) if self.section(role.name) else self.estimate_frozen(model, role.num_actors)
+        )
+        return Process(role.name, role.num_actors, self.with_context(terms))
 
-    def with_context(self, found: Memory) -> Memory:
-        return found.also(always={"GPU context": memory.GPU_PROCESS}) if self.on_gpu else found
+    def with_context(self, terms: Memory) -> Memory:
+        return terms.also(always={"GPU context": memory.GPU_PROCESS}) if self.on_gpu else terms
 
-    def trained(self, model: ModelPlan) -> Memory:
+    def estimate_trained(self, model: ModelPlan) -> Memory:
         """Return the terms of a rank of a trained model, and of the frozen ones that it holds as well."""
-        found, use, tokens = self.parameters(model), self.use(model), self.tokens(model.name)
-        terms = memory.trained(found, self.shares(model.ranks), traced(use, tokens))
-        terms = terms.also(moments=self.beside_the_passes(found, use, model, tokens))
+        counts, use, tokens = self.parameters(model), self.use(model), self.tokens(model.name)
+        terms = memory.sum_trained(counts, self.shares(model.ranks), trace(use, tokens))
+        terms = terms.also(moments=self.beside_the_passes(counts, use, model, tokens))
         if isinstance(self.run, PPORun) and model.name == ACTOR and self.run.train.enable_ema:
-            average = {"average of the weights": self.shares(model.ranks).divided(4 * found.trained, 3)}
+            average = {"average of the weights": self.shares(model.ranks).divide(4 * counts.trained, 3)}
             terms = terms.also(host=average) if self.on_gpu else terms.also(always=average)
         for guest in self.guests() if model.name == ACTOR else ():
-            held = self.frozen(guest, model.ranks)
+            held = self.estimate_frozen(guest, model.ranks)
             terms = terms.also(always=held.always, moments=held.moments, host=held.host)
         return terms
 
-    def beside_the_passes(self, found: Parameters, use: Use, model: ModelPlan, tokens: Tokens) -> dict[str, int]:
+    def beside_the_passes(self, counts: Parameters, use: Use, model: ModelPlan, tokens: Tokens) -> dict[str, int]:
         """Return what a trained model takes at moments other than its forward and backward passes."""
         moments: dict[str, int] = {}
         if isinstance(self.run, PPORun) and isinstance(self.plan, Plan):
             rollout = self.tokens(model.name, rollout=True)
-            moments["log-probs of a rollout"] = traced(use, rollout).inference
+            moments["log-probs of a rollout"] = trace(use, rollout).inference
             if model.name == ACTOR:
-                moments["weight sync"] = memory.sync_buffers(found, self.plan.engines.sync_backend)
+                moments["weight sync"] = memory.sync_buffers(counts, self.plan.engines.sync_backend)
         if self.run.ds.ring_attn_size > 1:
             # Keys and values of all ranks, and their gradients, beside what a rank's own tokens take.
-            kv = found.kv_per_token * memory.SIZES[self.run.ds.param_dtype] * tokens.total * self.run.ds.ring_attn_size
-            layers = 4 * kv // max(1, found.attention // max(1, found.hidden))
-            moments["gathered keys and values"] = traced(use, tokens).training + layers
+            kv = counts.kv_per_token * memory.SIZES[self.run.ds.param_dtype] * tokens.total * self.run.ds.ring_attn_size
+            layers = 4 * kv // max(1, counts.attention // max(1, counts.hidden))
+            moments["gathered keys and values"] = trace(use, tokens).training + layers
         if TEACHER in self.plan.models:
-            logits = memory.logits_of_a_teacher(found.vocabulary)
-            moments["probabilities of the teacher"] = traced(use, tokens).training + logits
+            logits = memory.logits_of_a_teacher(counts.vocabulary)
+            moments["probabilities of the teacher"] = trace(use, tokens).training + logits
         return moments
 
     def guests(self) -> Iterator[ModelPlan]:
@@ -226,14 +228,14 @@ class Planner:
             if model.name not in placed and not model.is_actor and not cached:
                 yield model
 
-    def frozen(self, model: ModelPlan, ranks: int) -> Memory:
+    def estimate_frozen(self, model: ModelPlan, ranks: int) -> Memory:
         """Return the terms of a rank of a frozen model."""
         use = self.use(model)
         tokens = self.tokens(model.name, rollout=isinstance(self.run, PPORun))
-        return memory.frozen(
+        return memory.sum_frozen(
             parameters(use),
             self.shares(ranks),
-            traced(use, tokens),
+            trace(use, tokens),
             offload=model.offload,
             four_bit=model.load_in_4bit,
             name=model.name,
@@ -265,28 +267,28 @@ class Planner:
         assert isinstance(self.run, PPORun) and isinstance(self.plan, Plan)
         ds = self.run.ds
         plain = DeepSpeedConfig(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
-        found = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
+        counts = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
         capacity = self.target.memory if self.on_gpu else None
         share = self.plan.engines.gpu_memory_utilization
         size = memory.SIZES[ds.param_dtype]
-        return memory.engine(found, self.run.vllm, size, self.run.data.max_len, capacity, share)
+        return memory.engine(counts, self.run.vllm, size, self.run.data.max_len, capacity, share)
 
     def host(self, processes: dict[str, Process]) -> dict[str, int]:
         """Return what all processes take of host memory, as if all were on one node."""
-        found: dict[str, int] = {}
-        for each in processes.values():
-            is_engine = each.name == ENGINE
+        terms: dict[str, int] = {}
+        for process in processes.values():
+            is_engine = process.name == ENGINE
             own = memory.ENGINE_PROCESS if is_engine else memory.RANK_PROCESS
-            device = 0 if self.on_gpu else each.memory.peak
-            found[f"{each.name} x {each.count}"] = each.count * (
-                own + (device if not is_engine else device * each.devices) + sum(each.memory.host.values())
+            device = 0 if self.on_gpu else process.memory.peak
+            terms[f"{process.name} x {process.count}"] = process.count * (
+                own + (device if not is_engine else device * process.devices) + sum(process.memory.host.values())
             )
         if isinstance(self.run, PPORun) and self.run.agent.has_workers and not self.run.replays:
             count = self.run.agent.num_workers
-            found[f"episode workers x {count}"] = count * memory.EPISODE_PROCESS
-        if isinstance(self.run, PPORun) or sum(each.count for each in processes.values()) > 1:
-            found["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
-        return found | self.shared_memory()
+            terms[f"episode workers x {count}"] = count * memory.EPISODE_PROCESS
+        if isinstance(self.run, PPORun) or sum(process.count for process in processes.values()) > 1:
+            terms["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
+        return terms | self.shared_memory()
 
     def shared_memory(self) -> dict[str, int]:
         """Return what /dev/shm must hold, on one node."""
@@ -305,42 +307,42 @@ class Planner:
         models = [(model, self.parameters(model)) for model in self.plan.models.values() if self.section(model.name)]
         average = isinstance(self.run, PPORun) and self.run.train.enable_ema
         one = sum(
-            memory.checkpoint(found, with_optimizer=not ckpt.disable_ds, average=average and model.name == ACTOR)
-            for model, found in models
+            memory.checkpoint(counts, with_optimizer=not ckpt.disable_ds, average=average and model.name == ACTOR)
+            for model, counts in models
         )
-        exported = sum(size * found.total for model, found in models if model.name == ACTOR) * (2 if average else 1)
+        exported = sum(size * counts.total for model, counts in models if model.name == ACTOR) * (2 if average else 1)
         one += exported if ckpt.save_hf else 0
         kept = ckpt.max_num + 2 if ckpt.save_steps > 0 else 0  # the best one, and the one that is being written
-        found = {"final model": exported, f"checkpoints ({kept} of {gib(one)})": kept * one}
+        terms = {"final model": exported, f"checkpoints ({kept} of {gib(one)})": kept * one}
         if isinstance(self.run, PPORun):
             samples = self.run.rollout.batch_size * self.run.rollout.n_samples_per_prompt
             step = samples * self.run.data.max_len * BYTES_PER_ROLLOUT_TOKEN
             steps = self.run.train.max_steps
-            found[f"rollouts of {steps} steps" if steps else "rollouts of each step"] = step * (steps or 1)
-        return found
+            terms[f"rollouts of {steps} steps" if steps else "rollouts of each step"] = step * (steps or 1)
+        return terms
 
     def times(self) -> dict[str, float]:
         """Return the seconds of the phases of a step at most: all sequences are as long as data.max_len."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         longest = self.run.data.max_len
         if self.target.flops is not None:
             for name, model in self.plan.models.items():
                 ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
                 ranks = ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)
-                found[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
+                seconds[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
         if isinstance(self.run, PPORun) and self.target.device is not None:
-            found["generation"] = self.generation(self.target.device, longest)
-        return found
+            seconds["generation"] = self.generation(self.target.device, longest)
+        return seconds
 
     def operations(self, model: ModelPlan) -> float:
         """Return the operations of all passes of a model in a step of the run."""
-        run, found, longest = self.run, self.parameters(model), self.run.data.max_len
+        run, counts, longest = self.run, self.parameters(model), self.run.data.max_len
         if isinstance(run, PPORun):
             sequences = run.rollout.batch_size * run.rollout.n_samples_per_prompt
             epochs = run.train.max_epochs
         else:
             sequences, epochs = run.train.batch_size * self.sequences_per_item(), 1
-        matrices = Model(found.matrices_trained, found.matrices_frozen, found.attention)
+        matrices = Model(counts.matrices_trained, counts.matrices_frozen, counts.attention)
         once = 2 * (matrices.trained + matrices.frozen) + 4 * matrices.attention * (longest + 1) / 2
         per_token = once
         if (section := self.section(model.name)) is not None:
@@ -353,11 +355,11 @@ class Planner:
         """Return the seconds in which the engines write a rollout: each step of a batch reads the weights and the KV
         cache of its sequences once from the memory of the GPU."""
         assert isinstance(self.run, PPORun)
-        found, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
+        engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
-        at_once = max(1.0, min(samples, run.vllm.max_num_seqs, found.kv_tokens / longest))
+        at_once = max(1.0, min(samples, run.vllm.max_num_seqs, engine.kv_tokens / longest))
         policy = parameters(self.use(self.plan.models[ACTOR]))
         per_token = size * policy.kv_per_token / memory.kv_parts(policy, run.vllm)
-        read = found.memory.always["weights"] + at_once * per_token * longest / 2
+        read = engine.memory.always["weights"] + at_once * per_token * longest / 2
         tokens = run.rollout.max_new_tokens or longest
         return samples / at_once * tokens * read / (DECODING * device.bandwidth)

@@ -83,7 +83,7 @@ class Shares:
     def gradient(self) -> int:
         return SIZES[self.ds.grad_accum_dtype] if self.ds.param_dtype == "bf16" else 4
 
-    def divided(self, size: float, from_stage: int) -> int:
+    def divide(self, size: float, from_stage: int) -> int:
         """Return the part of `size` that a rank holds, if ZeRO divides it from this stage on."""
         return round(size / (self.replicas if self.stage is not None and self.stage >= from_stage else 1))
 
@@ -92,94 +92,96 @@ class Shares:
         return (BUCKET if self.on_gpu else min(BUCKET, elements)) * size
 
 
-def weights(found: Parameters, shares: Shares, four_bit: bool) -> int:
+def weights(counts: Parameters, shares: Shares, four_bit: bool) -> int:
     """w (N + F), divided by R in ZeRO-3. In 4 bits the matrices of F take 0.516 bytes per weight."""
-    packed = found.quantizable if four_bit else 0
-    return shares.divided((found.total - packed) * shares.weight + packed * FOUR_BITS, 3)
+    packed = counts.quantizable if four_bit else 0
+    return shares.divide((counts.total - packed) * shares.weight + packed * FOUR_BITS, 3)
 
 
-def master_weights(found: Parameters, shares: Shares) -> int:
+def master_weights(counts: Parameters, shares: Shares) -> int:
     """4 N in fp32 beside bf16 weights, divided by R from ZeRO-1 on. ZeRO-1 and 2 keep a copy of fp32 weights too."""
     own = shares.weight == 2 or shares.stage in (1, 2)
-    return shares.divided(4 * found.trained, 1) if own else 0
+    return shares.divide(4 * counts.trained, 1) if own else 0
 
 
-def optimizer_moments(found: Parameters, shares: Shares) -> int:
+def optimizer_moments(counts: Parameters, shares: Shares) -> int:
     """8 N: two moments of AdamW in fp32, divided by R from ZeRO-1 on. Muon has less."""
-    return shares.divided(8 * found.trained, 1)
+    return shares.divide(8 * counts.trained, 1)
 
 
-def gradient_sums(found: Parameters, shares: Shares) -> int:
+def gradient_sums(counts: Parameters, shares: Shares) -> int:
     """a N: what the micro-batches of a step add up to, divided by R from ZeRO-2 on. Where the sum is in another
     precision, ZeRO-1 also holds w N until the last backward pass is over."""
-    sums = shares.divided(shares.gradient * found.trained, 2)
+    sums = shares.divide(shares.gradient * counts.trained, 2)
     both = shares.stage == 1 and shares.gradient != shares.weight
-    return sums + (shares.weight * found.trained if both else 0)
+    return sums + (shares.weight * counts.trained if both else 0)
 
 
-def backward_buffers(found: Parameters, shares: Shares) -> int:
+def backward_buffers(counts: Parameters, shares: Shares) -> int:
     """w times the bucket in which ZeRO-1 to 3 reduce gradients: twice with ds.overlap_comm; and in ZeRO-3 the weights
     that are gathered, which stay up to a billion of them."""
     if shares.stage in (None, 0):
         return 0
     if shares.stage == 1 and shares.weight == 2 and shares.gradient == 4:
         return 0  # its optimiser in bf16 reduces the sums in place
-    bucket = shares.bucket(found.trained, shares.weight) * (1 + (shares.ds.overlap_comm and shares.stage < 3))
-    return bucket + gathered(found, shares)
+    bucket = shares.bucket(counts.trained, shares.weight) * (1 + (shares.ds.overlap_comm and shares.stage < 3))
+    return bucket + count_gathered(counts, shares)
 
 
-def gathered(found: Parameters, shares: Shares) -> int:
+def count_gathered(counts: Parameters, shares: Shares) -> int:
     """w times the whole weights that a rank has at one time in ZeRO-3, and those on their way to it: they come as one
     flat tensor, and each is copied out of it (`AllGatherCoalescedHandle` of `partition_parameters.py`)."""
     if shares.stage != 3 or shares.replicas == 1:
         return 0
-    return shares.weight * sum(min(found.total, max(limit, found.largest)) for limit in (GATHERED, PREFETCHED))
+    return shares.weight * sum(min(counts.total, max(limit, counts.largest)) for limit in (GATHERED, PREFETCHED))
 
 
-def update_buffers(found: Parameters, shares: Shares) -> int:
+def update_buffers(counts: Parameters, shares: Shares) -> int:
     """What an update takes: gradients in fp32 where they were summed in bf16, one flat copy of the part of a rank in
     ZeRO-3 and of the gradients that ranks without ZeRO exchange; and the largest parameter in float64 for the norm."""
     if shares.stage is None:
-        return (4 - shares.gradient) * found.trained
+        return (4 - shares.gradient) * counts.trained
     if shares.stage == 0:
-        return shares.bucket(found.trained, 4) if shares.replicas > 1 else 0
-    part = shares.divided(4 * found.trained, 1) if shares.stage == 3 or shares.gradient == 2 else 0
-    return part + 8 * found.largest
+        return shares.bucket(counts.trained, 4) if shares.replicas > 1 else 0
+    part = shares.divide(4 * counts.trained, 1) if shares.stage == 3 or shares.gradient == 2 else 0
+    return part + 8 * counts.largest
 
 
-def trained(found: Parameters, shares: Shares, passes: Trace) -> Memory:
+def sum_trained(counts: Parameters, shares: Shares, passes: Trace) -> Memory:
     """Return the terms of a rank of a model that is trained."""
     ds = shares.ds
     state = {
-        "master weights": master_weights(found, shares),
-        "optimiser moments": optimizer_moments(found, shares),
-        "gradients": gradient_sums(found, shares),
+        "master weights": master_weights(counts, shares),
+        "optimiser moments": optimizer_moments(counts, shares),
+        "gradients": gradient_sums(counts, shares),
     }
-    always: Bytes = {"weights": weights(found, shares, ds.load_in_4bit)}
+    always: Bytes = {"weights": weights(counts, shares, ds.load_in_4bit)}
     host: Bytes = {}
     if ds.adam_offload and shares.on_gpu:
         host = {f"{name} (ds.adam_offload)": size for name, size in state.items()}
-        always["buffers of the offload"] = 2 * found.largest * shares.weight
+        always["buffers of the offload"] = 2 * counts.largest * shares.weight
     else:
         always |= state
     asleep = getattr(ds, "enable_sleep", False) and shares.on_gpu
     if asleep:
         host |= {f"{name} (ds.enable_sleep)": size for name, size in state.items()}
-    dequantized = found.largest * shares.weight if ds.load_in_4bit else 0
+    dequantized = counts.largest * shares.weight if ds.load_in_4bit else 0
     moments = {
-        "forward and backward": passes.training + backward_buffers(found, shares) + dequantized,
-        "update": update_buffers(found, shares),
+        "forward and backward": passes.training + backward_buffers(counts, shares) + dequantized,
+        "update": update_buffers(counts, shares),
     }
     return Memory(always, moments, host, frozenset(state) if asleep else frozenset())
 
 
-def frozen(found: Parameters, shares: Shares, passes: Trace, *, offload: bool, four_bit: bool, name: str) -> Memory:
+def sum_frozen(
+    counts: Parameters, shares: Shares, passes: Trace, *, offload: bool, four_bit: bool, name: str
+) -> Memory:
     """Return the terms of a rank of a model that only runs forward. Offloaded weights come layer by layer, at most the
     largest parameter twice."""
-    size = weights(found, shares, four_bit)
-    moment = {f"forward of {name}": passes.inference + gathered(found, shares)}
+    size = weights(counts, shares, four_bit)
+    moment = {f"forward of {name}": passes.inference + count_gathered(counts, shares)}
     if offload and shares.on_gpu:
-        streamed = {f"streamed weights of {name}": 2 * found.largest * shares.weight}
+        streamed = {f"streamed weights of {name}": 2 * counts.largest * shares.weight}
         return Memory(streamed, moment, {f"weights of {name} (offload)": size})
     return Memory({f"weights of {name}": size}, moment)
 
@@ -190,10 +192,10 @@ def logits_of_a_teacher(vocabulary: int) -> int:
     return 6 * 4 * vocabulary * chunk_rows(vocabulary)
 
 
-def sync_buffers(found: Parameters, backend: str) -> int:
+def sync_buffers(counts: Parameters, backend: str) -> int:
     """What a weight sync takes beside the weights on the device of the first rank: two buckets of a stream, and the
     largest tensor whole."""
-    return (2 * BUCKET_BYTES if backend in ("nccl", "ipc") else 0) + 4 * found.largest
+    return (2 * BUCKET_BYTES if backend in ("nccl", "ipc") else 0) + 4 * counts.largest
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class EngineMemory:
 
 
 def engine(
-    found: Parameters, config: EngineConfig, size: int, longest: int, capacity: int | None, share: float | None
+    counts: Parameters, config: EngineConfig, size: int, longest: int, capacity: int | None, share: float | None
 ) -> EngineMemory:
     """Return what a device of an engine holds, with weights of `size` bytes each.
 
@@ -213,36 +215,36 @@ def engine(
     2 x layers x key/value heads x head size numbers (Kwon et al., arXiv:2309.06180, section 3). What a step takes is an
     estimate; vLLM measures it when it starts.
     """
-    own = size * found.total // config.devices
+    own = size * counts.total // config.devices
     if capacity is None:
         cache = (config.kv_cache_mb or CPU_KV_CACHE_MB) * MIB
-        step = step_of_an_engine(found, config, size, max(CPU_BATCHED_TOKENS, longest))
+        step = step_of_an_engine(counts, config, size, max(CPU_BATCHED_TOKENS, longest))
         terms = {"weights": own, "KV cache": cache}
     else:
-        step = step_of_an_engine(found, config, size, max(GPU_BATCHED_TOKENS, longest))
+        step = step_of_an_engine(counts, config, size, max(GPU_BATCHED_TOKENS, longest))
         step += 0 if config.enforce_eager else ENGINE_GRAPHS
         room = int(capacity * (share or GPU_MEMORY_ALONE)) - own - step
         cache = config.kv_cache_mb * MIB if config.kv_cache_mb else max(0, room)
         terms = {"weights": own, "KV cache": cache}
     asleep = frozenset(terms) if getattr(config, "enable_sleep", False) and capacity is not None else frozenset[str]()
     host = {"weights (vllm.enable_sleep)": own} if asleep else {}
-    per_token = size * found.kv_per_token // kv_parts(found, config)
+    per_token = size * counts.kv_per_token // kv_parts(counts, config)
     return EngineMemory(Memory(terms, {"a step": step}, host, asleep), cache // max(1, per_token))
 
 
-def kv_parts(found: Parameters, config: EngineConfig) -> int:
+def kv_parts(counts: Parameters, config: EngineConfig) -> int:
     """Return among how many devices the keys and values of a token are divided: by layers, and by heads. With more
     devices than heads several hold the same head."""
-    return config.pipeline_parallel_size * min(config.tensor_parallel_size, found.kv_heads)
+    return config.pipeline_parallel_size * min(config.tensor_parallel_size, counts.kv_heads)
 
 
-def step_of_an_engine(found: Parameters, config: EngineConfig, size: int, tokens: int) -> int:
+def step_of_an_engine(counts: Parameters, config: EngineConfig, size: int, tokens: int) -> int:
     """Twelve hidden states for each token of a step, and three matrices of logits in fp32 for the sampler."""
-    return 12 * size * tokens * found.hidden // config.tensor_parallel_size + 3 * 4 * config.max_num_seqs * (
-        found.vocabulary
+    return 12 * size * tokens * counts.hidden // config.tensor_parallel_size + 3 * 4 * config.max_num_seqs * (
+        counts.vocabulary
     )
 
 
-def checkpoint(found: Parameters, *, with_optimizer: bool, average: bool) -> int:
+def checkpoint(counts: Parameters, *, with_optimizer: bool, average: bool) -> int:
     """Bytes on disk: weights in fp32, two moments, and the moving average of the weights (`train/parts.py`)."""
-    return (4 + (8 if with_optimizer else 0) + (4 if average else 0)) * found.trained
+    return (4 + (8 if with_optimizer else 0) + (4 if average else 0)) * counts.trained

@@ -91,37 +91,37 @@ def rank_remedies(run: AnyTrainedRun) -> Iterator[Words]:
 def proposals(run: AnyTrainedRun, replan: Replan) -> list[tuple[Words, Estimate]]:
     """Return the mildest changes with which the run fits, each with its estimate: up to three that suffice alone, or
     else as many as it takes together. Empty if nothing known helps."""
-    found = []
+    sufficient = []
     usable = []
     for words in remedies(run):
         planned = replan(words)
         if planned is None:
             continue
         if planned.fits:
-            found.append((words, planned))
-        if len(found) == PROPOSALS:
-            return found
+            sufficient.append((words, planned))
+        if len(sufficient) == PROPOSALS:
+            return sufficient
         usable.append(words)
-    if found:
-        return found
-    for together in accumulate(usable, merged):
+    if sufficient:
+        return sufficient
+    for together in accumulate(usable, merge):
         planned = replan(together)
         if planned is not None and planned.fits:
-            return [(needed(together, replan), planned)]
+            return [(drop_needless(together, replan), planned)]
     return []
 
 
-def merged(first: Words, second: Words) -> Words:
+def merge(first: Words, second: Words) -> Words:
     """Return both changes; of a flag that both name, the second value holds."""
     values = dict(word.split("=", 1) for word in (*first, *second))
     return tuple(f"{name}={value}" for name, value in values.items())
 
 
-def needed(words: Words, replan: Replan) -> Words:
+def drop_needless(words: Words, replan: Replan) -> Words:
     """Return the words without those that the run fits without, tried from the first on."""
     for word in words:
         fewer = tuple(other for other in words if other != word)
         planned = replan(fewer)
         if planned is not None and planned.fits:
-            return needed(fewer, replan)
+            return drop_needless(fewer, replan)
     return words

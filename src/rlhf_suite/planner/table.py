@@ -12,40 +12,40 @@ from rlhf_suite.planner.estimate import Estimate, Process, gib
 from rlhf_suite.planner.remedies import Words
 
 
-def show(found: Estimate) -> None:
+def show(estimate: Estimate) -> None:
     """Print what a run needs, and whether it fits."""
-    console, device = Console(), found.target.device
-    tokens = f"{found.tokens.sequences} x {found.tokens.length} tokens"
+    console, device = Console(), estimate.target.device
+    tokens = f"{estimate.tokens.sequences} x {estimate.tokens.length} tokens"
     unit = "GPU" if device else "process"
-    for use in found.devices:
+    for use in estimate.devices:
         shared = " (sharing)" if len(use.processes) > 1 else ""
-        title = f"{use.count} x {unit}: " + ", ".join(each.name for each in use.processes) + shared
+        title = f"{use.count} x {unit}: " + ", ".join(process.name for process in use.processes) + shared
         console.print(table(f"{title}, at most {gib(use.peak)}", process_rows(use.processes)))
-    if found.engine is not None:
-        longest = found.engine.kv_tokens / found.longest
-        console.print(f"KV cache of an engine: {found.engine.kv_tokens} tokens, {longest:.1f} x data.max_len")
-    if device is not None or len(found.host) > 1:
-        console.print(table(f"Host memory, all processes: {gib(sum(found.host.values()))}", rows_of(found.host)))
-    for title, terms in (("/dev/shm", found.shared_memory), ("Disk", found.disk)):
+    if estimate.engine is not None:
+        longest = estimate.engine.kv_tokens / estimate.longest
+        console.print(f"KV cache of an engine: {estimate.engine.kv_tokens} tokens, {longest:.1f} x data.max_len")
+    if device is not None or len(estimate.host) > 1:
+        console.print(table(f"Host memory, all processes: {gib(sum(estimate.host.values()))}", rows_of(estimate.host)))
+    for title, terms in (("/dev/shm", estimate.shared_memory), ("Disk", estimate.disk)):
         if terms:
             console.print(table(f"{title}: {gib(sum(terms.values()))}", rows_of(terms)))
-    if found.times:
-        rows = ((name, "", duration(seconds)) for name, seconds in found.times.items())
+    if estimate.times:
+        rows = ((name, "", duration(seconds)) for name, seconds in estimate.times.items())
         console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
-    kind = f"{gib(found.target.usable)} of {device.name if device else 'this machine'}"
-    console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(found.peak)} of {kind}.")
-    console.print("It fits." if found.fits else "It does not fit: " + "; ".join(found.problems) + ".")
+    kind = f"{gib(estimate.target.usable)} of {device.name if device else 'this machine'}"
+    console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(estimate.peak)} of {kind}.")
+    console.print("It fits." if estimate.fits else "It does not fit: " + "; ".join(estimate.problems) + ".")
 
 
-def show_proposals(found: Iterable[tuple[Words, Estimate]]) -> None:
+def show_proposals(proposals: Iterable[tuple[Words, Estimate]]) -> None:
     """Print changes with which the run fits, the mildest first."""
-    found = list(found)
+    proposals = list(proposals)
     console = Console()
-    if not found:
+    if not proposals:
         console.print("No change known here makes it fit: take a smaller model or data.max_len, or larger GPUs.")
         return
-    console.print("It would fit with one of:" if len(found) > 1 else "It would fit with:")
-    for words, planned in found:
+    console.print("It would fit with one of:" if len(proposals) > 1 else "It would fit with:")
+    for words, planned in proposals:
         console.print(f"  {' '.join(words)}    ({gib(planned.peak)})", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -61,10 +61,10 @@ def table(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
 
 def process_rows(processes: Iterable[Process]) -> Iterable[tuple[str, str, str]]:
     """Yield the terms of each process: those that it always holds, then its moments, of which one counts."""
-    for each in processes:
-        yield each.name, "", gib(each.memory.peak)
-        yield from (("", name, gib(size)) for name, size in each.memory.always.items() if size)
-        for name, size in each.memory.moments.items():
+    for process in processes:
+        yield process.name, "", gib(process.memory.peak)
+        yield from (("", name, gib(size)) for name, size in process.memory.always.items() if size)
+        for name, size in process.memory.moments.items():
             if size:
                 yield "", f"at one moment: {name}", f"({gib(size)})"
 

@@ -182,9 +182,9 @@ def parameters(use: Use) -> Parameters:
     module = meta_model(use)
     config = module.model.config.get_text_config()
     share = active_experts(config)
-    linear = {each.weight for each in module.modules() if type(each) is nn.Linear}
+    linear = {submodule.weight for submodule in module.modules() if type(submodule) is nn.Linear}
     heads = {module.model.score.weight} if isinstance(module, ScalarModel) else set()
-    looked_up = set() if tied(module) else {module.model.get_input_embeddings().weight}
+    looked_up = set() if is_tied(module) else {module.model.get_input_embeddings().weight}
     sizes = [(p, p.numel()) for p in module.parameters()]
     used = [(p, size * (share if p.ndim == 3 else 1)) for p, size in sizes if p.ndim > 1 and p not in looked_up]
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -204,7 +204,7 @@ def parameters(use: Use) -> Parameters:
     )
 
 
-def tied(module: LanguageModel | ScalarModel) -> bool:
+def is_tied(module: LanguageModel | ScalarModel) -> bool:
     """Return whether the embedding is the head too, so that tokens are multiplied with it."""
     if isinstance(module, ScalarModel):
         return False
@@ -218,7 +218,7 @@ def active_experts(config: PretrainedConfig) -> float:
 
 
 @lru_cache(maxsize=64)
-def traced(use: Use, tokens: Tokens) -> Trace:
+def trace(use: Use, tokens: Tokens) -> Trace:
     """Return what passes over a micro-batch keep.
 
     Raises:
@@ -263,7 +263,7 @@ def compute(module: LanguageModel | ScalarModel, tokens: Tokens, entropy: bool) 
     log_probs, entropies = head(states, ids(tokens.total), entropy=entropy)
     total: Tensor = log_probs.sum()
     total = total if entropies is None else total + entropies.sum()
-    return sum((each.float().sum() for each in routers), total)
+    return sum((router.float().sum() for router in routers), total)
 
 
 @contextmanager
@@ -294,16 +294,16 @@ class Live(TorchDispatchMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.known = {storage_of(each)._cdata for each in [*module.parameters(), *module.buffers()]}
+        self.known = {storage_of(parameter)._cdata for parameter in [*module.parameters(), *module.buffers()]}
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
             return 1  # transformers asks whether positions restart; all sequences are told to it otherwise
         result = function(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, Tensor):
-                self.see(storage_of(each))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.see(storage_of(leaf))
         return result
 
     def see(self, storage: Any) -> None:
@@ -336,7 +336,7 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
 
 def flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -344,11 +344,13 @@ def flash(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any,
     return _Flash.apply(query, key, value), None
 
 
-def copied(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+def copy_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
     """Stand for attention by torch's SDPA, whose outputs `attend_packed` joins to a new tensor."""
     return torch.cat([_Flash.apply(query, key, value)]), None
 
 
-for name, kernel in ((FLASH, flash), (COPIED, copied)):
+for name, kernel in ((FLASH, flash), (COPIED, copy_attention)):
     AttentionInterface.register(name, kernel)
     AttentionMaskInterface.register(name, lambda *_, **__: None)

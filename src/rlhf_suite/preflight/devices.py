@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from omegaconf import OmegaConf
 
 from rlhf_suite.config.formatting import number_of
-from rlhf_suite.config.loop_stages import planned
+from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.placement import Placement, Role
 from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, is_on_ray, resolve
@@ -38,19 +38,19 @@ class Devices:
     place: str = "this machine"
 
 
-def devices_of(run: Run, found: Preflight) -> Devices:
+def devices_of(run: Run, checked: Preflight) -> Devices:
     """Return the devices that a run of a command line gets: of its job of Slurm, or those of this machine."""
     here = machine(run.launch)
-    if found.is_job:
+    if checked.is_job:
         return Devices(here, here.num_gpus if run.launch.ray_address is None else None)
-    launcher = found.hydra.runtime.choices["hydra/launcher"] if found.is_sweep or found.is_submitted else None
+    launcher = checked.hydra.runtime.choices["hydra/launcher"] if checked.is_sweep or checked.is_submitted else None
     if launcher == "slurm":
-        nodes = OmegaConf.select(found.hydra, "launcher.nodes") or 1
-        each = OmegaConf.select(found.hydra, "launcher.gpus_per_node")
-        total = None if each is None else nodes * each
+        nodes = OmegaConf.select(checked.hydra, "launcher.nodes") or 1
+        per_node = OmegaConf.select(checked.hydra, "launcher.gpus_per_node")
+        total = None if per_node is None else nodes * per_node
         device = "cuda" if total and run.launch.device == "auto" else here.device
         return Devices(Machine(device, total if nodes == 1 else None), total, SLURM)
-    limit = OmegaConf.select(found.hydra, "launcher.gpus_per_job") if launcher == "local" else None
+    limit = OmegaConf.select(checked.hydra, "launcher.gpus_per_job") if launcher == "local" else None
     if limit is not None and here.num_gpus:
         return Devices(Machine(here.device, limit), limit, "a job of hydra.launcher.gpus_per_job")
     return Devices(here, here.num_gpus)
@@ -58,17 +58,17 @@ def devices_of(run: Run, found: Preflight) -> Devices:
 
 def placements(run: Run, devices: Devices) -> Iterator[Placement]:
     """Yield where the models and engines of a run are, or those of each stage of a loop."""
-    for each in [stage.run for stage in planned(run)] if isinstance(run, LoopRun) else [run]:
-        if isinstance(each, PlannedRun):
-            yield resolve(each, devices.machine).placement
+    for one in [stage.run for stage in plan_stages(run)] if isinstance(run, LoopRun) else [run]:
+        if isinstance(one, PlannedRun):
+            yield resolve(one, devices.machine).placement
 
 
-def device_problems(found: Preflight) -> list[Problem]:
+def device_problems(checked: Preflight) -> list[Problem]:
     """Return what the devices lack that the runs of a command line would ask for once they have started."""
-    return distinct(problem for run in found.runs for problem in lacking(run, devices_of(run, found)))
+    return distinct(problem for run in checked.runs for problem in list_lacking(run, devices_of(run, checked)))
 
 
-def lacking(run: Run, devices: Devices) -> Iterator[Problem]:
+def list_lacking(run: Run, devices: Devices) -> Iterator[Problem]:
     """Yield what a run lacks of these devices."""
     if no_gpu_here(run, devices):
         fix = "use launch.device=cpu, or see nvidia-smi; explain=true and plan=true need no GPU"
@@ -92,15 +92,15 @@ def too_few_gpus(run: Run, placement: Placement, devices: Devices) -> Problem:
     roles = [role for pool in placement.pools for role in pool.roles]
     largest = max(roles, key=lambda role: role.num_devices)
     has = "is visible" if devices.num_gpus == 1 else "are visible"
-    what = f"the run takes {number_of(placement.num_devices, 'GPU')} ({'; '.join(placement.lines())}), and "
-    what += f"{devices.num_gpus} {has} to {devices.place}"
+    problem = f"the run takes {number_of(placement.num_devices, 'GPU')} ({'; '.join(placement.lines())}), and "
+    problem += f"{devices.num_gpus} {has} to {devices.place}"
     lower = ", ".join(flag_of(role) for role in roles if role.num_devices > 1)
     sizes = {role.num_devices for role in roles}
     shares = isinstance(run, PPORun) and len(placement.pools) > 1 and len(sizes) == 1
     shares = shares and max(sizes) <= (devices.num_gpus or 0)
     fixes = [f"lower {lower}"] if lower else []
     fixes += ["write train.colocate_all=true"] if shares else []
-    return Problem(flag_of(largest), what, ", ".join([*fixes, f"or {ELSEWHERE}" if fixes else ELSEWHERE]))
+    return Problem(flag_of(largest), problem, ", ".join([*fixes, f"or {ELSEWHERE}" if fixes else ELSEWHERE]))
 
 
 def flag_of(role: Role) -> str:
@@ -115,13 +115,13 @@ def too_few_cpus(run: Run, placement: Placement) -> Iterator[Problem]:
     """Yield the problem of CPU slots that are fewer than the processes of a run take."""
     slots, needed = run.launch.num_cpus, math.ceil(placement.num_devices * CPUS_PER_DEVICE)
     if slots is not None and run.launch.ray_address is None and needed > slots and is_on_ray(run):
-        what = f"{slots}, and the run's {placement.num_devices} processes take {needed} CPU slots"
-        yield Problem("launch.num_cpus", what, f"write launch.num_cpus={needed}, or null")
+        problem = f"{slots}, and the run's {placement.num_devices} processes take {needed} CPU slots"
+        yield Problem("launch.num_cpus", problem, f"write launch.num_cpus={needed}, or null")
 
 
 def remarks(run: Run, devices: Devices) -> Iterator[str]:
     """Yield what to say about the devices of a run: those that are assumed, and those that stay idle."""
-    used = max((each.num_devices for each in placements(run, devices)), default=0)
+    used = max((placement.num_devices for placement in placements(run, devices)), default=0)
     if no_gpu_here(run, devices):
         there = f"the {number_of(used, 'GPU')} of the placement" if used else "a GPU"
         start = "to run it, start it there"

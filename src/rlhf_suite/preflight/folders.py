@@ -15,7 +15,7 @@ from pathlib import Path
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
-from rlhf_suite.config.resume import allowed_changes, changes, is_allowed, load_earlier
+from rlhf_suite.config.resume import changes, is_allowed, list_allowed_changes, load_earlier
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
@@ -54,43 +54,43 @@ class Place:
                     parent.rmdir()
 
 
-def for_run(found: Preflight) -> Place | Problem:
+def for_run(checked: Preflight) -> Place | Problem:
     """Return the folder of a single run that passed the preflight."""
-    (run,) = found.runs
+    (run,) = checked.runs
     here = allocation()
     nodes = 1 if here is None else here.num_nodes
     problem = node_problem(run, "task", nodes, "start it on one of them: srun --nodes=1 --ntasks=1")
-    if problem is None and not found.is_submitted:
+    if problem is None and not checked.is_submitted:
         problem = too_few_nodes(run, nodes)
     if problem is not None:
         return problem
-    if found.chosen_folder:
-        return chosen(found.folder, run)
+    if checked.chosen_folder:
+        return choose_folder(checked.folder, run)
     if here is not None:
-        what = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
-        return Problem("run_dir", what, "add run_dir=<folder>, or use hydra/launcher=slurm")
-    outputs, note = found.folder.parent, ""
+        need = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
+        return Problem("run_dir", need, "add run_dir=<folder>, or use hydra/launcher=slurm")
+    outputs, note = checked.folder.parent, ""
     if resumes(run) and not (isinstance(run, TrainedRun) and run.ckpt.path is not None):
         if earlier := newest_equal(run, outputs):
             return busy(earlier) or Place(earlier, f"continuing the run in {earlier}")
         note = f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh"
     if reason := unwritable(outputs):
         return Problem("run_dir", f"{outputs.absolute()} cannot hold a run: {reason}", "add run_dir=<folder>")
-    return Place(fresh(found.folder), note, is_new=True)
+    return Place(fresh(checked.folder), note, is_new=True)
 
 
-def chosen(folder: Path, run: Run) -> Place | Problem:
+def choose_folder(folder: Path, run: Run) -> Place | Problem:
     """Return the folder that the user names: a run in it is continued, but not by accident."""
     if (reason := unwritable(folder)) is not None:
         return Problem("run_dir", f"{folder} cannot hold a run: {reason}", "choose another folder")
     if not is_first_node():
         return Place(folder)  # the run may have begun
-    if problem := busy(folder) or damaged(folder):
+    if problem := busy(folder) or find_damage(folder):
         return problem
     if not (folder / LOCK).exists() and not RunFolder(folder).status_file.exists():
         if foreign := sorted(name for name in RUN_FILES if (folder / name).exists()):
-            what = f"{folder} is not a run's folder, and a run would write over its {', '.join(foreign)}"
-            return Problem("run_dir", what, "choose a new folder")
+            danger = f"{folder} is not a run's folder, and a run would write over its {', '.join(foreign)}"
+            return Problem("run_dir", danger, "choose a new folder")
     elif RunFolder(folder).has_progress and not resumes(run):
         can = isinstance(run, ResumableRun)
         fix = ("add ckpt.load_enable=true to continue it, or " if can else "") + "choose another folder"
@@ -110,31 +110,33 @@ def busy(folder: Path) -> Problem | None:
     return Problem("run_dir", f"another run works in {folder} ({holder})", fix)
 
 
-def damaged(folder: Path) -> Problem | None:
+def find_damage(folder: Path) -> Problem | None:
     """Return the problem of a run or a sweep whose record cannot be read."""
     try:
         RunFolder(folder).status()
         read(folder)
     except UserError as error:
-        what, _, fix = str(error).rpartition(": ")
-        return Problem("run_dir", what, fix)
+        problem, _, fix = str(error).rpartition(": ")
+        return Problem("run_dir", problem, fix)
     return None
 
 
-def for_sweep(found: Preflight) -> Path | Problem:
+def for_sweep(checked: Preflight) -> Path | Problem:
     """Return the folder of a sweep that passed the preflight, whose jobs each write somewhere else."""
-    for (key, path), jobs in Counter((each.key, each.path) for run in found.runs for each in targets(run)).items():
+    for (key, path), jobs in Counter(
+        (target.key, target.path) for run in checked.runs for target in targets(run)
+    ).items():
         if jobs > 1:
             fix = f"remove {key}, or name a flag in it that differs, for example {key}='{path}-${{train.seed}}'"
             return Problem(key, f"{jobs} jobs of the sweep would write {path}", fix)
-    place = found.folder if found.chosen_folder else found.folder.parent
+    place = checked.folder if checked.chosen_folder else checked.folder.parent
     if reason := unwritable(place):
         return Problem("run_dir", f"{place} cannot hold a sweep: {reason}", "add run_dir=<folder>")
-    return (damaged(found.folder) or found.folder) if found.chosen_folder else fresh(found.folder)
+    return (find_damage(checked.folder) or checked.folder) if checked.chosen_folder else fresh(checked.folder)
 
 
 @contextlib.contextmanager
-def working_in(folder: Path, run: Run) -> Iterator[None]:
+def lock_folders(folder: Path, run: Run) -> Iterator[None]:
     """Keep other runs out of the folder and, where that is elsewhere, of the run's checkpoints."""
     with contextlib.ExitStack() as stack:
         if is_first_node():
@@ -176,14 +178,14 @@ def is_earlier(record: RunFolder, run: Run) -> bool:
             return True
     except UserError:
         return False
-    allowed = allowed_changes(run)
+    allowed = list_allowed_changes(run)
     if not allowed or not record.config.exists():
         return False
     before = load_earlier(record.config)
-    return isinstance(before, Run) and all(is_allowed(each, allowed) for each in changes(before, run))
+    return isinstance(before, Run) and all(is_allowed(change, allowed) for change in changes(before, run))
 
 
-def finished(run: Run, folder: Path) -> str | None:
+def describe_finished(run: Run, folder: Path) -> str | None:
     """Return how the run in a folder ended, if it reached its end with these flags and its result is there."""
     record = RunFolder(folder)
     if not isinstance(run, ResumableRun) or not run.ckpt.load_enable or record.status()["state"] != "done":

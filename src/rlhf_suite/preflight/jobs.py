@@ -24,17 +24,17 @@ from omegaconf.errors import InterpolationResolutionError
 
 from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
-from rlhf_suite.composition.overrides import Overrides, Value, flattened
+from rlhf_suite.composition.overrides import Overrides, Value, flatten
 from rlhf_suite.composition.presets import BEFORE_EXPERIMENT, names_in
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import PlannedRun, is_on_ray, roles
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.references import unresolved
+from rlhf_suite.config.references import make_unresolved_problem
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, leaves, to_run
-from rlhf_suite.preflight.trained_prompts import as_trained
+from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
 
 
 @dataclass
@@ -70,19 +70,21 @@ def preflight(line: CommandLine) -> Preflight:
     try:
         return all_jobs(line)
     except InterpolationResolutionError as error:  # of a setting of Hydra; those of flags are met one by one
-        return Preflight(problems=[unresolved(str(error.full_key or "hydra"), error, "correct the reference")])
+        return Preflight(
+            problems=[make_unresolved_problem(str(error.full_key or "hydra"), error, "correct the reference")]
+        )
 
 
 def all_jobs(line: CommandLine) -> Preflight:
     """Compose all jobs of a command line, with their problems."""
-    if hidden := compose.hidden_presets(line):
+    if hidden := compose.find_hidden_presets(line):
         return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
     with compose.hydra_ready():
         given = overrides.sort([*config_folder(line, result), *line.overrides])
         given.own_presets = line.own_presets
         result.problems += given.problems
-        result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
+        result.given = frozenset(value.key_or_group for value in given.values) - set(line.from_file)
         result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
         first = compose.compose_job(next(given.choice_sets(), []), given)
@@ -94,15 +96,15 @@ def all_jobs(line: CommandLine) -> Preflight:
         if result.is_sweep:
             given = overrides.with_sweep_params(given, settings)
             if settings.runtime.choices["hydra/sweeper"] == "basic":
-                result.problems += [overrides.endless(each) for each in given.sweeps if not each.is_discrete_sweep()]
+                result.problems += [overrides.endless(sweep) for sweep in given.sweeps if not sweep.is_discrete_sweep()]
         else:
-            result.problems += [overrides.several_values(each) for each in given.sweeps]
+            result.problems += [overrides.several_values(sweep) for sweep in given.sweeps]
             given = overrides.without_sweeps(given)
         for choices in given.choice_sets():
             check_choices(choices, first if is_one_job else compose.compose_job(choices, given), given, result)
         if not result.problems:
             set_folder(settings if result.is_sweep else result.hydra, given, result)
-            result.problems += shared_folders(result)
+            result.problems += find_shared_folders(result)
             nodes = OmegaConf.select(settings, "launcher.nodes") or 1
             key = "hydra.launcher.nodes"
             result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
@@ -128,23 +130,23 @@ def on_slurm(hydra: DictConfig) -> bool:
     return bool(hydra.runtime.choices["hydra/launcher"] == "slurm")
 
 
-def settings_problems(hydra: DictConfig, found: Preflight) -> list[Problem]:
+def settings_problems(hydra: DictConfig, checked: Preflight) -> list[Problem]:
     """Return a problem for each setting of Hydra that a run or a sweep does not follow."""
-    problems, is_sweep = list[Problem](), found.is_sweep
+    problems, is_sweep = list[Problem](), checked.is_sweep
     launcher, sweeper = (hydra.runtime.choices[f"hydra/{name}"] for name in ("launcher", "sweeper"))
-    if (is_sweep and launcher in LAUNCHERS) or found.is_submitted:
+    if (is_sweep and launcher in LAUNCHERS) or checked.is_submitted:
         values = cast(dict[str, Any], OmegaConf.to_container(hydra.launcher, resolve=True))
         problems += launcher_problems(launcher, values)
     elif is_sweep:
-        what = f"{launcher} does not start the jobs of a sweep here"
-        problems.append(Problem("hydra/launcher", what, f"write hydra/launcher={' or '.join(LAUNCHERS)}"))
+        problem = f"{launcher} does not start the jobs of a sweep here"
+        problems.append(Problem("hydra/launcher", problem, f"write hydra/launcher={' or '.join(LAUNCHERS)}"))
     if is_sweep and sweeper != "basic" and launcher != "local":
-        what = f"{sweeper} waits for the jobs that it has chosen, which are processes of this machine"
-        problems.append(Problem("hydra/launcher", what, "write hydra/launcher=local, or hydra/sweeper=basic"))
+        problem = f"{sweeper} waits for the jobs that it has chosen, which are processes of this machine"
+        problems.append(Problem("hydra/launcher", problem, "write hydra/launcher=local, or hydra/sweeper=basic"))
     dict(hydra.job.env_set)  # resolved, which a run would find out late
     if hydra.job.chdir:
-        what = "a run stays in the working folder, and writes to its own folder"
-        problems.append(Problem("hydra.job.chdir", what, "remove it; run_dir=<folder> says where the run writes"))
+        problem = "a run stays in the working folder, and writes to its own folder"
+        problems.append(Problem("hydra.job.chdir", problem, "remove it; run_dir=<folder> says where the run writes"))
     if hydra.callbacks:
         problems.append(Problem("hydra.callbacks", "a run calls no callbacks of Hydra", "remove it"))
     return problems
@@ -154,8 +156,8 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
     """Set where the run or the sweep wants to be, and whether the user says so."""
     name = "sweep" if result.is_sweep else "run"
     if not str(hydra[name].dir):
-        what, fix = "an empty name would be the current folder", "write run_dir=<folder>"
-        result.problems.append(Problem(f"hydra.{name}.dir", what, fix))
+        problem, fix = "an empty name would be the current folder", "write run_dir=<folder>"
+        result.problems.append(Problem(f"hydra.{name}.dir", problem, fix))
     result.folder = Path(hydra[name].dir).expanduser()
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
     named = {run.run_dir for run in result.runs} - {None}
@@ -168,13 +170,16 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
-def shared_folders(result: Preflight) -> Iterator[Problem]:
+def find_shared_folders(result: Preflight) -> Iterator[Problem]:
     """Yield a problem if jobs of a sweep would have one folder."""
     folders = Counter(str(PurePath(subfolder)) for _, subfolder in result.jobs)
     subfolder, jobs = max(folders.items(), key=lambda pair: pair[1])
     if result.is_sweep and jobs > 1:
-        what, fix = f"{jobs} jobs of the sweep would have the folder {subfolder}", "write a name with ${hydra.job.num}"
-        yield Problem("hydra.sweep.subdir", what, fix)
+        problem, fix = (
+            f"{jobs} jobs of the sweep would have the folder {subfolder}",
+            "write a name with ${hydra.job.num}",
+        )
+        yield Problem("hydra.sweep.subdir", problem, fix)
 
 
 def check_choices(choices: list[str], composed: compose.Composed, given: Overrides, result: Preflight) -> None:
@@ -182,7 +187,8 @@ def check_choices(choices: list[str], composed: compose.Composed, given: Overrid
     base, problems, demo = composed
     task = base.get("task")
     already_reported = (
-        each.key in BEFORE_EXPERIMENT or each.fix.startswith("write task=") for each in (*problems, *result.problems)
+        problem.key in BEFORE_EXPERIMENT or problem.fix.startswith("write task=")
+        for problem in (*problems, *result.problems)
     )
     if task is None and not any(already_reported):
         fix = f"add {' or '.join(f'task={name}' for name in TASKS)}"
@@ -209,28 +215,28 @@ def check_job(
     Without a preset that does not compose (`with_rules` false) much would seem to be missing.
     """
     flags = flags_of(config.task)
-    mistakes = [assign(config, flags[key], value) for key, value in flattened(values.values(), flags) if key in flags]
+    mistakes = [assign(config, flags[key], value) for key, value in flatten(values.values(), flags) if key in flags]
     result.jobs.append((words, split_off_hydra(config, words, result)))
     run, problems = to_run(result.config)
     result.problems += [*filter(None, mistakes), *problems]
     if not result.problems:
-        run = with_trained_prompts(run, {key for key, _ in flattened(values.values(), flags)}, result)
+        run = with_trained_prompts(run, {key for key, _ in flatten(values.values(), flags)}, result)
     if with_rules:
         # In a sweep a flag may matter to some jobs only.
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
-        result.problems += [each for each in rules if not is_reported(each.key, result.problems)]
+        result.problems += [rule for rule in rules if not is_reported(rule.key, result.problems)]
     result.runs.append(run)
 
 
 def with_trained_prompts(run: Run, given: set[str], result: Preflight) -> Run:
     """Return the run with the prompts that its model was trained on, where nobody has chosen others."""
-    found = as_trained(run, given)
-    for key, value in found.values.items():
+    adopted = adopt_training_prompts(run, given)
+    for key, value in adopted.values.items():
         OmegaConf.update(result.config, key, value)
-    result.adopted |= {*found.values}
-    result.notes += [note for note in found.notes if note not in result.notes]
-    result.problems += found.problems
-    return found.run
+    result.adopted |= {*adopted.values}
+    result.notes += [note for note in adopted.notes if note not in result.notes]
+    result.problems += adopted.problems
+    return adopted.run
 
 
 def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> str:
@@ -256,7 +262,7 @@ def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> 
 
 def is_reported(key: str, problems: list[Problem]) -> bool:
     """Return whether a mistake with this flag, a misspelling of it or a part of this section is among the problems."""
-    return any(key == each.key or key in each.fix or each.key.startswith(f"{key}.") for each in problems)
+    return any(key == problem.key or key in problem.fix or problem.key.startswith(f"{key}.") for problem in problems)
 
 
 def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None:
@@ -264,9 +270,9 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
     if num_nodes == 1 or is_on_ray(run):
         return None
     if isinstance(run, LoopRun):
-        what = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
+        problem = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
         fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/sampling.md)"
-        return Problem(key, what, fix)
+        return Problem(key, problem, fix)
     return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
 
 
@@ -277,7 +283,7 @@ def too_few_nodes(run: Run, num_nodes: int) -> Problem | None:
     most = max(roles(run), key=lambda role: role.num_nodes or 1, default=None)
     if most is None or (most.num_nodes or 1) <= num_nodes:
         return None
-    name, what = most.name, f"{most.num_nodes} nodes, but the run has {num_nodes}"
+    name, problem = most.name, f"{most.num_nodes} nodes, but the run has {num_nodes}"
     fix = f"use hydra/launcher=slurm hydra.launcher.nodes={most.num_nodes}, or join a cluster with launch.ray_address, "
     fix += f"or write {name}.num_nodes={num_nodes} {name}.num_gpus_per_node={most.num_actors // num_nodes}"
-    return Problem(f"{name}.num_nodes", what, fix)
+    return Problem(f"{name}.num_nodes", problem, fix)

@@ -10,7 +10,7 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, model_sections
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.prompt_format import FILE, PromptFormat, adopted, format_of, read
+from rlhf_suite.config.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
 from rlhf_suite.config.reward import TextRewardConfig, reward_models
 from rlhf_suite.config.runs import Run, ScoreRun, ServeRMRun
 from rlhf_suite.config.sources import first_columns, names_in
@@ -33,19 +33,19 @@ class Adopted:
     problems: tuple[Problem, ...] = ()
 
 
-def as_trained(run: Run, given: Collection[str]) -> Adopted:
+def adopt_training_prompts(run: Run, given: Collection[str]) -> Adopted:
     """Return the run with the prompts that its model was trained on. `given`: the flags that the user has set; what a
     preset sets counts too."""
-    known, problems = recorded(run)
+    known, problems = read_records(run)
     if isinstance(run, ServeRMRun):
-        return Adopted(run, {}, tuple(served(known)), tuple(problems))
+        return Adopted(run, {}, tuple(describe_served(known)), tuple(problems))
     if isinstance(run, ScoreRun) and hold_their_texts(run, given):
         known = {}
     leading = next(iter(known), None) if isinstance(run, ScoreRun) else ACTOR
     values, notes = dict[str, object](), list[str]()
     if leading in known:
         path, trained = known[leading]
-        values = adopted(run, trained, chosen(run, given))
+        values = adopt_prompts(run, trained, list_chosen(run, given))
         if values:
             run = replace(run, data=replace(run.data, **values))  # type: ignore[attr-defined, call-arg]
             notes.append(f"{trained}, as {path} was trained ({FILE} in its folder)")
@@ -53,17 +53,17 @@ def as_trained(run: Run, given: Collection[str]) -> Adopted:
     return Adopted(run, {f"data.{name}": value for name, value in values.items()}, tuple(notes), tuple(problems))
 
 
-def recorded(run: Run) -> tuple[Recorded, list[Problem]]:
+def read_records(run: Run) -> tuple[Recorded, list[Problem]]:
     """Return what the folders of a run's models say, each with its path, and what is wrong with such a file."""
     known, problems = Recorded(), list[Problem]()
     for name, path in models_that_read_prompts(run):
         folder = folder_of(path)
         try:
-            found = None if folder is None else read(folder)
+            prompts = None if folder is None else read(folder)
         except DamagedFile as damage:
             problems.append(Problem(f"{name}.model_name_or_path", str(damage), "write it anew, or delete it"))
         else:
-            known |= {} if found is None else {name: (path, found)}
+            known |= {} if prompts is None else {name: (path, prompts)}
     return known, problems
 
 
@@ -77,7 +77,7 @@ def models_that_read_prompts(run: Run) -> Iterator[tuple[str, str]]:
             yield from ((key, path) for key, path in paths.items() if path is not None)
 
 
-def chosen(run: Run, given: Collection[str]) -> set[str]:
+def list_chosen(run: Run, given: Collection[str]) -> set[str]:
     """Return the flags of `data` that the user or a preset has set."""
     defaults = {key: info.default for key, info in flags_of(run.task).items()}
     values = all_values(run)
@@ -92,7 +92,7 @@ def otherwise(run: Run, known: Recorded) -> Iterator[str]:
             yield OTHERWISE.format(key=f"{name}.model_name_or_path", path=path, trained=trained, used=used)
 
 
-def served(known: Recorded) -> Iterator[str]:
+def describe_served(known: Recorded) -> Iterator[str]:
     """Yield what the clients of a served reward model should know."""
     for path, trained in known.values():
         yield f"Texts are scored as they come, and {path} was trained with {trained}: clients send prompts like these"
@@ -101,8 +101,8 @@ def served(known: Recorded) -> Iterator[str]:
 def hold_their_texts(run: ScoreRun, given: Collection[str]) -> bool:
     """Return whether rows have the text that the model is asked about (data.query_key), or may have it, and nobody
     asks for another one."""
-    if chosen(run, given) & {"data.apply_chat_template", "data.input_template"}:
+    if list_chosen(run, given) & {"data.apply_chat_template", "data.input_template"}:
         return False
     files = [Path(name) for name in names_in(run.data.dataset)]
     columns = [first_columns(file) if file.is_file() else None for file in files]
-    return any(found is None or run.data.query_key in found for found in columns)
+    return any(column is None or run.data.query_key in column for column in columns)

@@ -73,19 +73,21 @@ def agent_file(chosen: ChosenAgent) -> None:
     assert chosen.file is not None
     if chosen.config.needs("tools"):  # their descriptions are asked for by `tools`
         return
-    export, found = export_of(chosen.file), import_export(chosen)
+    export, exported = export_of(chosen.file), import_export(chosen)
     if chosen.config.needs("program"):
         return
     where = f"{chosen.file}: {export.name} ({export.form})"
-    missing = [name for name in NEEDED.get(export.form, ()) if inspect.isclass(found) and not hasattr(found, name)]
+    missing = [
+        name for name in NEEDED.get(export.form, ()) if inspect.isclass(exported) and not hasattr(exported, name)
+    ]
     if missing:
         raise SourceError(f"{where} has no {' and no '.join(missing)}", "define it (docs/agents.md)")
-    given: dict[str, Any] = {"extras": {}} if export.form == SKYRL and takes(found, "extras") else {}
-    if (needed := arguments_without_value(found, given)) is not None:
+    given: dict[str, Any] = {"extras": {}} if export.form == SKYRL and takes(exported, "extras") else {}
+    if (needed := arguments_without_value(exported, given)) is not None:
         raise SourceError(f"{where} is made without arguments, and {needed}", "give them default values")
-    for name, function in vars(found).items() if export.form == TRL else ():
+    for name, function in vars(exported).items() if export.form == TRL else ():
         if inspect.isfunction(function) and not name.startswith("_") and name not in ("reset", "get_reward"):
-            schema_of(MethodType(function, found))
+            schema_of(MethodType(function, exported))
 
 
 def arguments_without_value(made: Any, given: dict[str, Any]) -> str | None:

@@ -59,7 +59,7 @@ def rows_once(path: Path) -> list[dict[str, Any]]:
     for row in read_rows(path):
         names = {(row["step"], name) for name in row if name.startswith("train/")}
         if not names.isdisjoint(seen):
-            kept = [each for each in kept if each["step"] < row["step"]]
+            kept = [earlier for earlier in kept if earlier["step"] < row["step"]]
             seen = {(step, name) for step, name in seen if step < row["step"]}
         kept.append(row)
         seen |= names
@@ -71,14 +71,14 @@ def series(path: Path) -> dict[str, Points]:
 
     The rows of a step have parts of its seconds, which are added up; of other metrics the last value counts.
     """
-    found: dict[str, dict[int, float]] = {}
+    by_name: dict[str, dict[int, float]] = {}
     for row in rows_once(path):
         for name, value in row.items():
             if "/" in name and has_type(value, float):
-                points = found.setdefault(name, {})
+                points = by_name.setdefault(name, {})
                 earlier = points.get(row["step"], 0.0) if name.startswith("timing/") else 0.0
                 points[row["step"]] = earlier + value
-    return {name: sorted(points.items()) for name, points in found.items()}
+    return {name: sorted(points.items()) for name, points in by_name.items()}
 
 
 def draw_curves(folder: RunFolder) -> Path:
@@ -87,14 +87,16 @@ def draw_curves(folder: RunFolder) -> Path:
     Raises:
         UserError: the folder has neither a reward nor a loss.
     """
-    found = series(folder.metrics)
-    shown = panels(found)
+    curves = series(folder.metrics)
+    shown = panels(curves)
     if not shown:
         names = ", ".join((*REWARD.train, *LOSS.train))
         raise UserError(f"{folder.metrics} has none of {names}. Give the folder of a run that has trained")
-    unit = "iteration" if folder.loop.exists() else "RL step" if trained(REWARD, found) else "optimiser step"
+    unit = (
+        "iteration" if folder.loop.exists() else "RL step" if find_training_points(REWARD, curves) else "optimiser step"
+    )
     path = folder.path / "curves.png"
-    draw(path, folder.path.resolve().name, unit, shown, found)
+    draw(path, folder.path.resolve().name, unit, shown, curves)
     return path
 
 
@@ -107,8 +109,8 @@ def draw_calls(folder: RunFolder) -> Path | None:
 
     lines: dict[int, list[tuple[int, float]]] = {}
     for name, points in series(folder.metrics).items():
-        if (found := PASS_BY_CALLS.fullmatch(name)) is not None:
-            lines.setdefault(int(found["k"]), []).append((int(found["calls"]), points[-1][1]))
+        if (match := PASS_BY_CALLS.fullmatch(name)) is not None:
+            lines.setdefault(int(match["k"]), []).append((int(match["calls"]), points[-1][1]))
             step = points[-1][0]
     if not lines:
         return None
@@ -128,32 +130,36 @@ def draw_calls(folder: RunFolder) -> Path | None:
     return path
 
 
-def panels(found: dict[str, Points]) -> list[Panel]:
+def panels(curves: dict[str, Points]) -> list[Panel]:
     """Return the panels for these metrics, first the reward or else the loss; none if there is neither. An accuracy
     that is the reward, as that of a rule is, has no panel of its own."""
-    main = [panel for panel in (REWARD, LOSS) if trained(panel, found)][:1]
-    others = [panel for panel in (ACCURACY, KL, LENGTH) if trained(panel, found) or evaluated(panel, found)]
-    if main == [REWARD] and ACCURACY in others and drawn(REWARD, found) == drawn(ACCURACY, found):
+    main = [panel for panel in (REWARD, LOSS) if find_training_points(panel, curves)][:1]
+    others = [
+        panel
+        for panel in (ACCURACY, KL, LENGTH)
+        if find_training_points(panel, curves) or find_evaluation_points(panel, curves)
+    ]
+    if main == [REWARD] and ACCURACY in others and select_points(REWARD, curves) == select_points(ACCURACY, curves):
         main, others = [replace(REWARD, title=f"{REWARD.title} = {ACCURACY.title}")], others[1:]
     return [*main, *others] if main else []
 
 
-def drawn(panel: Panel, found: dict[str, Points]) -> tuple[list[Points], list[Points]]:
+def select_points(panel: Panel, curves: dict[str, Points]) -> tuple[list[Points], list[Points]]:
     """Return the points of a panel: of training and of evaluations."""
-    return [*trained(panel, found).values()], [*evaluated(panel, found).values()]
+    return [*find_training_points(panel, curves).values()], [*find_evaluation_points(panel, curves).values()]
 
 
-def trained(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
+def find_training_points(panel: Panel, curves: dict[str, Points]) -> dict[str, Points]:
     """Return the panel's training metric by its name; empty if the run has none."""
-    name = next((name for name in panel.train if name in found), None)
-    return {} if name is None else {name: found[name]}
+    name = next((name for name in panel.train if name in curves), None)
+    return {} if name is None else {name: curves[name]}
 
 
-def evaluated(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
+def find_evaluation_points(panel: Panel, curves: dict[str, Points]) -> dict[str, Points]:
     """Return the panel's metrics of every evaluation set, by their names."""
     endings = tuple(f"/{name}" for name in panel.evaluation)
     return {
-        name: points for name, points in sorted(found.items()) if name.startswith("eval/") and name.endswith(endings)
+        name: points for name, points in sorted(curves.items()) if name.startswith("eval/") and name.endswith(endings)
     }
 
 
@@ -164,7 +170,7 @@ def running_mean(points: Points, reach: int) -> Points:
     return [(step, sum(window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
 
 
-def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], found: dict[str, Points]) -> None:
+def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], curves: dict[str, Points]) -> None:
     """Draw the panels into a PNG file, at most two side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -174,15 +180,15 @@ def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], found: dict
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     for number, panel in enumerate(panels, start=1):
-        draw_panel(figure.add_subplot(rows, columns, number), panel, unit, found)
+        draw_panel(figure.add_subplot(rows, columns, number), panel, unit, curves)
     figure.savefig(path, dpi=130)
 
 
-def draw_panel(axes: Axes, panel: Panel, unit: str, found: dict[str, Points]) -> None:
+def draw_panel(axes: Axes, panel: Panel, unit: str, curves: dict[str, Points]) -> None:
     """Draw training as a line (with its running mean where there are many steps) and evaluations as dashed lines."""
     from matplotlib.ticker import MaxNLocator
 
-    for name, points in trained(panel, found).items():
+    for name, points in find_training_points(panel, curves).items():
         steps, values = zip(*points, strict=True)
         if len(points) <= 2 * REACH:
             axes.plot(steps, values, color="tab:blue", marker="o", linewidth=2, label=name)
@@ -190,7 +196,7 @@ def draw_panel(axes: Axes, panel: Panel, unit: str, found: dict[str, Points]) ->
         axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
         _, means = zip(*running_mean(points, REACH), strict=True)
         axes.plot(steps, means, color="tab:blue", linewidth=2, label="running mean")
-    for number, (name, points) in enumerate(evaluated(panel, found).items(), start=1):
+    for number, (name, points) in enumerate(find_evaluation_points(panel, curves).items(), start=1):
         steps, values = zip(*points, strict=True)
         label = printable(name).replace("$", r"\$")  # names of data sources: a dollar would begin a formula
         axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=label)

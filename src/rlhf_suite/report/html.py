@@ -60,7 +60,7 @@ def write_sweep_report(folder: Path, runs: Sequence[SweptRun], target: Path | No
     return path
 
 
-def tried(write: Callable[[], Path]) -> str:
+def try_writing(write: Callable[[], Path]) -> str:
     """Write a page at the end of a run or a sweep, which does not fail with it; return where it is, or why not."""
     try:
         return f"Report: {write()}"
@@ -70,8 +70,10 @@ def tried(write: Callable[[], Path]) -> str:
 
 def all_data(folders: Sequence[Path], names: Sequence[str]) -> tuple[Arrays, list[dict[str, Any]]]:
     """Return the data of runs, which share the room of a page, and the numbers of their samples."""
-    arrays, room = Arrays(), Room().divided(len(folders))
-    return arrays, [run_data(RunFolder(each), name, arrays, room) for each, name in zip(folders, names, strict=True)]
+    arrays, room = Arrays(), Room().divide(len(folders))
+    return arrays, [
+        run_data(RunFolder(folder), name, arrays, room) for folder, name in zip(folders, names, strict=True)
+    ]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -99,9 +101,9 @@ def write_page(path: Path, data: Mapping[str, Any], arrays: Arrays) -> None:
         policy=policy + "img-src data: blob:; base-uri 'none'; form-action 'none'",
         style=(PARTS / "page.css").read_text(encoding="utf-8"),
         script=script,
-        library=packed(library.encode()),
-        data=packed(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
-        arrays=packed(b"".join(arrays.parts)),
+        library=pack(library.encode()),
+        data=pack(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
+        arrays=pack(b"".join(arrays.parts)),
     )
     write_text(path, page)
 
@@ -120,13 +122,13 @@ def plotly() -> str:
     Raises:
         UserError: the package is not installed.
     """
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
         raise UserError("report.html is drawn by Plotly, which is not installed: pip install plotly")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
-def packed(content: bytes) -> str:
+def pack(content: bytes) -> str:
     """Return bytes compressed and as base64. The same bytes give the same text."""
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 

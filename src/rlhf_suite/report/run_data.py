@@ -10,18 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.names import unread
-from rlhf_suite.config.record import saved_values
+from rlhf_suite.config.record import read_saved_values
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import content, has_type, read_table
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.locks import is_alive
-from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points, evaluated, rows_once, series, trained
+from rlhf_suite.report.curves import (
+    ACCURACY,
+    KL,
+    LENGTH,
+    LOSS,
+    REWARD,
+    Points,
+    find_evaluation_points,
+    find_training_points,
+    rows_once,
+    series,
+)
 from rlhf_suite.report.sample_data import Arrays, Room, samples_of
 from rlhf_suite.report.summary import best, first_steps_of_a_stream, is_headline, order
-from rlhf_suite.report.timeline import LANES, colour_of, last_steps, shown
+from rlhf_suite.report.timeline import LANES, clip_spans, colour_of, last_steps
 from rlhf_suite.tracking.console import evaluation_results
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -41,7 +52,7 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
     """
     if not folder.status_file.exists():
         raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
-    found = series(folder.metrics)
+    curves = series(folder.metrics)
     values = config_values(folder)
     idle = unread_flags(values)
     return {
@@ -49,15 +60,15 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         "folder": printable(str(folder.path.resolve())),
         "task": str(values.get("task", "")),
         "status": status_of(folder),
-        "unit": "iteration" if folder.loop.exists() else "RL step" if "timing/ppo_train" in found else "step",
-        "remarks": first_steps_of_a_stream(found),
+        "unit": "iteration" if folder.loop.exists() else "RL step" if "timing/ppo_train" in curves else "step",
+        "remarks": first_steps_of_a_stream(curves),
         "agents": agents(values),
-        "headlines": headlines(found),
-        "panels": panels(found),
-        "metrics": {printable(metric): curve(points, room.points) for metric, points in found.items()},
+        "headlines": headlines(curves),
+        "panels": panels(curves),
+        "metrics": {printable(metric): curve(points, room.points) for metric, points in curves.items()},
         "clock": curve(clock(folder), room.points),
         "timeline": timeline(folder),
-        "colours": {what: colour_of(what) for what in phases(found)},
+        "colours": {phase: colour_of(phase) for phase in phases(curves)},
         "config": config_rows(folder, values, idle),
         "unread": len(idle),
         "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
@@ -81,12 +92,12 @@ def curve(points: Points, most: int) -> list[list[float]]:
     return [[step for step, _ in kept], [value for _, value in kept]]
 
 
-def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
+def headlines(curves: dict[str, Points]) -> list[dict[str, Any]]:
     """Return the metrics that say how a run went: first, last and best value, and where it was."""
-    rows, evaluations = [], evaluation_results(found)
-    for name in sorted(filter(is_headline, found), key=order):
+    rows, evaluations = [], evaluation_results(curves)
+    for name in sorted(filter(is_headline, curves), key=order):
         if name.startswith("train/") or name in evaluations:
-            points, errors = found[name], found.get(f"{name}_stderr")
+            points, errors = curves[name], curves.get(f"{name}_stderr")
             at, value = (best(name, points) if name.startswith("eval/") else None) or (None, None)
             error = errors[-1][1] if errors else None
             row = {"first": points[0][1], "last": points[-1][1], "best": value, "at": at, "error": error}
@@ -94,11 +105,12 @@ def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
     return rows
 
 
-def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
+def panels(curves: dict[str, Points]) -> list[dict[str, Any]]:
     """Return the charts of the first page, each with the names of its metrics."""
-    results = {name: found[name] for name in evaluation_results(found)}
+    results = {name: curves[name] for name in evaluation_results(curves)}
     charts = (
-        (panel, [*trained(panel, found), *evaluated(panel, results)]) for panel in (REWARD, ACCURACY, LOSS, KL, LENGTH)
+        (panel, [*find_training_points(panel, curves), *find_evaluation_points(panel, results)])
+        for panel in (REWARD, ACCURACY, LOSS, KL, LENGTH)
     )
     return [{"title": panel.title, "names": [*map(printable, names)]} for panel, names in charts if names]
 
@@ -106,8 +118,10 @@ def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
 def agents(values: dict[str, Any]) -> dict[str, str]:
     """Return the kind of the agent of each data source that has its own, and under "" that of all others."""
     own = re.compile(r"agent\.sources\.(.+)\.kind")
-    found = {printable(match[1]): str(values[key]) for key in values if (match := own.fullmatch(key)) is not None}
-    return {"": str(values.get("agent.kind", ""))} | found
+    shown_values = {
+        printable(match[1]): str(values[key]) for key in values if (match := own.fullmatch(key)) is not None
+    }
+    return {"": str(values.get("agent.kind", ""))} | shown_values
 
 
 def clock(folder: RunFolder) -> Points:
@@ -115,12 +129,12 @@ def clock(folder: RunFolder) -> Points:
     did not work: from the last row before it was continued until then."""
     rows = [row for row in rows_once(folder.metrics) if has_type(row.get("time"), float)]
     starts, seconds, before = folder.starts(), 0.0, math.inf
-    found: dict[int, float] = {}
+    by_step: dict[int, float] = {}
     for row in rows:
         begin = max((time for time in starts if before < time <= row["time"]), default=before)
         seconds += max(0.0, row["time"] - begin)
-        found[row["step"]], before = round(seconds, 3), row["time"]
-    return sorted(found.items())
+        by_step[row["step"]], before = round(seconds, 3), row["time"]
+    return sorted(by_step.items())
 
 
 def timeline(folder: RunFolder) -> dict[str, Any] | None:
@@ -130,23 +144,23 @@ def timeline(folder: RunFolder) -> dict[str, Any] | None:
         return None
     bars = []
     for lane in LANES:
-        of_lane = [each for each in intervals if each.who == lane.who]
-        for what in dict.fromkeys(each.what for each in of_lane):
-            spans = shown([each for each in of_lane if each.what == what], ends[0], ends[-1])
+        of_lane = [interval for interval in intervals if interval.who == lane.who]
+        for activity in dict.fromkeys(interval.what for interval in of_lane):
+            spans = clip_spans([interval for interval in of_lane if interval.what == activity], ends[0], ends[-1])
             times = [[round(begin - ends[0], 4), round(end - begin, 4)] for begin, end in spans]
-            bars.append({"who": lane.title, "what": what, "colour": colour_of(what), "spans": times})
+            bars.append({"who": lane.title, "what": activity, "colour": colour_of(activity), "spans": times})
     return {"ends": [round(end - ends[0], 4) for end in ends], "bars": [bar for bar in bars if bar["spans"]]}
 
 
-def phases(found: dict[str, Points]) -> list[str]:
+def phases(curves: dict[str, Points]) -> list[str]:
     """Return the phases whose seconds were measured."""
-    names = (name.removeprefix("timing/") for name in found if name.startswith("timing/"))
+    names = (name.removeprefix("timing/") for name in curves if name.startswith("timing/"))
     return [name for name in names if name != "step_total"]
 
 
 def config_values(folder: RunFolder) -> dict[str, Any]:
     """Return the saved values of a run by their dotted names; none if it has not got as far."""
-    return saved_values(folder.config) if folder.config.exists() else {}
+    return read_saved_values(folder.config) if folder.config.exists() else {}
 
 
 def unread_flags(values: dict[str, Any]) -> set[str]:
@@ -166,8 +180,8 @@ def config_rows(folder: RunFolder, values: dict[str, Any], idle: set[str]) -> li
             shareable(text)
             for text in (
                 key,
-                spelled(value),
-                spelled(defaults[key]) if key in defaults else "",
+                spell(value),
+                spell(defaults[key]) if key in defaults else "",
                 str(origins.get(key, "")),
             )
         ]

@@ -66,7 +66,7 @@ class Room:
     tokens: int = 100_000  # that models wrote, of the samples that are shown token by token
     characters: int = 10_000_000  # of all texts; the longest are cut
 
-    def divided(self, runs: int) -> Room:
+    def divide(self, runs: int) -> Room:
         """Return the part of each of several runs on one page."""
         return Room(max(100, self.points // runs), self.samples // runs, self.tokens // runs, self.characters // runs)
 
@@ -105,7 +105,7 @@ class Texts:
         """Return the number of a text."""
         return self.numbers.setdefault(text or "", len(self.numbers))
 
-    def shown(self, characters: int) -> list[str]:
+    def shorten(self, characters: int) -> list[str]:
         """Return the texts by their numbers, safe to look at, the longest of them cut to fit in `characters`."""
         lengths = shares([*map(len, self.numbers)], characters)
         return [printable(text, length, keep_lines=True) for text, length in zip(self.numbers, lengths, strict=True)]
@@ -136,13 +136,13 @@ class SampleFile:
 
 def check_columns(schema: pa.Schema, path: Path) -> None:
     """Raise DamagedFile if a file of samples lacks a column that all have, or has one of another type."""
-    for names, is_kind, what in COLUMNS:
+    for names, is_kind, kind in COLUMNS:
         for name in names:
             place = schema.get_field_index(name)
             if place < 0 and name in REQUIRED:
                 raise DamagedFile(f"{path} is damaged: it has no column {name}")
             if place >= 0 and not is_kind(schema.field(place).type):
-                raise DamagedFile(f"{path} is damaged: its column {name} does not hold {what}")
+                raise DamagedFile(f"{path} is damaged: its column {name} does not hold {kind}")
 
 
 def rows_in(path: Path) -> int:
@@ -153,16 +153,17 @@ def rows_in(path: Path) -> int:
 
 def sample_files(folder: RunFolder, samples: int) -> list[SampleFile]:
     """Return the files of a run that have samples, by their steps, each with its fair share of `samples`."""
-    found = [
+    columns = [
         (int(path.stem.partition("_")[2]), kind, path, rows_in(path))
         for kind, place in (("rollout", folder.rollouts), ("evaluation", folder.evaluations))
         for path in place.glob("step_*.parquet")
         if NAME.fullmatch(path.name)
     ]
-    found = sorted(each for each in found if each[-1])
-    shown = shares([rows for *_, rows in found], samples)
+    columns = sorted(column for column in columns if column[-1])
+    shown = shares([rows for *_, rows in columns], samples)
     return [
-        SampleFile(kind, step, path, rows, share) for (step, kind, path, rows), share in zip(found, shown, strict=True)
+        SampleFile(kind, step, path, rows, share)
+        for (step, kind, path, rows), share in zip(columns, shown, strict=True)
     ]
 
 
@@ -195,7 +196,7 @@ def samples_of(
         "count": len(columns["step"]),
         "columns": {name: arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
         "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(tables)},
-        "texts": texts.shown(room.characters),
+        "texts": texts.shorten(room.characters),
         "histogram": histogram(files, rewards),
         "tokens": tokens_of(tables, arrays, spell, room.tokens),
     }
@@ -211,10 +212,13 @@ def text_columns(table: pa.Table, texts: Texts) -> dict[str, list[int]]:
 def number_columns(tables: Sequence[pa.Table]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield each number that samples have, as [samples], NaN for those that lack it: those of the file, and those that
     sum up its tokens."""
-    found = [numbers_in(table) | numbers_of_tokens(table) for table in tables]
-    for name in dict.fromkeys(name for numbers in found for name in numbers):
+    numbers_of_tables = [numbers_in(table) | numbers_of_tokens(table) for table in tables]
+    for name in dict.fromkeys(name for numbers in numbers_of_tables for name in numbers):
         missing = (np.full(len(table), np.nan) for table in tables)
-        yield name, np.concatenate([numbers.get(name, none) for numbers, none in zip(found, missing, strict=True)])
+        yield (
+            name,
+            np.concatenate([numbers.get(name, none) for numbers, none in zip(numbers_of_tables, missing, strict=True)]),
+        )
 
 
 def numbers_in(table: pa.Table) -> dict[str, NDArray[Any]]:
@@ -303,10 +307,10 @@ def token_parts(
     places = [place for place, table in enumerate(tables) if "owner" in table.column_names]
     lengths = [np.asarray(tables[place]["owner"].combine_chunks().value_lengths(), np.int64) for place in places]
     written = [numbers_of_tokens(tables[place])["length"] for place in places]
-    room = [own + each // CHEAP for own, each in zip(written, lengths, strict=True)]
-    for place, each, taken, share in zip(
-        places, lengths, room, shares([int(each.sum()) for each in room], limit), strict=True
+    room = [own + length // CHEAP for own, length in zip(written, lengths, strict=True)]
+    for place, own_lengths, taken, share in zip(
+        places, lengths, room, shares([int(tokens.sum()) for tokens in room], limit), strict=True
     ):
         count = int((taken.cumsum() <= share).sum())
         if count:
-            yield begins[place] + np.arange(count), token_columns(tables[place].slice(0, count))[0], each[:count]
+            yield begins[place] + np.arange(count), token_columns(tables[place].slice(0, count))[0], own_lengths[:count]

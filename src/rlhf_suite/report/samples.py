@@ -40,12 +40,12 @@ def samples_table(samples: Sequence[Sample], width: int) -> Table:
     for sample in samples[:TABLE_ROWS]:
         before, after = sample.rewards
         # Text objects: what a model writes must not act as markup of the console.
-        texts = [Text(shortened(text, limit)) for text in (sample.prompt, sample.before, sample.after, sample.label)]
+        texts = [Text(shorten(text, limit)) for text in (sample.prompt, sample.before, sample.after, sample.label)]
         table.add_row(*texts, f"{before:.3g} → {after:.3g}")
     return table
 
 
-def shortened(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     """Return the text on one line of at most `length` characters, with ` … ` in place of what was cut
     from its middle."""
     line = printable(text.strip(), len(text), keep_lines=True).replace("\n", "⏎")

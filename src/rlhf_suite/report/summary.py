@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
 from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, TrainedRun
 from rlhf_suite.config.tools import ChatConfig
@@ -31,7 +31,7 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     evaluated samples, `samples.md`; return the lines of the final summary."""
     if not folder.metrics.exists():  # a task that trains nothing
         return []
-    found = series(folder.metrics)
+    curves = series(folder.metrics)
     places = [f"Run folder: {folder.path}", f"Curves: {draw_curves(folder)}"]
     if (timeline := draw_timeline(folder)) is not None:
         places.append(f"Timeline: {timeline}")
@@ -48,16 +48,17 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     places += [*best_checkpoint(folder, run), f"Model: {model}"]
     places += [f"Best model: {outputs['best']}"] if "best" in outputs else []
     places.append(f"Next: {next_command(run, outputs.get('best', model))}")
-    return [*time_spent(found), *changes(found), *first_steps_of_a_stream(found), *places]
+    return [*describe_time(curves), *changes(curves), *first_steps_of_a_stream(curves), *places]
 
 
 def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     """Return the line about the checkpoint of the best evaluation, if one is kept."""
-    found = store_of(run.ckpt, folder).all("best") if isinstance(run, TrainedRun) else []
-    if not found:
+    checkpoints = store_of(run.ckpt, folder).all("best") if isinstance(run, TrainedRun) else []
+    if not checkpoints:
         return []
-    best = read_json(found[-1].path / "metric.json")["best"]
-    return [f"Best checkpoint: {found[-1].path} ({best['metric']} {best['best_so_far']:.4g} at step {found[-1].step})"]
+    last = checkpoints[-1]
+    best = read_json(last.path / "metric.json")["best"]
+    return [f"Best checkpoint: {last.path} ({best['metric']} {best['best_so_far']:.4g} at step {last.step})"]
 
 
 def next_command(run: TrainedRun | LoopRun, model: str | Path) -> str:
@@ -78,15 +79,15 @@ def next_command(run: TrainedRun | LoopRun, model: str | Path) -> str:
 
 def word(key: str, value: str | Path | None) -> str:
     """Return a flag and its value as one writes them in a shell."""
-    return f"{key}=null" if value is None else shlex.quote(f"{key}={quoted(str(value))}")
+    return f"{key}=null" if value is None else shlex.quote(f"{key}={quote(str(value))}")
 
 
-def changes(found: dict[str, Points]) -> list[str]:
+def changes(curves: dict[str, Points]) -> list[str]:
     """Return one line per headline metric: its first and last value, and for evaluations the best one."""
-    shown = {*evaluation_results(found), *(name for name in found if name.startswith("train/"))}
-    names = [name for name in found if name in shown and is_headline(name)]
+    shown = {*evaluation_results(curves), *(name for name in curves if name.startswith("train/"))}
+    names = [name for name in curves if name in shown and is_headline(name)]
     width = max(map(len, names), default=0)
-    return [f"{name:<{width}}  {change(name, found)}" for name in sorted(names, key=order)]
+    return [f"{name:<{width}}  {change(name, curves)}" for name in sorted(names, key=order)]
 
 
 def is_headline(name: str) -> bool:
@@ -100,9 +101,9 @@ def order(name: str) -> tuple[bool, str]:
     return (name.startswith("train/"), name)
 
 
-def change(name: str, found: dict[str, Points]) -> str:
+def change(name: str, curves: dict[str, Points]) -> str:
     """Return `0.359 -> 0.893 (standard error 0.019)`, and the best step of an evaluation if it is not the last."""
-    points, errors = found[name], found.get(f"{name}_stderr")
+    points, errors = curves[name], curves.get(f"{name}_stderr")
     text = " -> ".join(f"{value:.4g}" for _, value in (points if len(points) == 1 else (points[0], points[-1])))
     if errors:
         text += f" (standard error {errors[-1][1]:.2g})"
@@ -120,13 +121,13 @@ def best(name: str, points: Points) -> tuple[int, float] | None:
     return (min if direction == LOWER else max)(points, key=lambda point: point[1])
 
 
-def first_steps_of_a_stream(found: dict[str, Points]) -> list[str]:
+def first_steps_of_a_stream(curves: dict[str, Points]) -> list[str]:
     """Return a sentence about the first steps of a stream, if they learnt from responses that are shorter than usual.
 
     Groups that began together end in the order of their length, so the first steps have the short ones: each of them
     leaves groups behind, and the next step has much longer responses.
     """
-    left, lengths = dict(found.get("async/overtaken", ())), found.get("train/response_length", [])
+    left, lengths = dict(curves.get("async/overtaken", ())), curves.get("train/response_length", [])
     is_early = [left.get(step, 0) > 0 and length < SHORT * after for (step, length), (_, after) in pairwise(lengths)]
     early = lengths[: len([*takewhile(bool, is_early)])]
     if not early:
@@ -142,11 +143,11 @@ def first_steps_of_a_stream(found: dict[str, Points]) -> list[str]:
     ]
 
 
-def time_spent(found: dict[str, Points]) -> list[str]:
+def describe_time(curves: dict[str, Points]) -> list[str]:
     """Return how long the steps took, and the shares of the longest phases."""
     seconds = {
         name.partition("/")[2]: sum(v for _, v in points)
-        for name, points in found.items()
+        for name, points in curves.items()
         if name.startswith("timing/")
     }
     total = seconds.pop("step_total", 0.0)

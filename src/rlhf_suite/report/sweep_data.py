@@ -39,13 +39,15 @@ class SweptRun:
         return tuple((key, value) for key, value in self.values.items() if key not in SEEDS)
 
 
-def swept(jobs: Sequence[tuple[int, Path, Sequence[str]]]) -> list[SweptRun]:
+def read_sweep(jobs: Sequence[tuple[int, Path, Sequence[str]]]) -> list[SweptRun]:
     """Return the runs of jobs: number, folder and words of the command line, of which those that differ count."""
     words = [dict(word.partition("=")[::2] for word in overrides) for *_, overrides in jobs]
-    keys = [key for key in dict.fromkeys(key for each in words for key in each) if len({e.get(key) for e in words}) > 1]
+    keys = [
+        key for key in dict.fromkeys(key for flags in words for key in flags) if len({e.get(key) for e in words}) > 1
+    ]
     return [
-        SweptRun(number, folder, {key: each[key] for key in keys if key in each})
-        for (number, folder, _), each in zip(jobs, words, strict=True)
+        SweptRun(number, folder, {key: job[key] for key in keys if key in job})
+        for (number, folder, _), job in zip(jobs, words, strict=True)
     ]
 
 
@@ -53,11 +55,11 @@ def sweep_data(runs: Sequence[SweptRun], shown: Sequence[Mapping[str, Any]]) -> 
     """Return what the page shows of a sweep, whose runs it shows as `shown`: the flags that vary, and the combinations
     of their values, each with its runs and the statistics of every headline metric."""
     combinations = list(dict.fromkeys(run.combination for run in runs))
-    flags = list(dict.fromkeys(key for each in combinations for key, _ in each))
+    flags = list(dict.fromkeys(key for combination in combinations for key, _ in combination))
     groups = []
-    for each in combinations:
-        places = [place for place, run in enumerate(runs) if run.combination == each]
-        values = {key: printable(value) for key, value in each}
+    for combination in combinations:
+        places = [place for place, run in enumerate(runs) if run.combination == combination]
+        values = {key: printable(value) for key, value in combination}
         metrics = statistics([shown[place]["headlines"] for place in places])
         groups.append({"values": [values.get(flag) for flag in flags], "runs": places, "metrics": metrics})
     return {"flags": [*map(printable, flags)], "groups": groups, "least": LEAST}
@@ -65,24 +67,24 @@ def sweep_data(runs: Sequence[SweptRun], shown: Sequence[Mapping[str, Any]]) -> 
 
 def statistics(headlines: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return the statistics of the last values of each metric over runs."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for rows in headlines:
         for row in rows:
-            found.setdefault(row["name"], []).append(row["last"])
+            by_name.setdefault(row["name"], []).append(row["last"])
     return {
         name: {
             "direction": direction_of(name),
             "values": values,
             "mean": float(mean(np.array(values))),
-            "interval": known_interval(name, values, mean),
+            "interval": find_interval(name, values, mean),
             "iqm": float(interquartile_mean(np.array(values))),
-            "iqm_interval": known_interval(name, values, interquartile_mean),
+            "iqm_interval": find_interval(name, values, interquartile_mean),
         }
-        for name, values in found.items()
+        for name, values in by_name.items()
     }
 
 
-def known_interval(name: str, values: Sequence[float], statistic: Statistic) -> tuple[float, float] | None:
+def find_interval(name: str, values: Sequence[float], statistic: Statistic) -> tuple[float, float] | None:
     """Return the interval of a statistic of a metric; that of a share ends at 0 and 1, beyond which it cannot be."""
-    found = interval(np.array(values), statistic)
-    return (max(found[0], 0.0), min(found[1], 1.0)) if found is not None and is_share(name) else found
+    bounds = interval(np.array(values), statistic)
+    return (max(bounds[0], 0.0), min(bounds[1], 1.0)) if bounds is not None and is_share(name) else bounds

@@ -83,7 +83,7 @@ def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
     intervals = [Interval(**line) for _, line in lines if is_interval(line)]
     borders = [-math.inf, *folder.starts(), math.inf]
     for begin, end in reversed([*pairwise(borders)]):
-        part = [each for each in intervals if begin <= each.begin < end]
+        part = [interval for interval in intervals if begin <= interval.begin < end]
         if len(ends := ends_of_steps(part)) > 1:
             return ends, part
     return [], intervals
@@ -92,8 +92,8 @@ def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
 def ends_of_steps(intervals: Sequence[Interval]) -> list[float]:
     """Return the ends of the last steps, and before them the end of what came before these."""
     begin, ends = (
-        sorted(each.end for each in intervals if each.what == what and each.end is not None)
-        for what in (BEFORE_STEPS, LAST_OF_STEP)
+        sorted(interval.end for interval in intervals if interval.what == phase and interval.end is not None)
+        for phase in (BEFORE_STEPS, LAST_OF_STEP)
     )
     return [*begin[:1], *ends][-STEPS - 1 :]
 
@@ -109,12 +109,12 @@ def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Inte
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lanes = [lane for lane in LANES if any(each.who == lane.who for each in intervals)]
+    lanes = [lane for lane in LANES if any(interval.who == lane.who for interval in intervals)]
     figure = Figure(figsize=(12, 1.6 + 0.62 * len(lanes)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for place, lane in enumerate(lanes):
-        draw_lane(axes, -place, ends, [each for each in intervals if each.who == lane.who])
+        draw_lane(axes, -place, ends, [interval for interval in intervals if interval.who == lane.who])
     for end in ends:
         axes.axvline(end - ends[0], color=INK, linewidth=0.8, linestyle=":", zorder=0)
     axes.set_yticks([-place for place in range(len(lanes))], [lane.title for lane in lanes])
@@ -132,20 +132,22 @@ def draw_lane(axes: Axes, height: int, ends: Sequence[float], intervals: Sequenc
     """Draw one row with the share of the time that its intervals take."""
     begin, end = ends[0], ends[-1]
     axes.axhline(height, color=FAINT, linewidth=0.8, zorder=0)
-    for what in dict.fromkeys(each.what for each in intervals):
-        spans = shown([each for each in intervals if each.what == what], begin, end)
+    for activity in dict.fromkeys(interval.what for interval in intervals):
+        spans = clip_spans([interval for interval in intervals if interval.what == activity], begin, end)
         if length(spans) > LEAST * (end - begin):
             bars = [(first - begin, last - first) for first, last in spans]
-            label = what.replace("_", " ")
+            label = activity.replace("_", " ")
             new = label not in axes.get_legend_handles_labels()[1]
             axes.broken_barh(
-                bars, (height - 0.36, 0.72), color=colour_of(what), label=label if new else None, linewidth=0
+                bars, (height - 0.36, 0.72), color=colour_of(activity), label=label if new else None, linewidth=0
             )
-    share = length(shown(intervals, begin, end)) / (end - begin)
+    share = length(clip_spans(intervals, begin, end)) / (end - begin)
     axes.text(1.005, height, f"{share:.0%}", transform=axes.get_yaxis_transform(), va="center", color=INK)
 
 
-def shown(intervals: Sequence[Interval], begin: float, end: float) -> list[Span]:
+def clip_spans(intervals: Sequence[Interval], begin: float, end: float) -> list[Span]:
     """Return the time of intervals between two moments, as spans that do not touch."""
-    clipped = [(max(each.begin, begin), min(end if each.end is None else each.end, end)) for each in intervals]
+    clipped = [
+        (max(interval.begin, begin), min(end if interval.end is None else interval.end, end)) for interval in intervals
+    ]
     return merge_spans([(first, last) for first, last in clipped if first < last])

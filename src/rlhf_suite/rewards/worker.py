@@ -27,7 +27,7 @@ from rlhf_suite.foreign_text import describe
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
-from rlhf_suite.sandbox.confine import needed_paths
+from rlhf_suite.sandbox.confine import list_paths
 from rlhf_suite.waits import RECORD, record_here
 
 RULE_BYTES = 2 << 30
@@ -118,7 +118,7 @@ def lock() -> None:
     os.environ["LANG"] = "C.UTF-8"
     kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
     imported = filter(os.path.isabs, sys.path)
-    kernel.landlock([*needed_paths(), "/usr", sys.prefix, *imported, "/etc/localtime", "/dev/urandom"], None)
+    kernel.landlock([*list_paths(), "/usr", sys.prefix, *imported, "/etc/localtime", "/dev/urandom"], None)
 
 
 def limit_memory(is_rule: bool) -> None:

@@ -60,7 +60,7 @@ class EngineUpdate:
                 queued.set_result(None)
 
         work = partial(self.update, version, batch, self.journal.background, tell)
-        self.version, self.outcome = version, self.beside.task(self.beside.blocking(THREAD, work))
+        self.version, self.outcome = version, self.beside.task(self.beside.run_blocking(THREAD, work))
         self.outcome.add_done_callback(tell)  # nobody asks the policy if something has failed before
         result(queued, f"the policy to be asked for the weights {version}", THREAD)
         if self.outcome.done() and (error := self.outcome.exception()) is not None:

@@ -24,7 +24,7 @@ from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.loop_thread import LoopThread
-from rlhf_suite.launch.processes import end_marked
+from rlhf_suite.launch.processes import kill_marked
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.load import load_tokenizer, vision_processor
 from rlhf_suite.rl.sampling import stop_token_ids
@@ -85,7 +85,7 @@ News = Ledgers | Report | EngineDeath
 
 class EpisodeWorker:
     """Runs episodes as the driver would, in an event loop of the same kind, and asks the engines as it would. What the
-    driver is to know leaves by `finished`, all that there is at once.
+    driver is to know leaves by `wait_for_finished`, all that there is at once.
 
     `model`: the folder of the policy, for its tokenizer. `name` is that of this worker alone: what a dead worker of
     this name has left running is ended.
@@ -94,7 +94,7 @@ class EpisodeWorker:
     def __init__(self, run: PPORun, model: str, name: str, log: Path | None = None) -> None:
         if log is not None:
             redirect_output(log)
-        end_marked(MARK, name)
+        kill_marked(MARK, name)
         os.environ[MARK] = name
         allow_silence(run.launch.timeout_s)
         self._run, self._model, self._name = run, model, name
@@ -121,7 +121,7 @@ class EpisodeWorker:
         """Begin episodes, each with a number."""
         await self._on_loop(self._begin(bundle))
 
-    async def finished(self, client: str) -> list[tuple[int, News]]:
+    async def wait_for_finished(self, client: str) -> list[tuple[int, News]]:
         """Wait until there is something for the driver, and return all that there is: the ledgers of finished episodes
         with their numbers, engines that died, and a report at the end."""
         return await self._on_loop(self._news())
@@ -146,7 +146,7 @@ class EpisodeWorker:
 
     async def close(self) -> None:
         """End what the episodes have left running."""
-        end_marked(MARK, self._name)
+        kill_marked(MARK, self._name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response of an engine to a request: this worker is the policy of its agent."""

@@ -25,27 +25,27 @@ OF_THE_POLICY = ("engine_log_probs", "old_log_probs", "ref_log_probs", "correcti
 class ForwardGroup(ModelGroup):
     """The ranks of a model that reads batches."""
 
-    def per_token(self, method: str, batch: ForwardBatch, *args: object, what: str) -> Pending[torch.Tensor]:
+    def per_token(self, method: str, batch: ForwardBatch, *args: object, activity: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per token, [T] in the order of the batch."""
-        return self._start(method, batch, args, what, Division.per_token)
+        return self._start(method, batch, args, activity, Division.per_token)
 
-    def per_sequence(self, method: str, batch: ForwardBatch, *args: object, what: str) -> Pending[torch.Tensor]:
+    def per_sequence(self, method: str, batch: ForwardBatch, *args: object, activity: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per sequence, [B] in the order of the batch."""
-        return self._start(method, batch, args, what, Division.per_row)
+        return self._start(method, batch, args, activity, Division.per_row)
 
     def _start(
         self,
         method: str,
         batch: ForwardBatch,
         args: Sequence[object],
-        what: str,
+        activity: str,
         combine: Callable[[Division, list[torch.Tensor]], torch.Tensor],
     ) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is made of those of one rank for each part of the batch."""
         mesh = self.group.mesh
         division, shards = batch.over(mesh.data)
         refs = self.group.start_sharded(method, shards, *args)
-        name = f"{self.name}: {what}"
+        name = f"{self.name}: {activity}"
         return Pending(self.group, refs, name, lambda answers: combine(division, mesh.one_per_part(answers)))
 
 
@@ -53,19 +53,19 @@ class ReferenceGroup(ForwardGroup):
     """The frozen reference or teacher."""
 
     def log_probs(
-        self, batch: ForwardBatch, temperature: float, what: str = "log-probs of the rollout"
+        self, batch: ForwardBatch, temperature: float, activity: str = "log-probs of the rollout"
     ) -> Pending[torch.Tensor]:
         """Start to compute the log-probs of the masked tokens, [T]; 0 elsewhere."""
-        return self.per_token("log_probs", batch, temperature, what=what)
+        return self.per_token("log_probs", batch, temperature, activity=activity)
 
 
 class WithoutAdaptersGroup(ReferenceGroup):
     """The ranks of the policy as the reference or teacher: the policy without its adapters."""
 
     def log_probs(
-        self, batch: ForwardBatch, temperature: float, what: str = "log-probs of the rollout without its adapters"
+        self, batch: ForwardBatch, temperature: float, activity: str = "log-probs of the rollout without its adapters"
     ) -> Pending[torch.Tensor]:
-        return self.per_token("log_probs_without_adapters", batch, temperature, what=what)
+        return self.per_token("log_probs_without_adapters", batch, temperature, activity=activity)
 
 
 class UpdatedGroup(ForwardGroup, TrainedGroup):
@@ -75,14 +75,14 @@ class UpdatedGroup(ForwardGroup, TrainedGroup):
     unread: ClassVar[tuple[str, ...]]
 
     def train(
-        self, batch: Experience, steps: Sequence[Sequence[int]], *args: object, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], *args: object, activity: str
     ) -> Pending[dict[str, float]]:
         """Start the optimiser steps, each on its sequences of `batch`; the answer is the mean of each metric over
         them."""
         left_out: dict[str, Any] = dict.fromkeys(self.unread)
         sent = replace(batch, **left_out)
         refs = self.group.start_sharded("update", split(sent, steps, self.group.mesh.data), *args)
-        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: answers[0])
+        return Pending(self.group, refs, f"{self.name}: {activity}", lambda answers: answers[0])
 
 
 class PolicyGroup(UpdatedGroup, ReferenceGroup):
@@ -92,40 +92,40 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
 
     def log_probs_and_entropies(self, batch: ForwardBatch, temperature: float) -> Pending[torch.Tensor]:
         """Start to compute the log-probs and the entropies of the masked tokens, [T, 2]; 0 elsewhere."""
-        return self.per_token("log_probs_and_entropies", batch, temperature, what="log-probs of the rollout")
+        return self.per_token("log_probs_and_entropies", batch, temperature, activity="log-probs of the rollout")
 
     def update(
-        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, activity: str
     ) -> Pending[dict[str, float]]:
         """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
-        return self.train(batch, steps, first_step, kl_coef, what=what)
+        return self.train(batch, steps, first_step, kl_coef, activity=activity)
 
     def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
         tensor is sent with its digest; with `keep` what was sent last stays in memory."""
-        started = self.begin("open_sender", backend, check, timeout_s, keep, what="preparing to send weights")
+        started = self.submit("open_sender", backend, check, timeout_s, keep, activity="preparing to send weights")
         address: tuple[str, int] = started.result()
         return address
 
     def join_sender(self, host: str, port: int) -> None:
         """Prepare the other ranks to send too, each to the engine on its own GPU."""
-        self.begin("join_sender", host, port, what="preparing to send weights").result()
+        self.submit("join_sender", host, port, activity="preparing to send weights").result()
 
     def connect_sender(self, world_size: int, meeting: int) -> Pending[None]:
         """Start to wait for the workers of the engines."""
-        return self.begin("connect_sender", world_size, meeting, what="meeting the engines")
+        return self.submit("connect_sender", world_size, meeting, activity="meeting the engines")
 
     def publish(self, version: int) -> Pending[Manifest]:
         """Start to send all weights."""
-        return self.begin("publish", version, what=f"sending the weights of version {version}")
+        return self.submit("publish", version, activity=f"sending the weights of version {version}")
 
     def publish_again(self, version: int) -> Pending[Manifest]:
         """Start to send the weights of the last sync, of `version`, again."""
-        return self.begin("publish_again", version, what=f"sending the weights of version {version} again")
+        return self.submit("publish_again", version, activity=f"sending the weights of version {version} again")
 
     def release(self) -> Pending[None]:
         """Start to free what the last sync took."""
-        return self.begin("release", what="freeing what was sent")
+        return self.submit("release", activity="freeing what was sent")
 
 
 class CriticGroup(UpdatedGroup):
@@ -135,13 +135,13 @@ class CriticGroup(UpdatedGroup):
 
     def values(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute the state values at the model tokens, [T]."""
-        return self.per_token("values", batch, what="values of the rollout")
+        return self.per_token("values", batch, activity="values of the rollout")
 
     def update(
-        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, activity: str
     ) -> Pending[dict[str, float]]:
         """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
-        return self.train(batch, steps, first_step, what=what)
+        return self.train(batch, steps, first_step, activity=activity)
 
 
 class RewardGroup(ForwardGroup):
@@ -149,7 +149,7 @@ class RewardGroup(ForwardGroup):
 
     def scores(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute what the model says of each sequence, [B]."""
-        return self.per_sequence("scores", batch, what="scores")
+        return self.per_sequence("scores", batch, activity="scores")
 
 
 class ProcessRewardGroup(ForwardGroup):
@@ -157,4 +157,4 @@ class ProcessRewardGroup(ForwardGroup):
 
     def probabilities(self, batch: ForwardBatch, columns: list[int]) -> Pending[torch.Tensor]:
         """Start to compute P(good) at the masked tokens, [T]; the batch holds the tokens of the model itself."""
-        return self.per_token("probabilities", batch, columns, what="probabilities of steps")
+        return self.per_token("probabilities", batch, columns, activity="probabilities of steps")

@@ -136,7 +136,10 @@ class Pipeline(TrainingLoop):
             return super().evaluate(step)
         self.finish_step()
         assert self.loop is not None
-        self.under_evaluation = step, self.loop.task(self.loop.blocking(EVALUATION, partial(self.measure_beside, step)))
+        self.under_evaluation = (
+            step,
+            self.loop.task(self.loop.run_blocking(EVALUATION, partial(self.measure_beside, step))),
+        )
         return {}
 
     def measure_beside(self, step: int) -> dict[str, float]:

@@ -118,7 +118,7 @@ class Rollouts:
                 elif not table.waiting:
                     await self.open_round()
                 elif self.are_resting and self.schedule.rests == Rest.AFTER_ROUNDS:
-                    await self.loop.blocking(ENGINES, self.sampler.wake)
+                    await self.loop.run_blocking(ENGINES, self.sampler.wake)
                     self.are_resting = False
                 else:
                     self.loop.task(self.write(table.begin()))
@@ -131,7 +131,7 @@ class Rollouts:
         if filters.of_prompts is not None:
             number, _ = table.order.round_from(table.next)
             chosen = partial(filters.choose, rows, self.history.of(rows), number)
-            places = await self.loop.blocking(ROLLOUTS, chosen)
+            places = await self.loop.run_blocking(ROLLOUTS, chosen)
             table.tally.counts["rollout/prompts_not_chosen"] += len(rows) - len(places)
         table.open_round(places)
         self.round_size, self.round_began = len(places), time.monotonic()
@@ -164,7 +164,7 @@ class Rollouts:
             if is_written and self.schedule.rests == Rest.AFTER_ROUNDS:
                 await self.rest()
             groups, self.responses = self.responses, []
-            scores = await self.loop.blocking(REWARDS, partial(self.builder.score, groups))
+            scores = await self.loop.run_blocking(REWARDS, partial(self.builder.score, groups))
             self.sort_out(scores)
 
     def sort_out(self, scores: Scores) -> None:
@@ -226,7 +226,7 @@ class Rollouts:
         """Shape the rewards of a batch, and let its step have it."""
         batch = self.table.batches[step]
         groups = [group.samples for group in batch.groups if group.samples is not None]
-        self.rollouts[step] = await self.loop.blocking(ROLLOUTS, partial(self.builder.shape, groups, batch.metrics))
+        self.rollouts[step] = await self.loop.run_blocking(ROLLOUTS, partial(self.builder.shape, groups, batch.metrics))
         self.tell()
 
     async def wait_for(self, step: int, reason: str) -> str:
@@ -265,7 +265,7 @@ class Rollouts:
         """Interrupt what the engines write, if they do not rest, and lend their memory to the models."""
         if not self.are_resting:
             self.are_resting = True
-            await self.loop.blocking(ENGINES, self.sampler.pause)
+            await self.loop.run_blocking(ENGINES, self.sampler.pause)
             self.tell()
 
     def tell(self) -> None:

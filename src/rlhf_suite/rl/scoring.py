@@ -279,7 +279,7 @@ class ScoringInParts:
         """Score all groups that wait when the part before them is scored."""
         async with self.lock:
             groups, self.waiting, self.next = self.waiting, [], None
-            scores = await self.loop.blocking(REWARDS, partial(self.scorer.score, groups))
+            scores = await self.loop.run_blocking(REWARDS, partial(self.scorer.score, groups))
             return scores.groups
 
 

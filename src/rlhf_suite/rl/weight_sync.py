@@ -114,7 +114,7 @@ class WeightSync:
         if len(fitting) == 0:
             return None
         chosen = every_token(take(batch, fitting))
-        ours = self.policy.log_probs(ForwardBatch(chosen), 1.0, what=f"the probe of sync {version}")
+        ours = self.policy.log_probs(ForwardBatch(chosen), 1.0, activity=f"the probe of sync {version}")
         return Probe(version, chosen, ours)
 
     def check(self) -> dict[str, float]:

@@ -46,7 +46,7 @@ def container(kind: type[Any]) -> Kind:
     return (lambda value: isinstance(value, kind)), list, kind
 
 
-def written(kind: type[Any]) -> Kind:
+def write_kind(kind: type[Any]) -> Kind:
     """Return how an exact number is sent: as its digits."""
     return (lambda value: isinstance(value, kind)), (lambda value: [str(value)]), (lambda parts: kind(str(*parts)))
 
@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {
         lambda value: [value.real, value.imag],
         lambda parts: complex(*parts),
     ),
-    **{kind.__name__: written(kind) for kind in (Fraction, Decimal)},
+    **{kind.__name__: write_kind(kind) for kind in (Fraction, Decimal)},
     "datetime": (lambda value: isinstance(value, datetime), lambda value: [value.isoformat()], from_iso(datetime)),
     "date": (lambda value: isinstance(value, date), lambda value: [value.isoformat()], from_iso(date)),
     "range": (
@@ -115,11 +115,11 @@ def encode(value: Any, refer: Refer) -> Any:
     return refer(value)
 
 
-def decode(found: Any, known: Known) -> Any:
+def decode(encoded: Any, known: Known) -> Any:
     """Return the value of what `encode` made. It makes only plain types, whatever it is given."""
-    if not isinstance(found, list):
-        return found
-    kind, value = found
+    if not isinstance(encoded, list):
+        return encoded
+    kind, value = encoded
     if kind not in KINDS:
         return known(kind, int(value))
     return KINDS[kind][2]([decode(part, known) for part in value])
@@ -150,7 +150,7 @@ class Channel:
         self.values.append(value)
         return [self.ours, len(self.values) - 1]
 
-    def known(self, kind: str, number: int) -> object:
+    def look_up(self, kind: str, number: int) -> object:
         """Return the value of a reference: ours itself, or what stands for one of the other side."""
         return self.values[number] if kind == self.ours else self.theirs(self, number)
 
@@ -172,32 +172,32 @@ class Channel:
 
         While it works, the other side may send requests too. Changes to lists, dicts and sets are copied back to ours.
         """
-        given = [encode(each, self.refer) for each in args]
-        options = {name: encode(each, self.refer) for name, each in named.items()}
+        given = [encode(arg, self.refer) for arg in args]
+        options = {name: encode(value, self.refer) for name, value in named.items()}
         self.send({"do": operation, "to": target, "args": given, "named": options})
         while "do" in (reply := self.receive()):
             self.answer(reply)
         for mine, changed in zip(args, reply.get("args", ()), strict=False):
-            refill(mine, decode(changed, self.known))
+            refill(mine, decode(changed, self.look_up))
         if "error" in reply:
             name, text = reply["error"]
             kind = getattr(builtins, name, None)
             raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(text)
-        return decode(reply.get("value"), self.known)
+        return decode(reply.get("value"), self.look_up)
 
     def answer(self, request: dict[str, Any]) -> None:
         """Carry out a request of the other side and send the reply."""
         if request["do"] not in self.allowed:
             raise PermissionError(request["do"])
-        args = [decode(each, self.known) for each in request["args"]]
-        named = {name: decode(each, self.known) for name, each in request["named"].items()}
+        args = [decode(value, self.look_up) for value in request["args"]]
+        named = {name: decode(value, self.look_up) for name, value in request["named"].items()}
         reply: dict[str, Any] = {}
         try:
             value = OPERATIONS[request["do"]](self.values[request["to"]], *args, **named)
             reply["value"] = encode(value, self.refer)
         except Exception as error:
             reply["error"] = [type(error).__name__, str(error)]
-        reply["args"] = [encode(each, self.refer) if isinstance(each, list | dict | set) else None for each in args]
+        reply["args"] = [encode(arg, self.refer) if isinstance(arg, list | dict | set) else None for arg in args]
         self.send(reply)
 
 
@@ -273,14 +273,14 @@ def check(checks: list[str], read_fd: int, write_fd: int) -> None:
     names: dict[str, object] = {}
     for name in free_names(checks):
         names[name] = importlib.import_module(MODULES[name]) if name in MODULES else channel.ask("name", 0, name)
-    for each in checks:
-        exec(compile(each, "check.py", "exec"), names)
+    for text in checks:
+        exec(compile(text, "check.py", "exec"), names)
 
 
 def free_names(checks: list[str]) -> list[str]:
     """Return the names that the checks use and do not define, without builtins."""
     used, made = dict[str, None](), set(dir(builtins))
-    for node in (node for each in checks for node in ast.walk(ast.parse(each))):
+    for node in (node for check in checks for node in ast.walk(ast.parse(check))):
         if isinstance(node, ast.Name):
             used[node.id] = None
             made |= set() if isinstance(node.ctx, ast.Load) else {node.id}

@@ -58,7 +58,7 @@ class SessionOptions:
     uid: int
 
 
-def needed_paths() -> list[str]:
+def list_paths() -> list[str]:
     """Return the interpreter, its packages and the system's libraries: all that can be seen inside."""
     paths = {*SYSTEM, sys.executable, os.path.realpath(sys.executable), f"{sys.prefix}/pyvenv.cfg"}
     link = Path(sys.executable)
@@ -68,11 +68,11 @@ def needed_paths() -> list[str]:
     paths.update(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
     if sys.base_prefix not in ("/usr", "/"):
         paths.add(f"{sys.base_prefix}/lib")
-    found = sorted(path for path in paths if Path(path).exists())
+    existing = sorted(path for path in paths if Path(path).exists())
     return [
         path
-        for path in found
-        if not any(path.startswith(f"{other}/") and not Path(other).is_symlink() for other in found)
+        for path in existing
+        if not any(path.startswith(f"{other}/") and not Path(other).is_symlink() for other in existing)
     ]
 
 
@@ -80,7 +80,7 @@ def enter_small_root(root: str = COVERED) -> None:
     """Build a root folder over the folder `root`, and make it the root of this mount namespace."""
     kernel.mount(None, "/", None, RECURSIVE | PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "size=1m,mode=0755")
-    for path in needed_paths():
+    for path in list_paths():
         place_read_only(path, Path(root + path))
     for name in DEVICES:
         target = Path(root, "dev", name)

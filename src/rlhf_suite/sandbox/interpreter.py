@@ -148,7 +148,7 @@ def answer(code: str, name: str, soft_s: float, names: dict[str, object]) -> dic
             is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:
-        problem = described(error)
+        problem = describe_error(error)
     return {"value": value, "problem": problem, "timed_out": timed_out}
 
 
@@ -165,7 +165,7 @@ def execute(code: str, name: str, names: dict[str, object]) -> str | None:
     return None if value is None else repr(value)[:MAX_VALUE]
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception with its traceback, without our own frames. A long text keeps both of its ends."""
     try:
         frame = error.__traceback__

@@ -76,8 +76,8 @@ def offer() -> Offer:
         problem = trial_problem(options)
         if problem is None:
             return Offer(options, (*missing, *lesser_gaps()))
-        what = "namespaces" if options.user_spaces or not options.root else "namespaces without one for users"
-        missing.append(f"{what}: {problem}")
+        kind = "namespaces" if options.user_spaces or not options.root else "namespaces without one for users"
+        missing.append(f"{kind}: {problem}")
     bare = jail_options(bare=True)
     problem = f"Landlock: version {kernel.landlock_version()}, and {BARE_NEEDS_LANDLOCK} is needed (Linux 6.12)"
     if kernel.landlock_version() >= BARE_NEEDS_LANDLOCK and (problem := trial_problem(bare) or "") == "":
@@ -92,8 +92,9 @@ def offer() -> Offer:
 def lesser_gaps() -> Iterator[str]:
     """Yield what is missing and leaves a jail strong enough."""
     if kernel.landlock_version() < BARE_NEEDS_LANDLOCK:
-        found = kernel.landlock_version()
-        yield f"Landlock {BARE_NEEDS_LANDLOCK}: it is {found}, so some of files, TCP and signals have one lock, not two"
+        version = kernel.landlock_version()
+        effect = "so some of files, TCP and signals have one lock, not two"
+        yield f"Landlock {BARE_NEEDS_LANDLOCK}: it is {version}, {effect}"
     yield "a limit of memory for several processes: their sum is looked at ten times a second"
 
 
@@ -116,13 +117,13 @@ def trial_problem(options: JailOptions) -> str | None:
         template.close()
 
 
-def chosen_jail(allow_weaker: bool, remedy: str) -> JailOptions:
+def choose_jail(allow_weaker: bool, remedy: str) -> JailOptions:
     """Return the jail to use. Raise SandboxError, ending in `remedy`, if only a weaker one is there and not allowed."""
-    found = offer()
-    if found.options is not None and (allow_weaker or not found.is_weaker):
-        return found.options
-    reasons = "; ".join(found.missing)
-    if found.options is None:
+    offered = offer()
+    if offered.options is not None and (allow_weaker or not offered.is_weaker):
+        return offered.options
+    reasons = "; ".join(offered.missing)
+    if offered.options is None:
         raise SandboxError(f"this machine offers no jail for untrusted code: {reasons}")
     raise SandboxError(f"this machine offers only a weaker jail for untrusted code: {reasons}; {remedy}")
 

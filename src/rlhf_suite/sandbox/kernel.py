@@ -33,11 +33,11 @@ READ = EXECUTE | READ_FILE | READ_DIR
 OUTER_USER = 65534  # the name of the only user inside a user namespace
 
 
-def checked(result: int, what: str) -> int:
-    """Return the result of a call; raise OSError, with `what` in its message, if the call failed."""
+def check(result: int, action: str) -> int:
+    """Return the result of a call; raise OSError, with `action` in its message, if the call failed."""
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")
     return result
 
 
@@ -48,7 +48,7 @@ def syscall(x86: int, arm: int, *args: object) -> int:
 
 def unshare(spaces: int) -> None:
     """Enter new namespaces."""
-    checked(libc.unshare(spaces), "unshare")
+    check(libc.unshare(spaces), "unshare")
 
 
 def map_user(proc: int, uid: int, gid: int) -> None:
@@ -68,21 +68,21 @@ def map_user(proc: int, uid: int, gid: int) -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """Mount a file system."""
     parts = [part.encode() if part is not None else None for part in (source, target, kind, options)]
-    checked(libc.mount(parts[0], parts[1], parts[2], flags, parts[3]), f"mount {target}")
+    check(libc.mount(parts[0], parts[1], parts[2], flags, parts[3]), f"mount {target}")
 
 
 def seal(target: str, attributes: int, recursive: bool = False) -> None:
     """Set attributes of a mount, such as read-only, with `recursive` also of the mounts below it (Linux 5.12)."""
     wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
     result = syscall(442, 442, -100, target.encode(), 0x8000 if recursive else 0, wanted, len(wanted))
-    checked(result, f"mount_setattr {target}")
+    check(result, f"mount_setattr {target}")
 
 
 def enter_root(folder: str) -> None:
     """Make `folder` the root; the old root is gone."""
     os.chdir(folder)
-    checked(syscall(155, 41, b".", b"."), "pivot_root")
-    checked(libc.umount2(b".", 2), "umount2")
+    check(syscall(155, 41, b".", b"."), "pivot_root")
+    check(libc.umount2(b".", 2), "umount2")
     os.chdir("/")
 
 
@@ -93,7 +93,7 @@ def prctl(option: int, value: int) -> int:
 
 def die_with_parent() -> None:
     """Let the kernel kill this process when its parent ends. A change of user undoes that, so call it after one."""
-    checked(prctl(DEATH_SIGNAL, 9), "prctl")
+    check(prctl(DEATH_SIGNAL, 9), "prctl")
 
 
 def drop_bounding_set() -> None:
@@ -106,7 +106,7 @@ def drop_capabilities() -> None:
     """Give up all capabilities of this process."""
     prctl(AMBIENT, CLEAR_AMBIENT)
     header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    checked(libc.capset(header, sets), "capset")
+    check(libc.capset(header, sets), "capset")
 
 
 def become(uid: int) -> None:
@@ -134,10 +134,10 @@ def landlock(readable: Iterable[str], writable: str | None) -> int:
     version = landlock_version()
     if version == 0:
         return 0
-    rights = FILE_RIGHTS[max(each for each in FILE_RIGHTS if each <= version)]
+    rights = FILE_RIGHTS[max(known for known in FILE_RIGHTS if known <= version)]
     # An older kernel takes a longer structure whose unknown fields are 0.
     rules = struct.pack("=QQQ", rights, 3 * (version >= TCP_SINCE), 3 * (version >= SCOPES_SINCE))
-    ruleset = checked(int(libc.syscall(CREATE_RULESET, rules, len(rules), 0)), "landlock_create_ruleset")
+    ruleset = check(int(libc.syscall(CREATE_RULESET, rules, len(rules), 0)), "landlock_create_ruleset")
     allowed = [(path, READ) for path in readable] + [("/dev/null", READ_FILE | WRITE_FILE)]
     for path, wanted in [*allowed, *([(writable, rights)] if writable is not None else [])]:
         with suppress(OSError):  # a path that is not there needs no rule
@@ -145,6 +145,6 @@ def landlock(readable: Iterable[str], writable: str | None) -> int:
             granted = wanted & rights if Path(path).is_dir() else wanted & rights & OF_FILES
             libc.syscall(ADD_RULE, ruleset, 1, struct.pack("=Qi", granted, fd), 0)
             os.close(fd)
-    checked(int(libc.syscall(RESTRICT_SELF, ruleset, 0)), "landlock_restrict_self")
+    check(int(libc.syscall(RESTRICT_SELF, ruleset, 0)), "landlock_restrict_self")
     os.close(ruleset)
     return version

@@ -101,9 +101,9 @@ def excess(session: Watched, slowly: bool = True) -> str | None:
         pids = pids[1:]  # the first process of the namespace is our guard
     limit = session.memory_mb << 20
     dear = in_kernel(pids, limit) if slowly else 0
-    used = dear + sum(map(resident, pids)) + sum(map(held_by_descriptors, pids))
+    used = dear + sum(map(resident, pids)) + sum(map(measure_descriptors, pids))
     if used > limit:
-        used = dear + sum(map(proportional, pids)) + sum(map(held_by_sockets, pids))
+        used = dear + sum(map(proportional, pids)) + sum(map(measure_sockets, pids))
     if used > limit:
         return f"it used {used >> 20} MiB of memory; its limit is {limit >> 20} MiB"
     return None if session.folder is None else excess_on_disk(session, pids, slowly)
@@ -111,7 +111,7 @@ def excess(session: Watched, slowly: bool = True) -> str | None:
 
 def excess_on_disk(session: Watched, pids: list[int], slowly: bool) -> str | None:
     """Return what a bare session has too much of on disk, or None."""
-    written = deleted_bytes(pids) if slowly else 0
+    written = count_deleted_bytes(pids) if slowly else 0
     try:
         for entries, size in enumerate(sizes_on_disk(str(session.folder)), 1):
             written += size
@@ -126,13 +126,13 @@ def excess_on_disk(session: Watched, pids: list[int], slowly: bool) -> str | Non
 
 def family(pid: int) -> list[int]:
     """Return a process and all that come of it. Orphans of a namespace are children of its first process."""
-    found, waiting = list[int](), [pid]
+    pids, waiting = list[int](), [pid]
     while waiting:
-        found.append(waiting.pop())
-        for task in tasks(found[-1]):
+        pids.append(waiting.pop())
+        for task in tasks(pids[-1]):
             with suppress(OSError):
-                waiting += map(int, Path(f"/proc/{found[-1]}/task/{task}/children").read_text().split())
-    return found
+                waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text().split())
+    return pids
 
 
 def tasks(pid: int) -> list[str]:
@@ -171,7 +171,7 @@ def proportional(pid: int) -> int:
     return resident(pid)
 
 
-def held_by_descriptors(pid: int) -> int:
+def measure_descriptors(pid: int) -> int:
     """Return what the descriptors of a process can hold at most, in bytes: cheap, as if all of them were sockets."""
     count = MAX_FILES
     with suppress(OSError):  # Linux 6.2 shows how many there are as the size of their folder
@@ -179,7 +179,7 @@ def held_by_descriptors(pid: int) -> int:
     return max(count - FREE_DESCRIPTORS, 0) * DESCRIPTOR_BYTES
 
 
-def held_by_sockets(pid: int) -> int:
+def measure_sockets(pid: int) -> int:
     """Return what the sockets and pipes of a process can hold, in bytes; those of one that hides may all be sockets."""
     try:
         count = sum(map(is_socket_or_pipe, Path(f"/proc/{pid}/fd").iterdir()))
@@ -223,7 +223,7 @@ def locks_of(pids: set[str]) -> int:
     return 0
 
 
-def deleted_bytes(pids: Iterable[int]) -> int:
+def count_deleted_bytes(pids: Iterable[int]) -> int:
     """Return the bytes of deleted files that processes have open; one that is only mapped counts as the largest."""
     used = 0
     for pid in pids:
@@ -269,8 +269,8 @@ def remove_tree(folder: str) -> None:
         with suppress(OSError):
             place.chmod(0o700)
             with os.scandir(place) as entries:
-                found = list(entries)
-            for entry in found:
+                names = list(entries)
+            for entry in names:
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         Path(entry).chmod(0o700)  # a folder that is moved must be writable

@@ -285,14 +285,14 @@ class JailedProcess:
             return None
         return self.problem or printable(self.errors.decode(errors="replace") + self.output.decode(errors="replace"))
 
-    def ending(self) -> str:
+    def describe_ending(self) -> str:
         """Return how the code ended, with the last line of its errors."""
         if self.killed_because is not None:
             return self.killed_because
         code = self.exit_code
         if code is None:
             return "its process was killed"
-        is_signal = -code in {each.value for each in signal.Signals}
+        is_signal = -code in {number.value for number in signal.Signals}
         how = f"it was ended by {signal.Signals(-code).name}" if is_signal else f"it ended early (exit code {code})"
         lines = bytes(self.errors[-TAIL_BYTES:]).decode(errors="replace").strip().splitlines()
         return printable(f"{how}: {lines[-1]}" if lines else how)
@@ -332,7 +332,7 @@ def wait(processes: Sequence[JailedProcess], is_done: Callable[[], bool], deadli
         if left <= 0:
             return False
         poller = select.poll()
-        for fd, events in (each for process in processes for each in process.interest()):
+        for fd, events in (interest for process in processes for interest in process.interest()):
             poller.register(fd, events)
         poller.poll(left * 1000 + 1)
         for process in processes:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from rlhf_suite.sandbox.interpreter import PASSED
-from rlhf_suite.sandbox.jail import chosen_jail, offer, templates
+from rlhf_suite.sandbox.jail import choose_jail, offer, templates
 from rlhf_suite.sandbox.process import JailedProcess, Resources, SandboxError, Template, wait
 
 PRELOADED = {"numpy": ("numpy", "np."), "sympy": ("sympy",)}  # imported by a template, for code with these words
@@ -50,23 +50,25 @@ def prepare(allow_weaker: bool) -> tuple[str, ...]:
     Raises:
         SandboxError: the machine offers no jail, or only a weaker one.
     """
-    options = chosen_jail(allow_weaker, REMEDY)
-    for count in range(len(installed()) + 1):
-        templates.get(replace(options, imports=installed()[:count]))
+    options = choose_jail(allow_weaker, REMEDY)
+    for count in range(len(list_installed()) + 1):
+        templates.get(replace(options, imports=list_installed()[:count]))
     template_for("", allow_weaker)
     return offer().missing
 
 
 def template_for(code: str, allow_weaker: bool) -> Template:
     """Return the template, now ready, that has imported what `code` names."""
-    used = (index + 1 for index, name in enumerate(installed()) if any(word in code for word in PRELOADED[name]))
-    template = templates.get(replace(chosen_jail(allow_weaker, REMEDY), imports=installed()[: max(used, default=0)]))
+    used = (index + 1 for index, name in enumerate(list_installed()) if any(word in code for word in PRELOADED[name]))
+    template = templates.get(
+        replace(choose_jail(allow_weaker, REMEDY), imports=list_installed()[: max(used, default=0)])
+    )
     template.wait_ready()
     return template
 
 
 @cache
-def installed() -> tuple[str, ...]:
+def list_installed() -> tuple[str, ...]:
     """Return the libraries that templates may import."""
     return tuple(name for name in PRELOADED if find_spec(name))
 
@@ -79,8 +81,8 @@ def run_python(code: str, stdin: str, limits: Limits) -> ProgramResult:
     template = template_for(code, limits.allow_weaker)
     with ExitStack() as stack:
         deadline = time.monotonic() + limits.timeout_s
-        given = stack.enter_context(sealed_file(stdin.encode(errors="replace")))
-        program = started(stack, template, limits, {"program": code}, stdin=given)
+        given = stack.enter_context(seal_file(stdin.encode(errors="replace")))
+        program = start(stack, template, limits, {"program": code}, stdin=given)
         program.output_bytes = MAX_PROGRAM_OUTPUT_BYTES
         in_time = wait([program], lambda: program.has_ended, deadline)
         problem = None if in_time and program.exit_code == 0 else problem_of(program, in_time, limits)
@@ -99,8 +101,8 @@ def run_checks(code: str, checks: Sequence[str], limits: Limits) -> ProgramResul
         (asked, asks), (answered, answers) = os.pipe(), os.pipe()
         ends = (asked, answers, answered, asks)
         try:
-            program = started(stack, for_program, limits, {"serve": code}, peers=(asked, answers))
-            tests = started(stack, for_checks, limits, {"check": list(checks)}, peers=(answered, asks))
+            program = start(stack, for_program, limits, {"serve": code}, peers=(asked, answers))
+            tests = start(stack, for_checks, limits, {"check": list(checks)}, peers=(answered, asks))
         finally:  # so that the end of one session is an end of file for the other
             for fd in ends:
                 os.close(fd)
@@ -119,7 +121,7 @@ def ends_too(both: Sequence[JailedProcess], program: JailedProcess) -> bool:
     return wait(both, lambda: program.has_ended, time.monotonic() + EXIT_S)
 
 
-def started(
+def start(
     stack: ExitStack,
     template: Template,
     limits: Limits,
@@ -139,11 +141,11 @@ def problem_of(process: JailedProcess, in_time: bool, limits: Limits) -> str:
     """Return why a program did not end well; raise SandboxError if that was not its own doing."""
     if process.start_problem is not None:
         raise SandboxError(f"a session did not start: {process.start_problem}")
-    return process.ending() if in_time else f"it ran longer than {limits.timeout_s:.3g} s"
+    return process.describe_ending() if in_time else f"it ran longer than {limits.timeout_s:.3g} s"
 
 
 @contextmanager
-def sealed_file(content: bytes) -> Iterator[int]:
+def seal_file(content: bytes) -> Iterator[int]:
     """Yield a descriptor for reading of a file in memory that nobody can change any more."""
     file = os.memfd_create("stdin", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     try:

@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 
-from rlhf_suite.sandbox.kernel import DEATH_SIGNAL, IS_ARM, checked, libc
+from rlhf_suite.sandbox.kernel import DEATH_SIGNAL, IS_ARM, check, libc
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -136,7 +136,7 @@ def program(is_bare: bool) -> bytes:
     if is_bare:
         me = os.getpid()
         parts += [on_call(numbers, refuse) for numbers in REFUSED_IF_BARE.values()]
-        parts += [on_call(each, load_argument(0), step(IF_EQUAL, me, 1, 0), refuse, allow) for each in SIGNALS]
+        parts += [on_call(call, load_argument(0), step(IF_EQUAL, me, 1, 0), refuse, allow) for call in SIGNALS]
         of_itself = step(IF_EQUAL, 0, 2, 0) + step(IF_EQUAL, me, 1, 0) + refuse
         parts.append(on_call(PRLIMIT, load_argument(0), of_itself, allow))
         parts.append(on_call(PRCTL, load_argument(0), step(IF_EQUAL, DEATH_SIGNAL, 0, 1), refuse, allow))
@@ -161,4 +161,4 @@ def install(code: bytes) -> None:
     """Install a filter for this process and its children. NO_NEW_PRIVILEGES must be set before."""
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
-    checked(libc.prctl(SET_SECCOMP, FILTER_MODE, header, 0, 0), "seccomp")
+    check(libc.prctl(SET_SECCOMP, FILTER_MODE, header, 0, 0), "seccomp")

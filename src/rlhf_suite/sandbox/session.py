@@ -61,7 +61,9 @@ class Session:
         if self.process is None:
             self.template.wait_ready()
             self.process = process = JailedProcess(self.template, self.resources)
-            self._started(wait([process], lambda: process.is_ready or process.has_ended, time.monotonic() + START_S))
+            self._check_started(
+                wait([process], lambda: process.is_ready or process.has_ended, time.monotonic() + START_S)
+            )
         self._ask(code, timeout_s)
         return self._result(wait([self.process], self._is_answered, time.monotonic() + timeout_s), timeout_s)
 
@@ -84,9 +86,9 @@ class Session:
         async with self.template.slot():
             self.process = process = JailedProcess(self.template, self.resources)
             deadline = time.monotonic() + START_S
-            self._started(await wait_async(process, lambda: process.is_ready or process.has_ended, deadline))
+            self._check_started(await wait_async(process, lambda: process.is_ready or process.has_ended, deadline))
 
-    def _started(self, in_time: bool) -> None:
+    def _check_started(self, in_time: bool) -> None:
         """Raise SandboxError if the session did not start."""
         assert self.process is not None
         if in_time and self.process.is_ready:
@@ -115,39 +117,39 @@ class Session:
         """Return what came of the call; end the session unless it has answered as it should."""
         assert self.process is not None
         process = self.process
-        found = self._parsed() if answered else None
-        if found is None:
+        reply = self._parse_reply() if answered else None
+        if reply is None:
             if not answered:
                 why = f"it ran longer than {timeout_s:.3g} s"
             else:
-                why = process.ending() if process.has_ended or process.killed_because else BROKEN
+                why = process.describe_ending() if process.has_ended or process.killed_because else BROKEN
             process.kill(why)
-            output = shown(process.output)
+            output = make_printable(process.output)
             self.close()
             return CallResult(output, problem=f"{why}; the session has ended", timed_out=not answered, state_lost=True)
         process.reply.clear()
-        value, problem = found["value"], found["problem"]
+        value, problem = reply["value"], reply["problem"]
         return CallResult(
-            shown(process.output),
+            make_printable(process.output),
             None if value is None else printable(value, MAX_REPLY_BYTES, keep_lines=True),
             None if problem is None else printable(problem, MAX_REPLY_BYTES, keep_lines=True),
-            found["timed_out"],
+            reply["timed_out"],
         )
 
-    def _parsed(self) -> dict[str, Any] | None:
+    def _parse_reply(self) -> dict[str, Any] | None:
         """Return the reply if it is one to this call, else None."""
         assert self.process is not None
         reply = bytes(self.process.reply)
         if len(reply) < 4 or struct.unpack(">I", reply[:4])[0] != len(reply) - 4:
             return None
         try:
-            found = json.loads(reply[4:])
+            value = json.loads(reply[4:])
         except (ValueError, RecursionError):
             return None
         kinds = {"id": int, "value": str | None, "problem": str | None, "timed_out": bool}
-        if not isinstance(found, dict) or found.keys() != kinds.keys() or found["id"] != self.calls:
+        if not isinstance(value, dict) or value.keys() != kinds.keys() or value["id"] != self.calls:
             return None
-        return found if all(isinstance(found[name], kind) for name, kind in kinds.items()) else None
+        return value if all(isinstance(value[name], kind) for name, kind in kinds.items()) else None
 
     def close(self) -> None:
         """End the session. The next call would start a new one."""
@@ -164,6 +166,6 @@ class Session:
         self.close()
 
 
-def shown(output: bytearray) -> str:
+def make_printable(output: bytearray) -> str:
     """Return output as text that acts on no terminal."""
     return printable(output.decode(errors="replace"), len(output), keep_lines=True)

@@ -35,8 +35,8 @@ from rlhf_suite.sandbox.confine import (
     confine,
     enter_session_spaces,
     enter_small_root,
+    list_paths,
     mount_own_proc,
-    needed_paths,
 )
 
 MAX_REQUEST, MAX_FDS, MAX_FD = 1 << 16, 16, 1 << 16
@@ -123,7 +123,7 @@ def load(options: JailOptions, proc: int) -> TemplateState:
     gc.freeze()  # so that collections in sessions write to fewer shared pages
     with os.fdopen(os.open("self/statm", os.O_RDONLY, dir_fd=proc)) as file:
         used_bytes = int(file.read().split()[0]) * resource.getpagesize()
-    return TemplateState(options, proc, used_bytes, needed_paths() if options.bare else [])
+    return TemplateState(options, proc, used_bytes, list_paths() if options.bare else [])
 
 
 def reap(*_: object) -> None:
@@ -200,11 +200,11 @@ def keep_only(kept: Sequence[int]) -> None:
 
 def collect(child: int) -> int | None:
     """Reap every process that has ended. Return the status of `child` if it is among them."""
-    found = None
+    status = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == child else found
-    return found
+            status = ended[1] if ended[0] == child else status
+    return status
 
 
 def become_interpreter(state: TemplateState, session: SessionOptions, fds: Sequence[int]) -> None:

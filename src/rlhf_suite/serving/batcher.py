@@ -57,13 +57,13 @@ class Batcher:
         """Score a batch. If that fails, score each sequence alone, so that one failure does not affect the others."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self.thread, self.score, sequences)
+            scores = await loop.run_in_executor(self.thread, self.score, sequences)
         except Exception as error:
             if len(sequences) == 1:
                 return [error]
             return [outcome for ids in sequences for outcome in await self.outcomes([ids])]
         self.calls, self.rows = self.calls + 1, self.rows + len(sequences)
-        return [*found]
+        return [*scores]
 
     def next_batch(self) -> list[Item]:
         """Return the next batch, a sequence of each client in turn."""

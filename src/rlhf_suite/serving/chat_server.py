@@ -29,11 +29,11 @@ from rlhf_suite.serving.http_server import (
     BadRequest,
     Guard,
     TooLarge,
+    answer_while_connected,
     body_of,
-    listening,
-    parsed,
+    open_listening_socket,
+    parse_body,
     server_of,
-    while_connected,
 )
 
 T = TypeVar("T")
@@ -68,10 +68,10 @@ class ChatServer:
     def start(self) -> None:
         """Listen, in a thread that ends with the process."""
         try:
-            listener = listening(self.host, 0)
+            listener = open_listening_socket(self.host, 0)
         except OSError as error:
-            what = f"agent.host={self.host}: {error.strerror or error}"
-            raise UserError(f"{what}; write an address of this machine, such as 127.0.0.1") from error
+            problem = f"agent.host={self.host}: {error.strerror or error}"
+            raise UserError(f"{problem}; write an address of this machine, such as 127.0.0.1") from error
         server = server_of(SessionGuard(self.app(), None))
         threading.Thread(target=server.run, args=([listener],), name="agent endpoint", daemon=True).start()
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -125,22 +125,22 @@ class ChatServer:
 class SessionGuard(Guard):
     """Bounds the requests that are under way. Each session has a key of its own, so no other check is needed here."""
 
-    def unauthorised(self, scope: Scope) -> Response | None:
+    def refuse_unauthorised(self, scope: Scope) -> Response | None:
         return None
 
 
 async def chat_completion(request: Request, chat: ChatSession) -> Response:
     """Answer with a turn of the model. It is written to its end also if the client goes away: it may ask again."""
-    given = read_request(parsed(await body_of(request, MAX_BYTES)), chat.session.sampling)
+    given = read_request(parse_body(await body_of(request, MAX_BYTES)), chat.session.sampling)
     retries = request.headers.get(RETRIES, "0")
     is_retry = retries.isdecimal() and int(retries[:9]) > 0
-    found = await while_connected(request, on_its_loop(chat, chat.answer(given, is_retry)))
-    if found is None:
+    answer = await answer_while_connected(request, on_its_loop(chat, chat.answer(given, is_retry)))
+    if answer is None:
         return CLIENT_GONE
     tokenizer = chat.session.bridge.tokenizer
     if given.streams:
-        return StreamingResponse(found.chunks(given, tokenizer), media_type="text/event-stream")
-    return JSONResponse(found.body(given, tokenizer))
+        return StreamingResponse(answer.chunks(given, tokenizer), media_type="text/event-stream")
+    return JSONResponse(answer.body(given, tokenizer))
 
 
 async def models(request: Request, chat: ChatSession) -> Response:
@@ -150,7 +150,7 @@ async def models(request: Request, chat: ChatSession) -> Response:
 
 async def complete(request: Request, chat: ChatSession) -> Response:
     """Take the result of an episode."""
-    result = parsed(await body_of(request, MAX_BYTES))
+    result = parse_body(await body_of(request, MAX_BYTES))
 
     async def take() -> None:
         chat.complete(result)

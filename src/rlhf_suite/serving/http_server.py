@@ -58,15 +58,17 @@ def make_app(path: str, handler: Handler, lifespan: Lifespan | None, max_bytes: 
 
     async def answer(request: Request) -> Response:
         try:
-            given = parsed(await body_of(request, max_bytes))
-            found = await while_connected(request, handler(given, request.client.host if request.client else ""))
+            given = parse_body(await body_of(request, max_bytes))
+            response = await answer_while_connected(
+                request, handler(given, request.client.host if request.client else "")
+            )
         except ClientDisconnect:
             return CLIENT_GONE
         except TooLarge as error:
             return JSONResponse({"error": str(error)}, 413, {"connection": "close"})
         except BadRequest as error:
             return JSONResponse({"error": str(error)}, 422)
-        return CLIENT_GONE if found is None else JSONResponse(found)
+        return CLIENT_GONE if response is None else JSONResponse(response)
 
     app.add_route(path, answer, methods=["POST"])
     return app
@@ -86,7 +88,7 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def parsed(body: bytes) -> dict[str, Any]:
+def parse_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body; raise BadRequest, which quotes nothing of the body, if there is none."""
     try:
         given = json.loads(body.decode())
@@ -103,7 +105,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     return given
 
 
-async def while_connected(request: Request, answer: Awaitable[T]) -> T | None:
+async def answer_while_connected(request: Request, answer: Awaitable[T]) -> T | None:
     """Return the awaited answer. If the client closes its connection first, cancel the work and return None."""
     work = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(request.receive())  # after the whole body, the next message is a disconnect
@@ -144,13 +146,13 @@ class Guard:
 
     def refusal(self, scope: Scope) -> Response | None:
         """Return the response that refuses a request, or None if the request may pass."""
-        if (refused := self.unauthorised(scope)) is not None:
+        if (refused := self.refuse_unauthorised(scope)) is not None:
             return refused
         if self.under_way >= MAX_CONNECTIONS:
             return JSONResponse({"error": "too many requests are under way"}, 503, {"retry-after": "1"})
         return None
 
-    def unauthorised(self, scope: Scope) -> Response | None:
+    def refuse_unauthorised(self, scope: Scope) -> Response | None:
         """Return the response to a request without the token, under a strange name, or of a foreign web page."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
@@ -172,7 +174,7 @@ def host_name(host: str) -> str:
     return name.strip("[]").lower()
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 chooses a free port. Raise OSError when the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -197,8 +199,12 @@ class Protocol(H11Protocol):
 
     def make_room(self) -> None:
         """Close the connection that has waited longest to send its request, or this one if none is waiting."""
-        waiting = [each for each in self.connections if isinstance(each, Protocol) and each.reading_since is not None]
-        min(waiting, key=lambda each: each.reading_since or 0.0, default=self).end()
+        waiting = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, Protocol) and connection.reading_since is not None
+        ]
+        min(waiting, key=lambda connection: connection.reading_since or 0.0, default=self).end()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -247,12 +253,12 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are those of the main thread
             return
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def server_of(app: ASGIApp) -> Server:

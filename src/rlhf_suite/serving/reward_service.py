@@ -84,8 +84,8 @@ class RewardService:
         scores = iter(await self.batcher.submit([ids for ids in encoded if not isinstance(ids, str)], client))
         outcomes = [ids if isinstance(ids, str) else finite(next(scores)) for ids in encoded]
         return {
-            "rewards": [None if isinstance(each, str) else each for each in outcomes],
-            "errors": [each if isinstance(each, str) else None for each in outcomes],
+            "rewards": [None if isinstance(outcome, str) else outcome for outcome in outcomes],
+            "errors": [outcome if isinstance(outcome, str) else None for outcome in outcomes],
         }
 
     async def encode(self, text: str) -> list[int] | str:

@@ -14,9 +14,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
-from rlhf_suite.preflight.folders import finished, is_earlier, resumes
+from rlhf_suite.preflight.folders import describe_finished, is_earlier, resumes
 from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.sweeps.local_jobs import run_here
 from rlhf_suite.sweeps.slurm_jobs import Main, squeue, submit, watch
@@ -29,7 +29,7 @@ MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher")
 
 
-def launch(line: CommandLine, found: Preflight, folder: Path, main: Main) -> None:
+def launch(line: CommandLine, checked: Preflight, folder: Path, main: Main) -> None:
     """Start the jobs of a sweep, or a single run on Slurm, and record them in `folder`. Wait for their ends, unless
     hydra.launcher.wait=false. A job of Slurm calls `main` with the words of its command line.
 
@@ -38,36 +38,38 @@ def launch(line: CommandLine, found: Preflight, folder: Path, main: Main) -> Non
     Raises:
         UserError: the settings of the launcher do not fit the machine, or Slurm refuses the jobs.
     """
-    jobs = list(jobs_of(line, found, folder.absolute()))
+    jobs = list(jobs_of(line, checked, folder.absolute()))
     sweep = extend_sweep(folder.absolute(), jobs)
-    is_done = [finished(run, Path(job.folder)) is not None for run, job in zip(found.runs, jobs, strict=True)]
+    is_done = [
+        describe_finished(run, Path(job.folder)) is not None for run, job in zip(checked.runs, jobs, strict=True)
+    ]
     for job in compress(jobs, is_done):
         sweep.keep(job)
     if left := [job for job, done in zip(jobs, is_done, strict=True) if not done]:
-        start(sweep, left, found, main)
+        start(sweep, left, checked, main)
 
 
-def jobs_of(line: CommandLine, found: Preflight, folder: Path) -> Iterator[Job]:
+def jobs_of(line: CommandLine, checked: Preflight, folder: Path) -> Iterator[Job]:
     """Yield the jobs of a sweep in `folder`, each with a command line of its own; a single run is in `folder`
     itself."""
-    every = [set(words) for words, _ in found.jobs]
+    every = [set(words) for words, _ in checked.jobs]
     common = set.intersection(*every) if len(every) > 1 else set()
     own = [word for word in line.overrides if key_of(word).startswith(("hydra.", "hydra/"))]
     settings = [word for word in own if not word.startswith(NOT_FOR_JOBS)]
     if line.own_presets is not None:
         settings.append(f"--config-dir={line.own_presets.resolve()}")
-    here = places(found, folder) if found.is_sweep else [(0, folder)]
-    for run, (words, _), (number, place) in zip(found.runs, found.jobs, here, strict=True):
+    here = places(checked, folder) if checked.is_sweep else [(0, folder)]
+    for run, (words, _), (number, place) in zip(checked.runs, checked.jobs, here, strict=True):
         varied = " ".join([str(number), *(word for word in words if word not in common)])
-        names = names_for_loggers(run, folder.name, varied[:MAX_NAME]) if found.is_sweep else ()
-        own = [f"hydra.run.dir={quoted(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
+        names = names_for_loggers(run, folder.name, varied[:MAX_NAME]) if checked.is_sweep else ()
+        own = [f"hydra.run.dir={quote(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
         yield Job(number, words, str(place), [*settings, *words, *names, *own])
 
 
-def start(sweep: Sweep, jobs: list[Job], found: Preflight, main: Main) -> None:
+def start(sweep: Sweep, jobs: list[Job], checked: Preflight, main: Main) -> None:
     """Start these jobs of a sweep by its launcher."""
-    options: dict[str, Any] = OmegaConf.to_container(found.hydra.launcher, resolve=True)  # type: ignore[assignment]
-    if found.hydra.runtime.choices["hydra/launcher"] == "local":
+    options: dict[str, Any] = OmegaConf.to_container(checked.hydra.launcher, resolve=True)  # type: ignore[assignment]
+    if checked.hydra.runtime.choices["hydra/launcher"] == "local":
         run_here(sweep, jobs, options["parallel"], options["gpus_per_job"])
     else:
         wait, poll_s = options.pop("wait"), options.pop("poll_s")
@@ -77,7 +79,7 @@ def start(sweep: Sweep, jobs: list[Job], found: Preflight, main: Main) -> None:
             watch(sweep, submitted, poll_s, squeue)
 
 
-def places(found: Preflight, folder: Path) -> Iterator[tuple[int, Path]]:
+def places(checked: Preflight, folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield the number and the folder of each job of a sweep in `folder`.
 
     Where an earlier sweep is continued there, a job has those of the earlier job with the same words, whatever values
@@ -88,11 +90,11 @@ def places(found: Preflight, folder: Path) -> Iterator[tuple[int, Path]]:
     earlier = {} if before is None else {job.number: job for job in before.jobs}
     same = {cell(job.overrides): job.number for job in earlier.values()}
     taken = set(earlier)
-    for own, (run, (words, subfolder)) in enumerate(zip(found.runs, found.jobs, strict=True)):
+    for own, (run, (words, subfolder)) in enumerate(zip(checked.runs, checked.jobs, strict=True)):
         number = same.get(cell(words), own) if resumes(run) else own
         is_new = resumes(run) and cell(words) not in same
         if is_new and own in taken and not is_earlier(RunFolder(folder / subfolder), run):
-            number = next(each for each in itertools.count() if each not in taken)
+            number = next(count for count in itertools.count() if count not in taken)
         taken.add(number)
         yield number, folder / (str(number) if subfolder == str(own) else subfolder)
 
@@ -107,4 +109,4 @@ def names_for_loggers(run: Run, group: str, name: str) -> Iterator[str]:
     if isinstance(run, TrainedRun | LoopRun):
         for key, text in (("group", group), ("run_name", name)):
             if getattr(run.logger.wandb, key) is None:
-                yield f"logger.wandb.{key}={quoted(text)}"
+                yield f"logger.wandb.{key}={quote(text)}"

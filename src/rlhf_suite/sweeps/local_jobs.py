@@ -73,10 +73,10 @@ def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def stoppable(sweep: Sweep, running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
     """End the running jobs when the block ends in any way, also by a signal. A second one ends them at once."""
-    from rlhf_suite.launch.stop import passed_on
+    from rlhf_suite.launch.stop import leave_to_child
     from rlhf_suite.launch.stop import stoppable as signals_handled
 
-    with signals_handled(), passed_on():
+    with signals_handled(), leave_to_child():
         try:
             yield
         finally:

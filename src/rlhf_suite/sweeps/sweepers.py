@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.compose import hydra_ready
-from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.metrics import HIGHER, LOWER, direction_of
 from rlhf_suite.config.runs import TrainedRun
 from rlhf_suite.errors import UserError
@@ -50,28 +50,28 @@ class JobsOfASweeper(Launcher):
         return self.run(job_overrides, initial_job_idx)
 
 
-def search(line: CommandLine, found: Preflight, folder: Path) -> None:
+def search(line: CommandLine, checked: Preflight, folder: Path) -> None:
     """Run the jobs that the sweeper of the command line asks for, and record them in `folder`.
 
     Raises:
         UserError: the sweeper refuses its settings, or gives up.
     """
     folder = folder.absolute()
-    if (key := chosen_key(found)) is not None:
-        check_direction(found, key)
+    if (key := choose_key(checked)) is not None:
+        check_direction(checked, key)
     with hydra_ready():
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, None))
-        config = OmegaConf.create({"hydra": OmegaConf.to_container(found.hydra)})
+        config = OmegaConf.create({"hydra": OmegaConf.to_container(checked.hydra)})
         with read_write(config), open_dict(config):
             config.hydra.launcher = {"_target_": NAME}
             config.hydra.sweep.dir = str(folder)
         plugins = Plugins.instance()
         plugins.class_name_to_class[NAME] = JobsOfASweeper
-        name = found.hydra.runtime.choices["hydra/sweeper"]
-        varied = varied_words(line)
+        name = checked.hydra.runtime.choices["hydra/sweeper"]
+        varied = list_varied_words(line)
         try:
             sweeper = plugins.instantiate_sweeper(
-                hydra_context=context, task_function=cast(Any, runner(line, found, folder, varied)), config=config
+                hydra_context=context, task_function=cast(Any, runner(line, checked, folder, varied)), config=config
             )
             sweeper.sweep(varied)
         except UserError:
@@ -80,22 +80,22 @@ def search(line: CommandLine, found: Preflight, folder: Path) -> None:
             raise UserError(f"hydra/sweeper={name}: {type(error).__name__}: {error}") from error
 
 
-def runner(line: CommandLine, found: Preflight, folder: Path, varied: Sequence[str]) -> Runner:
+def runner(line: CommandLine, checked: Preflight, folder: Path, varied: Sequence[str]) -> Runner:
     """Return the function that runs jobs by what varies between them."""
     fixed = [word for word in line.overrides if word not in varied and not word.startswith(NOT_FOR_JOBS)]
     if line.own_presets is not None:
         fixed.append(f"--config-dir={line.own_presets.resolve()}")
-    options: dict[str, Any] = OmegaConf.to_container(found.hydra.launcher, resolve=True)  # type: ignore[assignment]
+    options: dict[str, Any] = OmegaConf.to_container(checked.hydra.launcher, resolve=True)  # type: ignore[assignment]
 
     def run(wanted: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         jobs = [job_of(number, [*fixed], [*words], folder) for number, words in enumerate(wanted, first)]
         run_here(extend_sweep(folder, jobs), jobs, options["parallel"], options["gpus_per_job"])
-        return [result_of(job, found) for job in jobs]
+        return [result_of(job, checked) for job in jobs]
 
     return run
 
 
-def varied_words(line: CommandLine) -> list[str]:
+def list_varied_words(line: CommandLine) -> list[str]:
     """Return the overrides with several values, apart from settings of Hydra."""
     parse = OverridesParser.create().parse_override
     words = [word for word in line.overrides if not key_of(word).startswith(("hydra.", "hydra/"))]
@@ -105,20 +105,20 @@ def varied_words(line: CommandLine) -> list[str]:
 def job_of(number: int, fixed: list[str], varied: list[str], folder: Path) -> Job:
     """Return a job with a command line and a folder of its own."""
     place = folder / str(number)
-    own = [f"hydra.run.dir={quoted(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
+    own = [f"hydra.run.dir={quote(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
     return Job(number, varied, str(place), [*fixed, *varied, *own])
 
 
-def chosen_key(found: Preflight) -> str | None:
+def choose_key(checked: Preflight) -> str | None:
     """Return the metric by which a sweep chooses, where its flags name one."""
-    run = found.runs[0]
+    run = checked.runs[0]
     return run.ckpt.best_metric_key if isinstance(run, TrainedRun) else None
 
 
-def check_direction(found: Preflight, metric: str) -> None:
+def check_direction(checked: Preflight, metric: str) -> None:
     """Raise UserError if the sweeper is told to look for the worst of a metric. What sweepers do not call minimize or
     maximize is theirs."""
-    asked = OmegaConf.select(found.hydra, "sweeper.direction")
+    asked = OmegaConf.select(checked.hydra, "sweeper.direction")
     wanted, better = WAYS.get(str(getattr(asked, "name", asked))), direction_of(metric)
     if wanted is not None and better is not None and wanted != better:
         right = next(way for way, is_better in WAYS.items() if is_better == better)
@@ -128,17 +128,17 @@ def check_direction(found: Preflight, metric: str) -> None:
         )
 
 
-def result_of(job: Job, found: Preflight) -> JobReturn:
+def result_of(job: Job, checked: Preflight) -> JobReturn:
     """Return what the sweeper learns of a job that has ended: its number, or why it has none.
 
     Raises:
         UserError: the sweeper looks for the worst of that number.
     """
-    key = chosen_key(found)
+    key = choose_key(checked)
     metrics = RunFolder(Path(job.folder)).status().get("metrics") or {}
     name, value = (key, metrics[key]) if key is not None and key in metrics else (job.metric, job.value)
     if job.state == "done" and value is not None:
-        check_direction(found, name)
+        check_direction(checked, name)
         return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=value)
     reason = job.error or "it has no metric"
     return JobReturn(

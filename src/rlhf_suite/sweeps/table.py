@@ -43,9 +43,9 @@ def finish(folder: Path) -> int:
     show_table(Console(), Text(str(folder)), COLUMNS, rows)
     write_text(folder / "summary.md", markdown(rows))
     if not sweep.is_single and any((sweep.folder_of(job) / "metrics.jsonl").exists() for job in sweep.jobs):
-        from rlhf_suite.report.html import tried
+        from rlhf_suite.report.html import try_writing
 
-        print(tried(lambda: write_sweep_page(sweep)))
+        print(try_writing(lambda: write_sweep_page(sweep)))
     failed = [job for job in sweep.jobs if job.state == "failed"]
     for job in failed:
         print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))
@@ -69,7 +69,7 @@ def markdown(rows: list[list[str]]) -> str:
 def write_sweep_page(sweep: Sweep, target: Path | None = None) -> Path:
     """Write the page of a sweep: the statistics of each combination of its flags, and its runs beside each other."""
     from rlhf_suite.report.html import write_sweep_report
-    from rlhf_suite.report.sweep_data import swept
+    from rlhf_suite.report.sweep_data import read_sweep
 
     jobs = [(job.number, sweep.folder_of(job), job.overrides) for job in sweep.jobs]
-    return write_sweep_report(sweep.folder, swept(jobs), target)
+    return write_sweep_report(sweep.folder, read_sweep(jobs), target)

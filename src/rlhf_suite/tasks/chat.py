@@ -15,7 +15,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.chat_model import FLAG, ChatModel
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 
 HELP = """\
 /reset          forget the conversation; the system message stays
@@ -32,7 +32,7 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
     Raises:
         UserError: the system message cannot be used, or the input is not UTF-8.
     """
-    path = warm_started(config.actor.model_name_or_path, "teacher")
+    path = warm_start(config.actor.model_name_or_path, "teacher")
     device, in_4bit = device_kind(config.launch), config.ds.load_in_4bit
     chat_model = ChatModel(path, config.chat, config.data, device, load_in_4bit=in_4bit)
     conversation = Conversation(chat_model.tokenizer, config.data, chat_model.max_len - config.chat.max_new_tokens)

@@ -54,20 +54,20 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
         progress = Progress(LoggerConfig(), config.task, len(given), 0, console.is_terminal)
         checked = list[Checked]()
         with closing(progress):
-            for each in scored_alone(config, given, rewards):
-                checked.append(each)
+            for row in score_alone(config, given, rewards):
+                checked.append(row)
                 progress.update(len(checked), {})
-        items = {each.where: each.item for each in checked if each.item is not None}
+        items = {row.where: row.item for row in checked if row.item is not None}
         began = time.perf_counter()
-        found = rewards.score([*items.values()])[0] if items else []
+        outcomes = rewards.score([*items.values()])[0] if items else []
         speed = len(items) / (time.perf_counter() - began)
-    in_batch = dict(zip(items, found, strict=True))
+    in_batch = dict(zip(items, outcomes, strict=True))
     metrics = summary(checked, speed)
     console.print(table(checked))
     console.print(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), soft_wrap=True, highlight=False)
     for warning in warnings(config, checked, in_batch):
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-    failed = failures({each.where: each.outcome for each in checked}) or failures(in_batch, " in a batch")
+    failed = failures({row.where: row.outcome for row in checked}) or failures(in_batch, " in a batch")
     if failed:
         printed = f"; the output of the reward code is in {log}" if log.exists() and log.stat().st_size else ""
         raise RunError(f"{len(failed)} of {len(checked)} rows have no score; the first is {failed[0]}{printed}")
@@ -88,13 +88,13 @@ def rows(config: CheckRewardRun) -> list[RowOrError]:
     data = config.data
     assert data.dataset is not None
     source = RowSource(data.dataset, data.dataset_split, data.skip_samples, data.max_samples, DATASET)
-    found = [*islice(iter(source), data.skip_samples, data.skip_samples + data.max_samples)]
-    if not found:
+    rows = [*islice(iter(source), data.skip_samples, data.skip_samples + data.max_samples)]
+    if not rows:
         raise UserError(f"data.dataset={data.dataset}: no rows are left (data.skip_samples={data.skip_samples})")
-    return found
+    return rows
 
 
-def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
+def score_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
     """Score the rows one at a time. Without a column of responses the label is scored as the response."""
     for row in given:
         try:
@@ -114,14 +114,12 @@ def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: R
 def table(checked: Sequence[Checked]) -> Table:
     """Return a table with a line for each row and, with several sources, the score of each source."""
     result = Table("row", "datasource", "score or reason", "seconds")
-    for each in checked:
+    for row in checked:
         result.add_row(
-            Text(printable(each.where), overflow="fold"),
-            Text(printable(each.item.datasource) if each.item else ""),
-            Text(
-                outcome_text(each.outcome, each.names), style="red" if isinstance(each.outcome, RewardFailure) else ""
-            ),
-            f"{each.seconds:.3g}",
+            Text(printable(row.where), overflow="fold"),
+            Text(printable(row.item.datasource) if row.item else ""),
+            Text(outcome_text(row.outcome, row.names), style="red" if isinstance(row.outcome, RewardFailure) else ""),
+            f"{row.seconds:.3g}",
         )
     return result
 
@@ -136,10 +134,10 @@ def outcome_text(outcome: Outcome, names: Sequence[str]) -> str:
 
 def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
     """Return counts and statistics of the scores. `speed` is in rows per second of the whole batch, as in training."""
-    scores = [each.outcome.reward for each in checked if isinstance(each.outcome, Scored)]
-    kinds = [each.outcome.kind for each in checked if isinstance(each.outcome, RewardFailure)]
+    scores = [row.outcome.reward for row in checked if isinstance(row.outcome, Scored)]
+    kinds = [row.outcome.kind for row in checked if isinstance(row.outcome, RewardFailure)]
     counts = {"rows": len(checked), "errors": kinds.count("error"), "timeouts": kinds.count("timeout")}
-    counts["retries"] = sum(each.outcome.retries for each in checked)
+    counts["retries"] = sum(row.outcome.retries for row in checked)
     result = {name: float(value) for name, value in counts.items()}
     if scores:
         result |= {"score_mean": statistics.fmean(scores), "score_min": min(scores), "score_max": max(scores)}
@@ -149,22 +147,22 @@ def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
 
 def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mapping[str, Outcome]) -> Iterator[str]:
     """Yield what is not a failure, but probably a mistake or useless for training."""
-    known = [each.outcome for each in checked if isinstance(each.outcome, Scored)]
-    scores = [each.reward for each in known]
-    full = [each for each in known if each.score >= 1 - SAME]
+    known = [row.outcome for row in checked if isinstance(row.outcome, Scored)]
+    scores = [scored.reward for scored in known]
+    full = [scored for scored in known if scored.score >= 1 - SAME]
     if config.data.output_key is None and len(full) < len(known):
         less = f"{len(known) - len(full)} of {len(known)} labels"
         yield f"{less} do not get full marks (a score of 1) as their own answer"
     elif config.data.output_key is not None and len(scores) > 1 and max(scores) - min(scores) < SAME:
         yield f"all scores are {scores[0]:.4g}: a model cannot learn from such rows"
-    items = [each.item for each in checked if each.item is not None]
+    items = [row.item for row in checked if row.item is not None]
     asks_servers = any(is_http(source.remote_url) for source in list_sources(config.reward).values())
     if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
         yield (
             "no response has an end-of-sequence token at its end, as finished ones have in rollouts; a reward model "
             "behind a server scores them as if they were cut off. Set data.response_end to this token"
         )
-    pairs = [(each.outcome, in_batch.get(each.where)) for each in checked]
+    pairs = [(row.outcome, in_batch.get(row.where)) for row in checked]
     differ = [
         a for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and abs(a.reward - b.reward) > SAME
     ]

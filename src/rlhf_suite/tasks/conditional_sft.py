@@ -20,12 +20,12 @@ def run(config: ConditionalSFTRun, folder: Path) -> dict[str, float]:
         select=all_responses,
         train=lambda model, rows, output: sft_run(config, model, rows, output),
         target=lambda rows: target if target is not None else max(row[SCORE] for row in rows),
-        finish=standardized_rows if config.loop.standardize_enable else Recipe.finish,
+        finish=standardize_rows if config.loop.standardize_enable else Recipe.finish,
     )
     return run_loop(config, folder, recipe)
 
 
-def standardized_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def standardize_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with rewards that are standardised over all of them."""
     scores = standardize([row[SCORE] for row in rows])
     return [row | {SCORE: score} for row, score in zip(rows, scores, strict=True)]

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
-from rlhf_suite.config.resume import allowed_changes
+from rlhf_suite.config.resume import list_allowed_changes
 from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import Stages, stages
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import warm_start
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -88,7 +88,7 @@ class Loop:
         self.say(iteration, f"answering {run.data.max_samples} prompts")
         answers, score = self.answers(f"iter_{iteration}/generate", f"iter_{iteration}/score", run)
         groups = response_groups(answers, self.config.data.input_key, self.config.data.tools_key)
-        rows, dropped = selected(map(self.recipe.select, groups))
+        rows, dropped = select_rows(map(self.recipe.select, groups))
         self.log(iteration, {"train/reward": score, "loop/rows": len(rows), "loop/dropped": dropped.total()})
         reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())
         self.say(iteration, f"{len(rows)} rows to train on{reasons}")
@@ -140,7 +140,7 @@ class Loop:
 def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
     """Run or continue a loop and return its last metrics; the model is in `<folder>/model`."""
     with (
-        stages(folder, allowed_changes(config)) as steps,
+        stages(folder, list_allowed_changes(config)) as steps,
         closing(MetricLogger(config.logger, RunFolder(folder), 0)) as sinks,
     ):
         loop = Loop(config, steps, recipe, sinks)
@@ -152,7 +152,7 @@ def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
 
 def first_model(config: LoopRun) -> str:
     """The model that the first iteration starts from; a built-in one is warmed up."""
-    return warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
+    return warm_start(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
 
 
 def shares_of(config: LoopRun) -> list[Share]:
@@ -170,10 +170,10 @@ def shares_of(config: LoopRun) -> list[Share]:
     return [Share(rows.start + start, stop - start) for start, stop in pairwise(ends)]
 
 
-def selected(found: Iterable[Selected]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def select_rows(results: Iterable[Selected]) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Return the selected rows, and for how many prompts nothing was selected, by reason."""
     rows, dropped = list[dict[str, Any]](), Counter[str]()
-    for one in found:
+    for one in results:
         if isinstance(one, str):
             dropped[one] += 1
         else:

@@ -80,10 +80,10 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     evaluation = RLEvalConfig() if config.replays else config.eval
     prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.track)
     if not config.replays:
-        rows = [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)]
+        rows = [(prompt.where, prompt.datasource) for prompt in (*prompts.train, *prompts.held_out)]
         check_routes(config.reward, rows)
-        for each in (prompts.train, prompts.held_out):
-            check_labels(config.reward, ((prompt.where, prompt.datasource, prompt.label) for prompt in each))
+        for part in (prompts.train, prompts.held_out):
+            check_labels(config.reward, ((prompt.where, prompt.datasource, prompt.label) for prompt in part))
         check_datasets(config.agent, {datasource for _, datasource in rows})
         check_metric(config, prompts)
     # The policy's ranks read them from the cache.
@@ -109,7 +109,7 @@ def check_metric(config: PPORun, prompts: Prompts) -> None:
     """Refuse a ckpt.best_metric_key of a set that the evaluation does not have."""
     key = config.ckpt.best_metric_key or NO_METRIC
     prefix = key.rpartition("/")[0]
-    kinds = ({each.datasource for each in prompts.held_out}, {each.source for each in prompts.held_out})
+    kinds = ({prompt.datasource for prompt in prompts.held_out}, {prompt.source for prompt in prompts.held_out})
     known = [f"eval/{name}" for kind in kinds if len(kind) > 1 for name in sorted(kind)]
     known += [f"eval/{CALLS}{number}" for number in config.eval.max_calls or ()]
     if prefix not in ("", "eval", *known):

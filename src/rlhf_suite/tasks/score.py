@@ -10,7 +10,7 @@ from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.plan import PROCESS, WorkerPlan, judge_paths
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
-from rlhf_suite.distributed.ranks import running
+from rlhf_suite.distributed.ranks import start_ranks
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.process_reward_model import solution_encoder
@@ -32,7 +32,7 @@ def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     rows = source.part(*shard)
     job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
     if job.left:
-        with opened_rewards(config, plan, job) as (reader, rewards):
+        with open_rewards(config, plan, job) as (reader, rewards):
             scored = ScoredChunks(config, source, reader, SampleScorer(config.reward, rewards, job.journal))
             job.write(scored.score(source.chunks(job.left, config.score.chunk_size)), "rows")
             job.journal.info(scored.bad.summary())
@@ -40,7 +40,7 @@ def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
 
 
 @contextmanager
-def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
+def open_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
     """Start the source of the scores and yield what reads the rows and what scores them; stop it after the block.
 
     Raises:
@@ -57,7 +57,7 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
                 f"score.max_tokens_per_gpu={budget} is too small for a whole solution; write {least} or more"
             )
         settings = (model, alone(model, config.ds), MicroBatches(tokens=budget))
-        with running(Judge, plan.placement, config.launch, folder, settings) as group:
+        with start_ranks(Judge, plan.placement, config.launch, folder, settings) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
     elif not judges:
@@ -70,6 +70,6 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
         constants = score_constants(model.path, reward)
         tokenizer = load_tokenizer(model.path, config.data, model.flag)
         settings = (model, alone(model, config.ds), MicroBatches(tokens=config.score.max_tokens_per_gpu))
-        with running(Judge, plan.placement, config.launch, folder, settings) as group:
+        with start_ranks(Judge, plan.placement, config.launch, folder, settings) as group:
             reward_model = RewardModelSource(RewardGroup(group), constants)
             yield TokenReader(config.data, tokenizer), Rewards(reward, log, {name: reward_model})

@@ -13,7 +13,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.rl.judge import TextJudge
-from rlhf_suite.serving.http_server import LOOPBACK, Guard, listening, make_app, serve
+from rlhf_suite.serving.http_server import LOOPBACK, Guard, make_app, open_listening_socket, serve
 from rlhf_suite.serving.reward_service import PATH, RewardService
 from rlhf_suite.tracking.console import show_line
 
@@ -38,7 +38,7 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
     plan = ModelPlan("reward", reward.model_name_or_path, "value", load_in_4bit=config.ds.load_in_4bit)
     model = TextJudge(plan, config.ds, device_kind(config.launch), constants, limits.batch_size)
     try:
-        listener = listening(limits.host, limits.port)
+        listener = open_listening_socket(limits.host, limits.port)
     except OSError as error:
         raise UserError(
             f"serve.host={limits.host} serve.port={limits.port}: {error.strerror}. Choose another serve.port, or 0"

@@ -37,13 +37,13 @@ RECIPES = {
 def with_warm_starts(plan: P, prompts: str | None) -> P:
     """Return the plan with the folders of its built-in models, each trained by its recipe on the tasks of `prompts`."""
     models = {
-        name: replace(model, path=warm_started(model.path, model.recipe, prompts)) if model.recipe else model
+        name: replace(model, path=warm_start(model.path, model.recipe, prompts)) if model.recipe else model
         for name, model in plan.models.items()
     }
     return replace(plan, models=models)
 
 
-def warm_started(path: str | None, recipe: str = "warm_start", prompts: str | None = None) -> str:
+def warm_start(path: str | None, recipe: str = "warm_start", prompts: str | None = None) -> str:
     """Return `path`, or for `builtin:<name>` the folder of this model after it was trained by a recipe.
 
     Reinforcement learning cannot improve a model with random weights, and a student cannot learn from one. The first

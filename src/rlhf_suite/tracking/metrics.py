@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import load
-from rlhf_suite.disk import write_text, writing
+from rlhf_suite.disk import name_disk_errors, write_text
 from rlhf_suite.foreign_files import has_type, json_lines, parquet
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
@@ -90,7 +90,7 @@ class JsonLines:
         wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))
         row |= {name: None if name in wrong else value for name, value in metrics.items()}
         line = (json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n").encode()
-        with writing(self._path):
+        with name_disk_errors(self._path):
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.disk import DiskError, write_json, writing
+from rlhf_suite.disk import DiskError, name_disk_errors, write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.foreign_text import printable
@@ -118,7 +118,7 @@ class RunFolder:
 
     def start(self, fingerprint: str) -> None:
         """Record that the run starts or continues. `fingerprint` identifies its configuration."""
-        with writing(self.path):
+        with name_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         process: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
         run = self.run_id or uuid.uuid4().hex
@@ -194,7 +194,7 @@ class RunFolder:
     def _overwrite(self, status: dict[str, Any]) -> None:
         """Write into the existing file. That works on a full disk, since the file's blocks are already allocated."""
         text = (json.dumps(status, indent=1) + "\n").encode()
-        with writing(self.status_file), self.status_file.open("r+b") as file:
+        with name_disk_errors(self.status_file), self.status_file.open("r+b") as file:
             if len(text) > os.fstat(file.fileno()).st_blocks * 512:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             file.write(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import DamagedFile, read_json, typed
+from rlhf_suite.foreign_files import DamagedFile, check_types, read_json
 from rlhf_suite.locks import is_alive
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -116,7 +116,7 @@ def read(folder: Path) -> Sweep | None:
         return None
     try:
         rows = read_json(path)
-        return Sweep(folder, [Job(**typed(row, FIELDS, path)) for row in rows])
+        return Sweep(folder, [Job(**check_types(row, FIELDS, path)) for row in rows])
     except (DamagedFile, TypeError) as damage:
         problem = str(damage) if isinstance(damage, DamagedFile) else f"{path} is damaged"
         raise UserError(f"{problem}: delete it, since the folders of the jobs keep their results") from None

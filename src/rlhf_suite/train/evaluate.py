@@ -58,9 +58,9 @@ class Evaluation:
         overall: dict[str, Metric] = {}
         result: dict[str, float] = {}
         for name, metrics in self.metrics.items():
-            result |= {f"eval/{name}/{key}": value for key, value in self.model.world.combined(metrics).items()}
+            result |= {f"eval/{name}/{key}": value for key, value in self.model.world.combine(metrics).items()}
             add_metrics(overall, metrics)
-        return result | {f"eval/{key}": value for key, value in self.model.world.combined(overall).items()}
+        return result | {f"eval/{key}": value for key, value in self.model.world.combine(overall).items()}
 
 
 def evaluate(

@@ -12,7 +12,7 @@ from functools import partial
 
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.launch.stop import deferred
+from rlhf_suite.launch.stop import defer_signals
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
@@ -42,7 +42,7 @@ class TrainingLoop(ABC):
         self.begin(start)
         if start == 0 and self.evaluation.on_start:
             self.evaluate(step=0)
-        with deferred():
+        with defer_signals():
             for step in range(start, self.total_steps):
                 if self.saver.stops_early(step, self.train.early_stopping_patience, self.journal.warn):
                     break

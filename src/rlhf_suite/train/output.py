@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rlhf_suite.disk import DiskError, flush, put, settle, write_json, writing
+from rlhf_suite.disk import DiskError, flush, name_disk_errors, put, settle, write_json
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -53,7 +53,7 @@ def write_beside(write: Callable[[Path], object], path: Path, folder: RunFolder,
     """Have a model written beside `path`, and put all that was written in its place."""
     run = folder.run_id
     aside = path.parent / f".{path.name}.{run[:8]}.new"
-    with writing(path):
+    with name_disk_errors(path):
         shutil.rmtree(aside, ignore_errors=True)  # of this run, which was killed
         aside.mkdir(parents=True)
         try:

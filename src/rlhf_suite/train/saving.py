@@ -14,11 +14,11 @@ from rlhf_suite.config.ckpt import NO_METRIC, CheckpointConfig
 from rlhf_suite.config.flags import NAMED
 from rlhf_suite.config.metrics import LOWER, direction_of
 from rlhf_suite.config.record import load
-from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
+from rlhf_suite.config.resume import Change, changes, list_allowed_changes, refusal
 from rlhf_suite.config.runs import ResumableRun
-from rlhf_suite.disk import writing
+from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.launch.stop import Stopped, requested
+from rlhf_suite.launch.stop import Stopped, get_stop_signal
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
@@ -129,7 +129,7 @@ class Saver:
         now, before = load(self.folder.config), load(checkpoint.config)
         assert isinstance(now, ResumableRun)
         changed = changes(before, now)
-        if problem := refusal(changed, now, allowed_changes(now), checkpoint.config):
+        if problem := refusal(changed, now, list_allowed_changes(now), checkpoint.config):
             raise UserError(f"{problem.what}: {problem.fix}")
         return [*changed, *found]
 
@@ -145,7 +145,7 @@ class Saver:
 
     def stop_if_requested(self, step: int, metrics: Metrics = dict) -> None:
         """End the run after `step` when a signal asked for it; the step is saved first, whatever ckpt.save_steps is."""
-        number = requested()
+        number = get_stop_signal()
         if number is None:
             return
         if self.saved != step:
@@ -173,7 +173,7 @@ class Saver:
         row = metrics()
         folder = self.store.begin(step, kind)
         try:
-            with writing(folder):
+            with name_disk_errors(folder):
                 self._write(folder, step, kind, row)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so

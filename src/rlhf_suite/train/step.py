@@ -61,7 +61,7 @@ def optimizer_step(
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
         raise nonfinite(step, [name(index) for index in sorted(world.gather(bad))])
-    return world.combined(metrics) | result | {"skipped": float(skipped)}
+    return world.combine(metrics) | result | {"skipped": float(skipped)}
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:

@@ -20,7 +20,7 @@ from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, Sources, source_names
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.ranks import running
+from rlhf_suite.distributed.ranks import start_ranks
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
@@ -138,7 +138,7 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
     settings = (config, plan, make_task, data)
-    with running(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
+    with start_ranks(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
         group = SupervisedGroup(ranks)
         total_steps, steps_per_epoch = group.steps()
         rows = TrainingRows("data.dataset", data.contents_digest)

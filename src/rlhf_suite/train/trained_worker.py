@@ -71,35 +71,35 @@ class TrainedGroup(ModelGroup):
 
     def save_state(self, folder: Path, *, with_optimizer: bool) -> Entries:
         """Write the state of every rank into a folder of a checkpoint. Return what the manifest says of its files."""
-        return self.begin_on_all("save_state", folder, with_optimizer, what=f"saving {folder}").result()
+        return self.submit_to_all("save_state", folder, with_optimizer, activity=f"saving {folder}").result()
 
     def digest(self, folder: Path, names: Sequence[str]) -> Pending[dict[str, str]]:
         """Start to compute the SHA-256 of files of a checkpoint, each by one rank; those that it cannot read are left
         out."""
-        return self.begin_on_all("digest", folder, names, what=f"reading {folder}")
+        return self.submit_to_all("digest", folder, names, activity=f"reading {folder}")
 
-    def begin_on_all(self, method: str, *args: Any, what: str) -> Pending[dict[str, Any]]:
+    def submit_to_all(self, method: str, *args: Any, activity: str) -> Pending[dict[str, Any]]:
         """Call `method` of every rank with the same arguments; the answer has the entries of all answers."""
         refs = self.group.start(method, *args)
-        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: dict(ChainMap(*answers)))
+        return Pending(self.group, refs, f"{self.name}: {activity}", lambda answers: dict(ChainMap(*answers)))
 
     def load_state(self, folder: Path, *, with_optimizer: bool) -> None:
         """Do the inverse of `save_state`."""
-        self.begin("load_state", folder, with_optimizer, what=f"loading {folder}").result()
+        self.submit("load_state", folder, with_optimizer, activity=f"loading {folder}").result()
 
     def rehearse_export(self) -> list[str]:
         """Try all of an export but the values of the weights. Return what had to be mended."""
-        said: list[str] = self.begin("rehearse_export", what="rehearsing its export").result()
+        said: list[str] = self.submit("rehearse_export", activity="rehearsing its export").result()
         return said
 
     def export(self, path: Path) -> list[str]:
         """Write the model in HF format. Return a sentence for each part that the folder lacks."""
-        problems: list[str] = self.begin("export", path, what="exporting").result()
+        problems: list[str] = self.submit("export", path, activity="exporting").result()
         return problems
 
     def export_adapter(self, path: Path) -> list[str]:
         """Write the LoRA adapter alone, in the format of peft. Return as `export`."""
-        problems: list[str] = self.begin("export_adapter", path, what="exporting its adapter").result()
+        problems: list[str] = self.submit("export_adapter", path, activity="exporting its adapter").result()
         return problems
 
 
@@ -108,22 +108,24 @@ class SupervisedGroup(TrainedGroup):
 
     def steps(self) -> tuple[int, int]:
         """Return the optimiser steps of the run, and those of an epoch."""
-        steps: tuple[int, int] = self.begin("steps", what="counting its steps").result()
+        steps: tuple[int, int] = self.submit("steps", activity="counting its steps").result()
         return steps
 
     def train_step(self, step: int) -> dict[str, float]:
         """Take optimiser step `step` (0-based) and return its metrics."""
-        metrics: dict[str, float] = self.begin("train_step", step, what=f"step {step + 1}").result()
+        metrics: dict[str, float] = self.submit("train_step", step, activity=f"step {step + 1}").result()
         return metrics
 
     def evaluate(self, step: int, shown: Callable[[Iterator[None], int], Iterator[None]]) -> dict[str, float]:
         """Return the metrics of the held-out sets after `step` optimiser steps. `shown` passes the parts on as they are
         done, and may show how many there are, of their number."""
         activity = f"the evaluation after step {step}"
-        num_parts: int = self.begin("begin_evaluation", what=activity).result()
+        num_parts: int = self.submit("begin_evaluation", activity=activity).result()
         deque(
-            shown((self.begin("evaluate_part", part, what=activity).result() for part in range(num_parts)), num_parts),
+            shown(
+                (self.submit("evaluate_part", part, activity=activity).result() for part in range(num_parts)), num_parts
+            ),
             0,
         )
-        metrics: dict[str, float] = self.begin("end_evaluation", what=activity).result()
+        metrics: dict[str, float] = self.submit("end_evaluation", activity=activity).result()
         return metrics

@@ -96,7 +96,7 @@ class Attested:
     wrong: str | None = None  # the first difference
 
 
-def combined(workers: Sequence[Attested]) -> SyncReport:
+def combine_reports(workers: Sequence[Attested]) -> SyncReport:
     """Return what the workers of an engine verified together. A tensor counts as read back if all workers that have a
     part of it have read it.
 
@@ -154,14 +154,14 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.view(_INTEGERS[values.element_size()]).to(torch.int64)
 
 
-def compare(what: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
-    """Return None if `tensor` matches the entry, else a sentence that names the tensor. `what` says where it was found
-    wrong."""
-    found = digest(tensor)
-    if found == entry.digest:
+def compare(problem: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
+    """Return None if `tensor` matches the entry, else a sentence that names the tensor. `problem` says where it was
+    found to be wrong."""
+    arrived = digest(tensor)
+    if arrived == entry.digest:
         return None
     kind = f"{list(entry.shape)} {entry.dtype}"
-    return f"tensor {entry.name} {kind} {what}: digest {found}, the trainer's is {entry.digest}"
+    return f"tensor {entry.name} {kind} {problem}: digest {arrived}, the trainer's is {entry.digest}"
 
 
 def entries_from_plain(entries: Sequence[dict[str, Any]]) -> list[TensorEntry]:

@@ -68,7 +68,7 @@ class Loads(TorchDispatchMode):
 
     def watch(self, entries: Sequence[TensorEntry], tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor) for the model's loader, and know from then on what it copies."""
-        self._arrived = sorted(zip(entries, tensors, strict=True), key=lambda each: each[1].data_ptr())
+        self._arrived = sorted(zip(entries, tensors, strict=True), key=lambda pair: pair[1].data_ptr())
         self._addresses = [tensor.data_ptr() for _, tensor in self._arrived]
         for entry, tensor in zip(entries, tensors, strict=True):
             self._newest = entry, tensor
@@ -121,8 +121,8 @@ class Loads(TorchDispatchMode):
             elif func in (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor):
                 if target.numel() == self._newest[1].numel() == 1:  # vLLM's loader of a single number
                     self._record(target, self._newest[1])
-            elif (found := self._by_storage.get(_storage(target))) is not None:
-                found.is_computed = True
+            elif (place := self._by_storage.get(_storage(target))) is not None:
+                place.is_computed = True
         return func(*args, **(kwargs or {}))
 
     def _record(self, target: Tensor, source: Tensor) -> None:
@@ -130,17 +130,17 @@ class Loads(TorchDispatchMode):
         storage = _storage(target)
         if storage not in self._by_storage and not target.is_meta and not self.placed.get(self._newest[0].name):
             self._learn()
-        found = self._by_storage.get(storage)
-        if found is None or _storage(source) == storage or self._newest is NOTHING:
+        place = self._by_storage.get(storage)
+        if place is None or _storage(source) == storage or self._newest is NOTHING:
             return  # not a parameter, or one that is copied onto itself, or nothing of the checkpoint
         if source.is_meta:
-            found.is_computed = True
+            place.is_computed = True
             return
         key = (tuple(target.shape), tuple(target.stride()), int(target.storage_offset()))
-        entry, whole = self._origin(source, found.places.get(key))
-        if key not in found.places:
+        entry, whole = self._origin(source, place.places.get(key))
+        if key not in place.places:
             self.placed[entry.name] += target.numel()
-        found.places[key] = Place(_copied(entry, whole, target, source), *key[1:])
+        place.places[key] = Place(_copy_entry(entry, whole, target, source), *key[1:])
 
     def _let_go(self) -> None:
         self._newest = NOTHING
@@ -168,7 +168,7 @@ class Loads(TorchDispatchMode):
                 self._by_storage[_storage(tensor)] = target
 
 
-def _copied(entry: TensorEntry, whole: Tensor, target: Tensor, source: Tensor) -> TensorEntry:
+def _copy_entry(entry: TensorEntry, whole: Tensor, target: Tensor, source: Tensor) -> TensorEntry:
     """Return the entry of what is copied of a tensor. The digest of all of it is known already."""
     shape = tuple(target.shape)
     is_whole = source.data_ptr() == whole.data_ptr() and source.shape == whole.shape
@@ -187,9 +187,9 @@ def _storage(tensor: Tensor) -> int:
 def holders(model: nn.Module) -> Mapping[int, list[tuple[str, nn.Module, str]]]:
     """Return where each parameter is, by its id: (name of the module, module, name in it). A tied one is at several
     places, each of which may have a packed copy of its own."""
-    found: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    places: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module in model.named_modules():
         for leaf, tensor in (module._parameters | module._buffers).items():
             if tensor is not None:
-                found.setdefault(id(tensor), []).append((path, module, leaf))
-    return found
+                places.setdefault(id(tensor), []).append((path, module, leaf))
+    return places

@@ -88,8 +88,8 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         wrong = list[str]()
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
-            found = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
-            wrong += [message for message in found if message]
+            problems = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
+            wrong += [message for message in problems if message]
             if not wrong:
                 self.load(entries, tensors)
         if wrong:
@@ -204,11 +204,11 @@ def attest(worker: Any) -> Attested:
     if missing := loads.without_place():
         return Attested({}, wrong=missing)
     read = dict[int, tuple[str, int]]()  # of each place: its tensor, and how many numbers of it
-    for found in read_back(transfer.model, loads) if loads.is_checked else ():
-        entry = found.place.entry
-        if wrong := compare(f"differs in {found.where} after loading", entry, found.values):
+    for part in read_back(transfer.model, loads) if loads.is_checked else ():
+        entry = part.place.entry
+        if wrong := compare(f"differs in {part.where} after loading", entry, part.values):
             return Attested({}, wrong=wrong)
-        read[id(found.place)] = entry.name, found.values.numel()
+        read[id(part.place)] = entry.name, part.values.numel()
     counts = Counter[str]()
     for name, count in read.values():
         counts[name] += count

@@ -35,23 +35,23 @@ MISSING = {
 def agents_in(run: PPORun) -> list[ChosenAgent]:
     """Return the agents of a run, without those of agent.sources that a rule refuses."""
     agents = agents_of(run.agent, run.train.agent_func_path)
-    return [each for number, each in enumerate(agents) if number == 0 or not each.config.needs("all_rows")]
+    return [agent for number, agent in enumerate(agents) if number == 0 or not agent.config.needs("all_rows")]
 
 
 @rule
 def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
-    for each in agents_in(run):
-        part, file, key = each.config.file_part, each.file, each.file_flag
+    for agent in agents_in(run):
+        part, file, key = agent.config.file_part, agent.file, agent.file_flag
         url = run.agent.server_url if part == ENVIRONMENT else None
         if part is None:
             continue
         if file is None and url is None and not (part == TOOLS and run.agent.tools):
-            what = f"{each.key}.kind={each.config.kind} has no {part}"
-            yield Problem(key, what, MISSING[part].format(key=key))
+            problem = f"{agent.key}.kind={agent.config.kind} has no {part}"
+            yield Problem(key, problem, MISSING[part].format(key=key))
         if file is not None and url is not None:
             yield Problem("agent.server_url", f"there are two environments: {key}={file} too", "keep one of them")
         if file is not None:
-            yield from file_fits(run, each, part, file)
+            yield from file_fits(run, agent, part, file)
 
 
 def file_fits(run: PPORun, chosen: ChosenAgent, part: str, file: str) -> Iterator[Problem]:
@@ -62,19 +62,19 @@ def file_fits(run: PPORun, chosen: ChosenAgent, part: str, file: str) -> Iterato
     except SourceError as error:
         yield Problem(key, error.what, error.fix)
         return
-    what = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
+    problem = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
     if part == TOOLS and not has_tools(file):
-        yield Problem(key, what, f"write {kind}={taker(ENVIRONMENT)}, or define tools = [functions]")
+        yield Problem(key, problem, f"write {kind}={taker(ENVIRONMENT)}, or define tools = [functions]")
     if part == ENVIRONMENT and export.form not in ENVIRONMENTS:
-        yield Problem(key, what, f"write {kind}={taker(export.form)}")
+        yield Problem(key, problem, f"write {kind}={taker(export.form)}")
     if part == PROGRAM and export.form != PROGRAM:
-        yield Problem(key, what, f"define run_agent(task, base_url, api_key), or write another {kind}")
+        yield Problem(key, problem, f"define run_agent(task, base_url, api_key), or write another {kind}")
     if part == ENVIRONMENT and export.form in RAW and (chosen.config.tools or has_tools(file)):
-        what = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
-        yield Problem(key, what, "rename its list tools, and remove agent.tools; or define a class Environment")
+        problem = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
+        yield Problem(key, problem, "rename its list tools, and remove agent.tools; or define a class Environment")
     if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
-        what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
-        yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
+        problem = f"{export.name} ({export.form}) answers with messages, which need a chat template"
+        yield Problem("data.apply_chat_template", problem, "add data.apply_chat_template=true")
 
 
 def taker(part: str) -> str:
@@ -88,30 +88,30 @@ def agents_share_the_datasets(run: PPORun) -> Iterator[Problem]:
     for name, source in run.agent.sources.items():
         key = f"agent.sources.{name}"
         if not source.datasets:
-            what = "no row has this agent"
-            yield Problem(f"{key}.datasets", what, "write the values of the column datasource whose rows it takes")
+            problem = "no row has this agent"
+            yield Problem(f"{key}.datasets", problem, "write the values of the column datasource whose rows it takes")
         for dataset in source.datasets:
             if taken.setdefault(dataset, name) != name:
-                what = f"the rows of {dataset} have the agent {taken[dataset]} already"
-                yield Problem(f"{key}.datasets", what, f"remove {dataset} from one of them")
+                problem = f"the rows of {dataset} have the agent {taken[dataset]} already"
+                yield Problem(f"{key}.datasets", problem, f"remove {dataset} from one of them")
     if run.agent.sources and run.agent.needs("all_rows"):
-        what = f"there are other agents beside agent.kind={run.agent.kind}, whose program would take all rows"
-        yield Problem("agent.sources", what, "remove them, or write another agent.kind")
+        problem = f"there are other agents beside agent.kind={run.agent.kind}, whose program would take all rows"
+        yield Problem("agent.sources", problem, "remove them, or write another agent.kind")
 
 
 @rule
 def agents_beside_others_fit(run: PPORun) -> Iterator[Problem]:
-    for each, source in zip(agents_of(run.agent)[1:], run.agent.sources.values(), strict=True):
-        key, kind = each.key, each.config.kind
-        if source.agent_func_path is not None and each.config.file_part is None:
+    for agent, source in zip(agents_of(run.agent)[1:], run.agent.sources.values(), strict=True):
+        key, kind = agent.key, agent.config.kind
+        if source.agent_func_path is not None and agent.config.file_part is None:
             yield Problem(
                 f"{key}.agent_func_path", f"{key}.kind={kind} reads no file", "remove it, or write another kind"
             )
-        if source.max_turns is not None and not each.config.needs("turns"):
+        if source.max_turns is not None and not agent.config.needs("turns"):
             yield Problem(f"{key}.max_turns", f"{key}.kind={kind} has one turn", "remove it, or write another kind")
-        if each.config.needs("all_rows"):
-            what = f"{kind} takes all rows, and is not one of {', '.join(registry.agent.without('all_rows'))}"
-            yield Problem(f"{key}.kind", what, "write another kind")
+        if agent.config.needs("all_rows"):
+            problem = f"{kind} takes all rows, and is not one of {', '.join(registry.agent.without('all_rows'))}"
+            yield Problem(f"{key}.kind", problem, "write another kind")
 
 
 @rule
@@ -120,36 +120,38 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
         return
     key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
     agents = agents_in(run)
-    callers = [each for each in agents if each.config.needs("tool_messages") or has_tools_beside(each)]
+    callers = [agent for agent in agents if agent.config.needs("tool_messages") or has_tools_beside(agent)]
     if callers:
         fence = ", or write agent.python_style=fence" if callers[0].config.reads("python_style") else ""
         yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
-    if any(each.config.needs("user_messages") for each in agents):
-        speaker = next(each.config.kind for each in agents if each.config.needs("user_messages"))
+    if any(agent.config.needs("user_messages") for agent in agents):
+        speaker = next(agent.config.kind for agent in agents if agent.config.needs("user_messages"))
         yield Problem(key, f"agent.kind={speaker} speaks in messages, which need a chat template", fix)
     if run.agent.history == "template" and run.agent.has_turns:
-        what = "without a chat template nothing says how earlier turns are shown"
-        yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
+        problem = "without a chat template nothing says how earlier turns are shown"
+        yield Problem("agent.history", problem, "write agent.history=append, or data.apply_chat_template=true")
 
 
 @rule
 def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
     if run.agent.add_reward and not has_source(run.reward):
-        what = "there is no reward source whose reward could be added"
-        yield Problem("agent.add_reward", what, "add reward.rule=<rule> or the like, or agent.add_reward=false")
+        problem = "there is no reward source whose reward could be added"
+        yield Problem("agent.add_reward", problem, "add reward.rule=<rule> or the like, or agent.add_reward=false")
     if run.agent.add_reward or not has_source(run.reward):
         return
-    for each in agents_of(run.agent, run.train.agent_func_path):
-        if each.config.needs("environment") and each.file is not None and always_scores(each.file):
-            what = f"every reward is that of {each.file}, so the reward sources of the run would score nothing"
-            yield Problem("agent.add_reward", what, "add agent.add_reward=true, or write reward.rule=null or the like")
+    for agent in agents_of(run.agent, run.train.agent_func_path):
+        if agent.config.needs("environment") and agent.file is not None and always_scores(agent.file):
+            problem = f"every reward is that of {agent.file}, so the reward sources of the run would score nothing"
+            yield Problem(
+                "agent.add_reward", problem, "add agent.add_reward=true, or write reward.rule=null or the like"
+            )
 
 
 @rule
 def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
     if run.eval.max_calls is not None and not run.agent.has_turns:
-        what = f"a response of agent.kind={run.agent.kind} is one turn, and nobody answers it"
-        yield Problem("eval.max_calls", what, "remove it, or set agent.kind")
+        problem = f"a response of agent.kind={run.agent.kind} is one turn, and nobody answers it"
+        yield Problem("eval.max_calls", problem, "remove it, or set agent.kind")
 
 
 @rule
@@ -157,8 +159,8 @@ def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
     parser = run.agent.tool_parser
     needs_name = parser in registry.tool_parser.that_read("vllm_tool_parser")
     if run.agent.has_turns and needs_name and run.agent.vllm_tool_parser is None:
-        what = f"agent.tool_parser={parser} needs the name of a parser"
-        yield Problem("agent.vllm_tool_parser", what, "add agent.vllm_tool_parser=<name>, such as hermes")
+        problem = f"agent.tool_parser={parser} needs the name of a parser"
+        yield Problem("agent.vllm_tool_parser", problem, "add agent.vllm_tool_parser=<name>, such as hermes")
 
 
 @rule
@@ -168,21 +170,23 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
         ("python_url", run.agent.python_url, ("http", "https")),
     ):
         if url is not None and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
-            what = f"{url!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
-            yield Problem(f"agent.{name}", what, f"write agent.{name}={schemes[0]}://<host>:<port>")
+            problem = f"{url!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
+            yield Problem(f"agent.{name}", problem, f"write agent.{name}={schemes[0]}://<host>:<port>")
 
 
 @rule
 def endpoint_fits(run: PPORun) -> Iterator[Problem]:
     name = run.algo.advantage.estimator
     if run.agent.needs("whole_episodes") and name in registry.estimator.that_read("gamma"):
-        what = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
-        yield Problem("algo.advantage.estimator", what, "write algo.advantage.estimator=group_norm, rloo or the like")
+        problem = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
+        yield Problem(
+            "algo.advantage.estimator", problem, "write algo.advantage.estimator=group_norm, rloo or the like"
+        )
 
 
 @rule
 def servers_of_tools_are_named(run: PPORun) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
-            what = f"{name!r} is not a server of tools"
-            yield Problem("agent.tools", what, "write mcp:<command>, or mcp:http://<host>:<port>/mcp")
+            problem = f"{name!r} is not a server of tools"
+            yield Problem("agent.tools", problem, "write mcp:<command>, or mcp:http://<host>:<port>/mcp")

@@ -17,8 +17,10 @@ CORRECTION = "algo.advantage.is_correction"
 def aggregation_fits(run: PPORun) -> Iterator[Problem]:
     loss, mode = run.actor.policy_loss_type, run.actor.loss_agg_mode
     if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
-        what = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
-        yield Problem("actor.loss_agg_mode", what, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}")
+        problem = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
+        yield Problem(
+            "actor.loss_agg_mode", problem, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}"
+        )
 
 
 @rule
@@ -28,10 +30,10 @@ def covariances_choose_tokens(run: PPORun) -> Iterator[Problem]:
     if policy_loss.needs(loss, "covariance_band") and not (len(band) == 2 and band[0] < band[1]):
         yield Problem("actor.clip_cov_range", f"{band} is not [low, high]", "write 'actor.clip_cov_range=[1,5]'")
     if policy_loss.needs(loss, "largest_covariances") and optimizer_steps_per_rollout(run) == 1:
-        what = f"{loss} pulls back to the policy before the update, which a single optimiser step has not moved"
+        problem = f"{loss} pulls back to the policy before the update, which a single optimiser step has not moved"
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
         fix = f"write train.batch_size={max(samples // 4, 1)}, train.max_epochs=2, or another loss"
-        yield Problem("actor.policy_loss_type", what, fix)
+        yield Problem("actor.policy_loss_type", problem, fix)
 
 
 @rule
@@ -43,40 +45,40 @@ def correction_fits(run: PPORun) -> Iterator[Problem]:
     if correction.reads(mode, "is_correction_threshold"):
         yield from band_problems(config.is_correction_threshold, gating)
     if correction.needs(mode, "ratio") and registry.gating.needs(gating, "upper_bound"):
-        what = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
-        yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
+        problem = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
+        yield Problem(f"{CORRECTION}_mode", problem, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
     elif correction.needs(mode, "unit_weight") and level == "seq":
-        what = "level seq keeps or drops whole sequences, so there is no single weight to bound"
-        yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
+        problem = "level seq keeps or drops whole sequences, so there is no single weight to bound"
+        yield Problem(f"{CORRECTION}_mode", problem, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
     if policy_loss.needs(loss, "sequences") and level == "token":
-        what = f"token would weigh single tokens, and the ratio of {loss} is one of whole sequences"
-        yield Problem(f"{CORRECTION}_level", what, f"write {CORRECTION}_level=geo")
+        problem = f"token would weigh single tokens, and the ratio of {loss} is one of whole sequences"
+        yield Problem(f"{CORRECTION}_level", problem, f"write {CORRECTION}_level=geo")
 
 
 def band_problems(given: list[float], gating: str) -> Iterator[Problem]:
     key = f"{CORRECTION}_threshold"
     if registry.gating.needs(gating, "upper_bound") and len(given) != 1:
-        what = f"{given}: a divergence has no lower bound"
-        yield Problem(key, what, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
+        problem = f"{given}: a divergence has no lower bound"
+        yield Problem(key, problem, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
     elif len(given) not in (1, 2) or given[0] >= [*given, float("inf")][1]:
-        what = f"{given} is neither [low, high] with low < high nor [high]"
-        yield Problem(key, what, f"write '{key}=[0.5,5.0]'")
+        problem = f"{given} is neither [low, high] with low < high nor [high]"
+        yield Problem(key, problem, f"write '{key}=[0.5,5.0]'")
 
 
 @rule
 def advantages_keep_their_signs(run: PPORun) -> Iterator[Problem]:
     given, key = run.algo.advantage.clip_range, "algo.advantage.clip_range"
     if given is not None and not (len(given) == 2 and given[0] <= 0 <= given[1] and given[0] < given[1]):
-        what = f"{given} is not [low, high] with low <= 0 <= high, so signs would change"
-        yield Problem(key, what, f"write '{key}=[-5,5]', or null")
+        problem = f"{given} is not [low, high] with low <= 0 <= high, so signs would change"
+        yield Problem(key, problem, f"write '{key}=[-5,5]', or null")
 
 
 @rule
 def warm_up_ends(run: PPORun) -> Iterator[Problem]:
     steps, frozen = run.train.max_steps, run.critic.freezing_steps
     if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
-        what = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
-        yield Problem("critic.freezing_steps", what, f"write critic.freezing_steps={steps // 10}")
+        problem = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
+        yield Problem("critic.freezing_steps", problem, f"write critic.freezing_steps={steps // 10}")
 
 
 @rule
@@ -105,9 +107,9 @@ def numbers_are_given(run: PPORun) -> Iterator[Problem]:
         of_agents = name.startswith("agent/") and not agents and not run.replays
         if of_agents or (is_known and not known.get(name, False)):
             who = "an agent gives it, and the run has none" if of_agents else "nothing in the run gives it"
-            what = f"{run.algo.advantage.estimator} needs the number {name!r} of samples: {who}"
+            problem = f"{run.algo.advantage.estimator} needs the number {name!r} of samples: {who}"
             fix = "take another estimator, or a reward or an agent that gives it (docs/own_code.md)"
-            yield Problem("algo.advantage.estimator", what, fix)
+            yield Problem("algo.advantage.estimator", problem, fix)
 
 
 @rule
@@ -119,17 +121,17 @@ def reward_parts_are_named(run: PPORun) -> Iterator[Problem]:
     parts, weights = config.reward_parts, config.reward_part_weights
     known = ",".join(f"{name}/mean" for name in run.reward.sources) or "<name>,<name>"
     if not parts or len(set(parts)) < len(parts):
-        what = f"{config.estimator} standardises every part of the reward by itself, and " + (
+        problem = f"{config.estimator} standardises every part of the reward by itself, and " + (
             f"{','.join(parts)} names one twice" if parts else "none is named"
         )
-        yield Problem(key, what, f"write '{key}=[{known}]' (docs/rl.md)")
+        yield Problem(key, problem, f"write '{key}=[{known}]' (docs/rl.md)")
     elif missing := [name for name in penalised if name not in parts]:
-        what = f"{config.estimator} reads the parts of the reward alone, and {missing[0]} is none of them"
-        yield Problem(key, what, f"write '{key}=[{','.join([*parts, *missing])}]', or {penalised[missing[0]]}=null")
+        problem = f"{config.estimator} reads the parts of the reward alone, and {missing[0]} is none of them"
+        yield Problem(key, problem, f"write '{key}=[{','.join([*parts, *missing])}]', or {penalised[missing[0]]}=null")
     if weights is not None and (len(weights) != len(parts) or not any(weights)):
-        what = f"{weights} is not one number for each of {len(parts)} parts, of which one is above 0"
+        problem = f"{weights} is not one number for each of {len(parts)} parts, of which one is above 0"
         weights_key = "algo.advantage.reward_part_weights"
-        yield Problem(weights_key, what, f"write '{weights_key}=[{','.join('1' for _ in parts)}]', or null")
+        yield Problem(weights_key, problem, f"write '{weights_key}=[{','.join('1' for _ in parts)}]', or null")
 
 
 def penalties(run: PPORun) -> dict[str, str]:
@@ -147,13 +149,13 @@ def rewards_are_successes(run: PPORun) -> Iterator[Problem]:
     config = run.algo.advantage
     if not config.needs("successes"):
         return
-    what = f"rewards below 0 are no successes, and {config.estimator} divides by the mean of successes"
+    problem = f"rewards below 0 are no successes, and {config.estimator} divides by the mean of successes"
     if run.reward.overlong_buffer_len is not None:
         key = "reward.overlong_buffer_len"
-        yield Problem(key, f"its penalty makes rewards negative: {what}", f"write {key}=null, or another estimator")
+        yield Problem(key, f"its penalty makes rewards negative: {problem}", f"write {key}=null, or another estimator")
     if (coef := run.reward.stop_properly_penalty_coef) is not None and coef < 0:
         key = "reward.stop_properly_penalty_coef"
-        yield Problem(key, f"{coef:g} replaces rewards: {what}", f"write {key}=0, null, or another estimator")
+        yield Problem(key, f"{coef:g} replaces rewards: {problem}", f"write {key}=0, null, or another estimator")
 
 
 @rule
@@ -164,9 +166,9 @@ def groups_hold_k_samples(run: PPORun) -> Iterator[Problem]:
         and not is_own(config.estimator)
         and samples < config.pass_k
     ):
-        what = f"{config.pass_k} of {samples} samples of a prompt are none"
+        problem = f"{config.pass_k} of {samples} samples of a prompt are none"
         key = "rollout.n_samples_per_prompt"
-        yield Problem("algo.advantage.pass_k", what, f"write {key}={2 * config.pass_k}, or a smaller number")
+        yield Problem("algo.advantage.pass_k", problem, f"write {key}={2 * config.pass_k}, or a smaller number")
 
 
 @rule
@@ -174,12 +176,12 @@ def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
     pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
     if kl.use_loss and kl.init_coef > 0 and not pulls:
-        what = f"{kl.estimator} as a loss has a gradient of mean zero, so it has no effect on average"
+        problem = f"{kl.estimator} as a loss has a gradient of mean zero, so it has no effect on average"
         fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
-        yield Problem("algo.kl.estimator", what, fix)
+        yield Problem("algo.kl.estimator", problem, fix)
     if kl.target is not None and kl.horizon <= 0.2 * samples:
-        what = f"{kl.horizon} is too short for {samples} samples per step: the coefficient could fall to 0"
-        yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")
+        problem = f"{kl.horizon} is too short for {samples} samples per step: the coefficient could fall to 0"
+        yield Problem("algo.kl.horizon", problem, f"write algo.kl.horizon={10 * samples}")
 
 
 @rule
@@ -188,20 +190,22 @@ def teacher_is_there(run: PPORun) -> Iterator[Problem]:
         key = "teacher.model_name_or_path"
         yield Problem(key, "algo.distill needs a teacher, and none is named", f"add {key}=<HF folder or hub name>")
     if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
-        what = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
-        yield Problem("algo.distill.coef", what, "write algo.distill.coef=1, or another estimator")
+        problem = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
+        yield Problem("algo.distill.coef", problem, "write algo.distill.coef=1, or another estimator")
     if run.algo.dynamic_filtering_enable and not run.algo.advantage.needs("rewards"):
         key = "algo.dynamic_filtering_enable"
-        what = f"drops groups by their scores, and estimator={run.algo.advantage.estimator} learns nothing from scores"
-        yield Problem(key, what, f"write {key}=false")
+        problem = (
+            f"drops groups by their scores, and estimator={run.algo.advantage.estimator} learns nothing from scores"
+        )
+        yield Problem(key, problem, f"write {key}=false")
 
 
 @rule
 def preference_loss_fits(run: DPORun) -> Iterator[Problem]:
     loss = run.algo.loss
     if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
-        what = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
-        yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
+        problem = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
+        yield Problem("algo.nll_loss_coef", problem, "write algo.nll_loss_coef=1")
 
 
 @rule
@@ -209,5 +213,5 @@ def reward_tokens_differ(run: PRMRun) -> Iterator[Problem]:
     if run.algo.reward_tokens is not None:
         names = run.algo.reward_tokens
         if len(names) < 2 or len(set(names)) < len(names):
-            what = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
-            yield Problem("algo.reward_tokens", what, "write 'algo.reward_tokens=[+,-]', or null")
+            problem = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
+            yield Problem("algo.reward_tokens", problem, "write 'algo.reward_tokens=[+,-]', or null")

@@ -36,8 +36,8 @@ def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Itera
         yield Problem("eval.dataset", f"names {', '.join(twice)} twice", "name each evaluation set once")
     uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
     for name, given in uneven.items():
-        what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
-        yield Problem(f"eval.{name}", what, "write one for all of them, or one for each")
+        problem = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
+        yield Problem(f"eval.{name}", problem, "write one for all of them, or one for each")
     if uneven or not sources:
         yield from source_problems("eval.dataset", config.dataset, {})
         return
@@ -74,12 +74,12 @@ def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
         return
     data = run.data
     if data.rejected_key is None:
-        what = "only the better answer of each pair is named"
-        yield Problem("data.rejected_key", what, "add data.rejected_key=rejected")
+        problem = "only the better answer of each pair is named"
+        yield Problem("data.rejected_key", problem, "add data.rejected_key=rejected")
     if data.prompt_key is None and data.turn_markers is None and not data.apply_chat_template:
-        what = "the prompt of the pairs is not named, so it cannot be separated from the answers"
+        problem = "the prompt of the pairs is not named, so it cannot be separated from the answers"
         fix = "add data.prompt_key=<column>, data.turn_markers or data.apply_chat_template=true"
-        yield Problem("data.prompt_key", what, fix)
+        yield Problem("data.prompt_key", problem, fix)
 
 
 @rule
@@ -142,23 +142,23 @@ def variables_are_named(run: TextRun) -> Iterator[Problem]:
 def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
     data, is_plain = run.data, run.actor.pretrain_mode_enable
     if data.pack_to_max_len and not run.ds.packing_samples:
-        what = "the examples of a row would be padded to one another, each to the longest"
-        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
+        problem = "the examples of a row would be padded to one another, each to the longest"
+        yield Problem("data.pack_to_max_len", problem, "add ds.packing_samples=true")
     if data.multiturn and not (data.apply_chat_template or is_plain):
-        what = "needs the chat template, which marks the turns"
-        yield Problem("data.multiturn", what, "add data.apply_chat_template=true")
+        problem = "needs the chat template, which marks the turns"
+        yield Problem("data.multiturn", problem, "add data.apply_chat_template=true")
     for name in ("multiturn", "apply_chat_template"):
         if is_plain and getattr(data, name):
-            what = "actor.pretrain_mode_enable trains on every token of plain text"
-            yield Problem(f"data.{name}", what, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
+            problem = "actor.pretrain_mode_enable trains on every token of plain text"
+            yield Problem(f"data.{name}", problem, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
 
 
 @rule
 def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
     markers = run.data.turn_markers if isinstance(run.data, AnswerDataConfig) else None
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
-        what = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
-        yield Problem("data.turn_markers", what, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
+        problem = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
+        yield Problem("data.turn_markers", problem, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
 
 
 @rule
@@ -166,11 +166,13 @@ def reward_has_its_place(run: SFTRun | DistillRun) -> Iterator[Problem]:
     if run.data.reward_key is None:
         return
     if run.data.multiturn:
-        what = "a reward belongs to one answer, and data.multiturn=true trains on several"
-        yield Problem("data.reward_key", what, "write data.multiturn=false")
+        problem = "a reward belongs to one answer, and data.multiturn=true trains on several"
+        yield Problem("data.reward_key", problem, "write data.multiturn=false")
     elif run.data.turn_markers is not None and not run.data.apply_chat_template:
-        what = "a dialogue that is used as it is written has no place for the reward"
-        yield Problem("data.reward_key", what, "add data.apply_chat_template=true, or give prompt and answer columns")
+        problem = "a dialogue that is used as it is written has no place for the reward"
+        yield Problem(
+            "data.reward_key", problem, "add data.apply_chat_template=true, or give prompt and answer columns"
+        )
     yield from reward_template_problems(run.data)
 
 
@@ -182,6 +184,6 @@ def target_has_its_place(run: GenerateRun | ChatRun) -> Iterator[Problem]:
 
 def reward_template_problems(data: RewardTextConfig) -> Iterator[Problem]:
     if not says_reward(data.reward_template):
-        what = f"{data.reward_template!r} must have {{prompt}} once and a {{reward}}; other braces are doubled"
+        problem = f"{data.reward_template!r} must have {{prompt}} once and a {{reward}}; other braces are doubled"
         fix = """write 'data.reward_template="{prompt} <rm_score>: {reward:.2f} "'"""
-        yield Problem("data.reward_template", what, fix)
+        yield Problem("data.reward_template", problem, fix)

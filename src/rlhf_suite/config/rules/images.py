@@ -25,11 +25,11 @@ def model_reads_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
 @rule
 def ranks_hold_whole_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
     if run.data.image_key is not None and run.ds.ring_attn_size > 1:
-        what = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
-        yield Problem("ds.ring_attn_size", what, "write ds.ring_attn_size=1")
+        problem = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
+        yield Problem("ds.ring_attn_size", problem, "write ds.ring_attn_size=1")
     if run.data.image_key is not None and run.ds.tensor_parallel_size > 1:
-        what = f"the matrices of a model that reads images are not split over {run.ds.tensor_parallel_size} ranks"
-        yield Problem("ds.tensor_parallel_size", what, "write ds.tensor_parallel_size=1")
+        problem = f"the matrices of a model that reads images are not split over {run.ds.tensor_parallel_size} ranks"
+        yield Problem("ds.tensor_parallel_size", problem, "write ds.tensor_parallel_size=1")
 
 
 @rule
@@ -44,18 +44,18 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
     if run.data.image_key is None:
         return
     if run.algo.advantage.needs("values"):
-        what = f"{run.algo.advantage.estimator} trains a critic, and a critic that reads images has not been tested"
+        problem = f"{run.algo.advantage.estimator} trains a critic, and a critic that reads images has not been tested"
         fix = "write algo.advantage.estimator=rloo, or another without critic"
-        yield Problem("algo.advantage.estimator", what, fix)
+        yield Problem("algo.advantage.estimator", problem, fix)
     if run.algo.distill.coef > 0:
-        what = "a teacher that reads images has not been tested"
-        yield Problem("algo.distill.coef", what, "write algo.distill.coef=0")
+        problem = "a teacher that reads images has not been tested"
+        yield Problem("algo.distill.coef", problem, "write algo.distill.coef=0")
     if reward_models(run.reward) or run.reward.process.enable:
-        what = "a reward model reads text alone, and would take the tokens of images for text"
-        yield Problem("reward.model_name_or_path", what, "score with reward.rule or reward.remote_url")
+        problem = "a reward model reads text alone, and would take the tokens of images for text"
+        yield Problem("reward.model_name_or_path", problem, "score with reward.rule or reward.remote_url")
     if run.agent.needs("text"):
-        what = "programs behind the endpoint send and get text alone"
-        yield Problem("agent.kind", what, "write agent.kind=environment")
+        problem = "programs behind the endpoint send and get text alone"
+        yield Problem("agent.kind", problem, "write agent.kind=environment")
     if run.agent.has_turns and run.agent.history == "template":
-        what = "a conversation with images is not rendered again"
-        yield Problem("agent.history", what, "write agent.history=append")
+        problem = "a conversation with images is not rendered again"
+        yield Problem("agent.history", problem, "write agent.history=append")

@@ -51,8 +51,8 @@ def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.ds.lora.rank == 0:
         yield Problem(key, "4-bit weights cannot be trained themselves", "add ds.lora.rank=<rank>")
     elif run.ds.zero_stage == 3:
-        what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
-        yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
+        problem = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
+        yield Problem(key, problem, "write ds.zero_stage=2, or ds.load_in_4bit=false")
     else:
         yield from without_bitsandbytes(key)
 
@@ -74,8 +74,8 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.ds.use_liger_kernel and run.launch.device == "cpu":
         yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
     elif run.ds.use_liger_kernel and run.ds.tensor_parallel_size > 1:
-        what = "its kernels have not been tried with layers that ds.tensor_parallel_size splits"
-        yield Problem(key, what, f"write {key}=false, or ds.tensor_parallel_size=1")
+        problem = "its kernels have not been tried with layers that ds.tensor_parallel_size splits"
+        yield Problem(key, problem, f"write {key}=false, or ds.tensor_parallel_size=1")
     elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
         yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
 
@@ -95,8 +95,8 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
         fix = close.replace("did you mean ", f"did you mean {key}=").replace("write ", f"write {key}=")
         yield Problem(key, f"{name} is not known; there are {known}", fix)
     elif name != "varlen" and run.ds.packing_samples:
-        what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
-        yield Problem(key, what, f"write {key}=varlen")
+        problem = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
+        yield Problem(key, problem, f"write {key}=varlen")
 
 
 def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[Problem]:
@@ -109,15 +109,17 @@ def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[
     elif device == "cpu":
         yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
     elif find_spec(package) is None:
-        what = f"{name} needs the package {package}, which is not installed"
-        yield Problem(key, what, f"install it, or write {key}=varlen, which uses the kernels of torch")
+        problem = f"{name} needs the package {package}, which is not installed"
+        yield Problem(key, problem, f"install it, or write {key}=varlen, which uses the kernels of torch")
 
 
 @rule
 def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
     if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
-        what = f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
-        yield Problem("ds.lora.dropout", what, "write ds.lora.dropout=0.0")
+        problem = (
+            f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
+        )
+        yield Problem("ds.lora.dropout", problem, "write ds.lora.dropout=0.0")
 
 
 @rule
@@ -125,8 +127,8 @@ def models_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
     sections = {"actor": run.actor} | ({"critic": run.critic} if isinstance(run, PPORun) else {})
     for name, section in sections.items():
         if len(section.adam.betas) != 2:
-            what = f"needs 2 values, not {len(section.adam.betas)}"
-            yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
+            problem = f"needs 2 values, not {len(section.adam.betas)}"
+            yield Problem(f"{name}.adam.betas", problem, f"write '{name}.adam.betas=[0.9,0.95]'")
         yield from muon_fits(name, section, run.ds)
         yield from experts_keep_their_gradient(name, section)
         yield from frozen_names_fit(name, section, run.ds)
@@ -137,32 +139,32 @@ def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> It
     if section.optim != "muon":
         return
     if ds.lora.rank > 0:
-        what = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
-        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
+        problem = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
+        yield Problem(f"{name}.optim", problem, f"write {name}.optim=adam, or ds.lora.rank=0")
     if section.max_norm > 0:
-        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
-        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
+        problem = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
+        yield Problem(f"{name}.max_norm", problem, f"add {name}.max_norm=0")
 
 
 def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
     key = f"{name}.freeze"
     if section.freeze and ds.lora.rank > 0:
-        what = "LoRA trains only its adapters; everything else is frozen already"
-        yield Problem(key, what, "remove it, and choose with ds.lora.target_modules")
+        problem = "LoRA trains only its adapters; everything else is frozen already"
+        yield Problem(key, problem, "remove it, and choose with ds.lora.target_modules")
     for pattern in section.freeze:
         try:
             re.compile(pattern)
         except re.error as error:
-            what = f"{pattern!r} is not a regular expression: {error}"
-            yield Problem(key, what, f"write '{key}=[model.embed_tokens]'")
+            problem = f"{pattern!r} is not a regular expression: {error}"
+            yield Problem(key, problem, f"write '{key}=[model.embed_tokens]'")
 
 
 def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
     """Refuse re-entrant checkpointing with a loss of the router: its logits would have no gradient."""
     if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
-        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
+        problem = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
         key = f"{name}.gradient_checkpointing_reentrant"
-        yield Problem(key, what, f"write {key}=false")
+        yield Problem(key, problem, f"write {key}=false")
 
 
 @rule
@@ -173,14 +175,14 @@ def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
             continue
         key = f"{name}.offload"
         if run.launch.device == "cpu":
-            what = "there is no GPU to bring the weights to (launch.device=cpu)"
+            problem = "there is no GPU to bring the weights to (launch.device=cpu)"
         elif is_actor(run, name, section):
-            what = "with LoRA this model is the actor without its adapters, and no copy is held"
+            problem = "with LoRA this model is the actor without its adapters, and no copy is held"
         elif name == "ref" and run.ds.load_in_4bit:
-            what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
+            problem = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
         else:
             continue
-        yield Problem(key, what, f"write {key}=false")
+        yield Problem(key, problem, f"write {key}=false")
 
 
 @rule
@@ -190,8 +192,8 @@ def actor_has_its_ranks(run: PPORun) -> Iterator[Problem]:
         if isinstance(section, Ranked) and is_actor(run, name, section):
             ranks, own = num_ranks(section), num_ranks(run.actor)
             if ranks not in (1, own):
-                what = (
+                problem = (
                     f"with LoRA this model is the actor without its adapters, on the actor's {number_of(own, 'rank')}"
                 )
                 fix = f"remove {name}.num_nodes and {name}.num_gpus_per_node"
-                yield Problem(f"{name}.num_gpus_per_node", f"{what}, and asked for {ranks}", fix)
+                yield Problem(f"{name}.num_gpus_per_node", f"{problem}, and asked for {ranks}", fix)

@@ -22,9 +22,9 @@ def ranks_form_groups(run: AnyTrainedRun) -> Iterator[Problem]:
     named = " x ".join(f"{key}={value}" for key, value in sizes.items() if value > 1)
     for name, section in ranked_sections(run).items():
         if num_ranks(section) % size:
-            what = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {named}"
+            problem = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {named}"
             fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
-            yield Problem(f"{name}.num_gpus_per_node", what, fix)
+            yield Problem(f"{name}.num_gpus_per_node", problem, fix)
 
 
 @rule
@@ -34,11 +34,11 @@ def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
     if size == 1:
         return
     if not run.ds.packing_samples:
-        what = f"{SEQUENCE}={size} splits the tokens of one row, without padding"
-        yield Problem("ds.packing_samples", what, "add ds.packing_samples=true")
+        problem = f"{SEQUENCE}={size} splits the tokens of one row, without padding"
+        yield Problem("ds.packing_samples", problem, "add ds.packing_samples=true")
     if is_flash(run.ds.attn_implementation):  # `attention_fits` refuses the others
-        what = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({SEQUENCE}={size})"
-        yield Problem("ds.attn_implementation", what, "write ds.attn_implementation=varlen")
+        problem = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({SEQUENCE}={size})"
+        yield Problem("ds.attn_implementation", problem, "write ds.attn_implementation=varlen")
 
 
 @rule
@@ -48,17 +48,17 @@ def matrices_split(run: AnyTrainedRun) -> Iterator[Problem]:
     if ds.tensor_parallel_size == 1:
         return
     if ds.lora.rank > 0:
-        what = "LoRA adds its adapters to whole matrices (ds.lora.rank)"
-        yield Problem(TENSOR, what, f"{WHOLE}, or ds.lora.rank=0")
+        problem = "LoRA adds its adapters to whole matrices (ds.lora.rank)"
+        yield Problem(TENSOR, problem, f"{WHOLE}, or ds.lora.rank=0")
     if ds.ring_attn_size > 1 and ds.ring_attn_mode == "ulysses":
-        what = f"ulysses and {TENSOR} would both split the heads"
-        yield Problem("ds.ring_attn_mode", what, "write ds.ring_attn_mode=gather")
+        problem = f"ulysses and {TENSOR} would both split the heads"
+        yield Problem("ds.ring_attn_mode", problem, "write ds.ring_attn_mode=gather")
     if ds.zpg > 1:
         yield Problem("ds.zpg", f"a second partition of the weights has not been tried with {TENSOR}", "write ds.zpg=1")
     for name, section in model_sections(run).items():
         if isinstance(section, TrainedModelConfig) and section.optim == "muon":
-            what = f"muon orthogonalises whole matrices, which {TENSOR} splits"
-            yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or {WHOLE.removeprefix('write ')}")
+            problem = f"muon orthogonalises whole matrices, which {TENSOR} splits"
+            yield Problem(f"{name}.optim", problem, f"write {name}.optim=adam, or {WHOLE.removeprefix('write ')}")
         if getattr(section, "offload", False):
-            what = f"weights in host memory have not been tried with {TENSOR}"
-            yield Problem(f"{name}.offload", what, f"write {name}.offload=false")
+            problem = f"weights in host memory have not been tried with {TENSOR}"
+            yield Problem(f"{name}.offload", problem, f"write {name}.offload=false")

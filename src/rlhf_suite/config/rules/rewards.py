@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.agent import AgentConfig, agents_of
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import (
     JudgeConfig,
@@ -29,7 +29,7 @@ NAME = re.compile(r"[\w-]+")
 FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
 
 
-def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
+def list_named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
     """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
     if isinstance(run, PPORun) and run.replays:
         return {}
@@ -38,7 +38,7 @@ def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
     return {key_of(""): run.reward}
 
 
-def given(key: str, source: SourceConfig) -> list[str]:
+def list_given(key: str, source: SourceConfig) -> list[str]:
     """Return the flags by which a source says what it is, as on the command line."""
     flags = {"rule": source.rule, "remote_url": source.remote_url, "model_name_or_path": source.model_name_or_path}
     chosen = [f"{key}.{name}={value}" for name, value in flags.items() if value is not None]
@@ -58,13 +58,13 @@ def scores_episodes(agent: AgentConfig) -> bool:
 def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
     if run.replays:
         return  # the rollouts have their rewards
-    if not has_source(run.reward) and all(scores_episodes(each.config) for each in agents_of(run.agent)):
+    if not has_source(run.reward) and all(scores_episodes(agent.config) for agent in agents_of(run.agent)):
         return  # one that does not is found in the first rollout
     if has_source(run.reward) or run.algo.advantage.needs("rewards"):
         yield from one_reward(run)
     elif run.eval.dataset is not None:
-        what = "nothing scores the samples of eval.dataset"
-        yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
+        problem = "nothing scores the samples of eval.dataset"
+        yield Problem("reward", problem, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
 
 
 @rule
@@ -74,18 +74,18 @@ def rows_have_a_reward(run: ScoreRun | CheckRewardRun | LoopRun) -> Iterator[Pro
 
 def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
     """Yield what keeps a run from having one source of rewards, or several that are named."""
-    beside = given("reward", run.reward)
+    beside = list_given("reward", run.reward)
     if run.reward.sources and beside:
         fix = "set it to null, or remove reward.sources"
         yield Problem("reward.sources", f"would be the only sources, but there is {' and '.join(beside)} too", fix)
-    for key, source in named(run).items():
-        chosen = given(key, source)
+    for key, source in list_named(run).items():
+        chosen = list_given(key, source)
         if not chosen:
             fix = FIX if key == "reward" else "give it one of rule, remote_url, model_name_or_path and process"
             yield Problem(key, "nothing scores the samples", fix)
         elif len(chosen) > 1:
-            what = f"there are several sources: {' and '.join(chosen)}"
-            yield Problem(key, what, "keep one, and set the others to null")
+            problem = f"there are several sources: {' and '.join(chosen)}"
+            yield Problem(key, problem, "keep one, and set the others to null")
 
 
 @rule
@@ -94,16 +94,16 @@ def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Pr
     of_steps = [name for name, source in sources.items() if source.process]
     enabled = isinstance(run.reward, JudgeConfig) and run.reward.process.enable
     if sources and bool(of_steps) != enabled:
-        what = (
-            f"{'no source' if enabled else of_steps[0]} has process: true, reward.process.enable is {spelled(enabled)}"
+        problem = (
+            f"{'no source' if enabled else of_steps[0]} has process: true, reward.process.enable is {spell(enabled)}"
         )
-        yield Problem("reward.sources", what, "write both, or neither")
+        yield Problem("reward.sources", problem, "write both, or neither")
     if sources and not any(source.weight > 0 for source in sources.values()):
         yield Problem("reward.sources", "every weight is 0, so nothing is trained on", "give one a weight above 0")
     for name in sources:
         if not NAME.fullmatch(name):
-            what = f"{name!r} becomes part of the names of metrics"
-            yield Problem("reward.sources", what, "use only letters, digits, - and _ in the names of sources")
+            problem = f"{name!r} becomes part of the names of metrics"
+            yield Problem("reward.sources", problem, "use only letters, digits, - and _ in the names of sources")
 
 
 @rule
@@ -111,8 +111,8 @@ def best_sources_are_several(run: ScoredTextRun) -> Iterator[Problem]:
     shared = [source.best_of for source in run.reward.sources.values() if source.best_of is not None]
     for name, source in run.reward.sources.items():
         if source.best_of is not None and shared.count(source.best_of) == 1:
-            what = f"no other source has best_of={source.best_of}, so there is nothing to choose from"
-            yield Problem(f"reward.sources.{name}.best_of", what, "give another source the same name, or remove it")
+            problem = f"no other source has best_of={source.best_of}, so there is nothing to choose from"
+            yield Problem(f"reward.sources.{name}.best_of", problem, "give another source the same name, or remove it")
 
 
 @rule
@@ -121,26 +121,26 @@ def reward_key_is_there(run: ScoredTextRun) -> Iterator[Problem]:
     if key is None:
         return
     if not sources and reward_models(run.reward):
-        what = f"{key!r} is a name of a number, and a reward model gives one number without a name"
-        yield Problem("reward.reward_key", what, "remove it")
+        problem = f"{key!r} is a name of a number, and a reward model gives one number without a name"
+        yield Problem("reward.reward_key", problem, "remove it")
     name = key.partition("/")[0]
     if sources and (name not in sources or sources[name].weight == 0):
-        what = f"{key!r} begins with no source that has a weight above 0; sources: {', '.join(sources)}"
-        yield Problem("reward.reward_key", what, "write <source>, or <source>/<name of one of its numbers>")
+        problem = f"{key!r} begins with no source that has a weight above 0; sources: {', '.join(sources)}"
+        yield Problem("reward.reward_key", problem, "write <source>, or <source>/<name of one of its numbers>")
 
 
 @rule
 def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
-    for name, source in named(run).items():
+    for name, source in list_named(run).items():
         key = f"{name}.remote_url"
         if is_http(source.remote_url):
             yield from url_problems(key, urls(source.remote_url))
         elif source.remote_url is not None and not (
             source.remote_url.endswith(".py") and Path(source.remote_url).is_file()
         ):
-            what = f"{source.remote_url} is not a Python file (seen from {Path.cwd()})"
+            problem = f"{source.remote_url} is not a Python file (seen from {Path.cwd()})"
             fix = "give a .py file with reward_func(queries, prompts, labels), or http://<host>:<port>/<path>"
-            yield Problem(key, what, fix)
+            yield Problem(key, problem, fix)
 
 
 def url_problems(key: str, servers: list[str]) -> Iterator[Problem]:
@@ -151,8 +151,8 @@ def url_problems(key: str, servers: list[str]) -> Iterator[Problem]:
             fix = f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'"
             yield Problem(key, f"{printable(url)} {wrong}", fix)
         elif urlsplit(url).username is not None or urlsplit(url).password is not None:
-            what = "holds a user name or password, which would be written into the run folder"
-            yield Problem(key, what, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
+            problem = "holds a user name or password, which would be written into the run folder"
+            yield Problem(key, problem, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
 
 
 def what_is_wrong(url: str) -> str | None:
@@ -173,10 +173,10 @@ def what_is_wrong(url: str) -> str | None:
 
 @rule
 def rule_has_what_it_needs(run: ScoredTextRun) -> Iterator[Problem]:
-    for key, source in named(run).items():
+    for key, source in list_named(run).items():
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
-            what = f"{key}.rule={source.rule} compares with a label"
-            yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
+            problem = f"{key}.rule={source.rule} compares with a label"
+            yield Problem("data.label_key", problem, "add data.label_key=<column of the right answer>")
         if source.rule == GYM_PACKAGE:
             yield from gym_problems(f"{key}.rule")
 
@@ -191,8 +191,8 @@ def process_has_a_model(run: PPORun | ScoreRun) -> Iterator[Problem]:
 @rule
 def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and not reward_models(run.reward):
-        what = "the constants are stored in a reward model, and no reward model is named"
-        yield Problem("reward.normalize_enable", what, "remove it, or name reward.model_name_or_path")
+        problem = "the constants are stored in a reward model, and no reward model is named"
+        yield Problem("reward.normalize_enable", problem, "remove it, or name reward.model_name_or_path")
 
 
 @rule
@@ -214,11 +214,11 @@ def pattern_is_one(run: ScoredTextRun) -> Iterator[Problem]:
 def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     for name, source in run.reward.sources.items():
         if source.model_name_or_path is not None or source.process:
-            what = "several sources can only score text here, which a reward model does not do"
+            problem = "several sources can only score text here, which a reward model does not do"
             fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
             if not isinstance(run.reward, JudgeConfig):
                 fix = "serve it with task=serve_rm and name it by remote_url, or remove it for this check"
-            yield Problem(f"reward.sources.{name}", what, fix)
+            yield Problem(f"reward.sources.{name}", problem, fix)
 
 
 @rule
@@ -237,7 +237,7 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
     key, fix = "data.output_key", "add data.output_key=<column of the responses>"
     if run.data.label_key is None:
         yield Problem(key, "there is nothing to score: no response, and no label to take for one", fix)
-    for name, source in named(run).items():
+    for name, source in list_named(run).items():
         if source.rule is not None and reward_rule.needs(source.rule, "tests"):
             yield Problem(key, f"a label of {name}.rule={source.rule} contains tests, which are not an answer", fix)
 
@@ -245,9 +245,9 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
 @rule
 def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
     if reward_models(run.reward):
-        what = "samples are scored by rules, files and servers only"
+        problem = "samples are scored by rules, files and servers only"
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
-        yield Problem("reward.model_name_or_path", what, fix)
+        yield Problem("reward.model_name_or_path", problem, fix)
     elif has_source(run.reward):
         yield from one_reward(run)
 
@@ -256,8 +256,8 @@ def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
 def penalties_fit(run: PPORun) -> Iterator[Problem]:
     buffer, longest = run.reward.overlong_buffer_len, run.rollout.max_new_tokens or run.data.max_len
     if buffer is not None and buffer >= longest:
-        what = f"{buffer} tokens would penalise every response: the longest has {longest}"
-        yield Problem("reward.overlong_buffer_len", what, f"write reward.overlong_buffer_len={max(1, longest // 5)}")
+        problem = f"{buffer} tokens would penalise every response: the longest has {longest}"
+        yield Problem("reward.overlong_buffer_len", problem, f"write reward.overlong_buffer_len={max(1, longest // 5)}")
 
 
 @rule

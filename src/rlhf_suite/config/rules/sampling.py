@@ -25,8 +25,8 @@ from rlhf_suite.config.runs import (
 def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
     new = run.rollout.max_new_tokens
     if new is not None and new >= run.data.max_len:
-        what = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
-        yield Problem("rollout.max_new_tokens", what, f"write less than {run.data.max_len}, or raise data.max_len")
+        problem = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
+        yield Problem("rollout.max_new_tokens", problem, f"write less than {run.data.max_len}, or raise data.max_len")
 
 
 @rule
@@ -42,26 +42,26 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
         corrected = run.algo.advantage.is_correction_level != "off"
         if value != neutral and not (corrected and run.algo.mismatch_max is not None):
             key = f"rollout.{name}"
-            what = f"{value} changes what is sampled, and the trainer's log-probs would not be those of the samples"
+            problem = f"{value} changes what is sampled, and the trainer's log-probs would not be those of the samples"
             fix = (
                 f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
                 "far they may differ"
             )
-            yield Problem(key, what, fix)
+            yield Problem(key, problem, fix)
 
 
 @rule
 def engines_fit(run: PPORun) -> Iterator[Problem]:
     vllm = run.vllm
     if vllm.sync_backend == "ipc" and not run.train.colocate_all:
-        what = "ipc needs trainer and engine on the same GPU"
-        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
+        problem = "ipc needs trainer and engine on the same GPU"
+        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto, or add train.colocate_all=true")
     if vllm.sync_backend == "nccl" and run.train.colocate_all:
-        what = "nccl does not connect trainer and engine on the same GPU (train.colocate_all=true)"
-        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+        problem = "nccl does not connect trainer and engine on the same GPU (train.colocate_all=true)"
+        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto")
     if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
-        what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
-        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+        problem = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
+        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto")
 
 
 @rule
@@ -95,9 +95,9 @@ def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
 def samples_can_be_compared(run: GenerateRun) -> Iterator[Problem]:
     key, samples = "generate.best_of_n", run.rollout.n_samples_per_prompt
     if run.rollout.temperature == 0 and samples > 1:
-        what = f"{samples} samples at rollout.temperature=0 would all be the same"
+        problem = f"{samples} samples at rollout.temperature=0 would all be the same"
         fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
-        yield Problem("rollout.n_samples_per_prompt", what, fix)
+        yield Problem("rollout.n_samples_per_prompt", problem, fix)
     if run.generate.best_of_n and not has_source(run.reward):
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem(key, "nothing scores the samples", fix)
@@ -109,26 +109,28 @@ def samples_can_be_compared(run: GenerateRun) -> Iterator[Problem]:
 @rule
 def scores_fit(run: ScoreRun) -> Iterator[Problem]:
     if run.score.pairs and run.score.best_of_n:
-        what = "a pair already contains the best response"
-        yield Problem("score.best_of_n", what, "write score.best_of_n=false, or score.pairs=false")
+        problem = "a pair already contains the best response"
+        yield Problem("score.best_of_n", problem, "write score.best_of_n=false, or score.pairs=false")
     if run.reward.model_name_or_path is not None and run.score.max_tokens_per_gpu < run.data.max_len:
-        what = f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
+        problem = (
+            f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
+        )
         fix = f"write score.max_tokens_per_gpu={run.data.max_len} or more"
-        yield Problem("score.max_tokens_per_gpu", what, fix)
+        yield Problem("score.max_tokens_per_gpu", problem, fix)
 
 
 @rule
 def there_is_a_choice(run: RejectionSamplingRun | IterativeDPORun) -> Iterator[Problem]:
     if run.rollout.n_samples_per_prompt < 2:
-        what = "there is only one answer to each prompt, so none can be better"
-        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+        problem = "there is only one answer to each prompt, so none can be better"
+        yield Problem("rollout.n_samples_per_prompt", problem, "write rollout.n_samples_per_prompt=8")
 
 
 @rule
 def there_is_one_reference(run: IterativeDPORun) -> Iterator[Problem]:
     if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
-        what = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
-        yield Problem("loop.fixed_reference_enable", what, "remove one of the two")
+        problem = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
+        yield Problem("loop.fixed_reference_enable", problem, "remove one of the two")
 
 
 @rule
@@ -143,6 +145,6 @@ def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
 @rule
 def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
     if run.chat.max_len is not None and run.chat.max_len <= run.chat.max_new_tokens:
-        what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
+        problem = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
         fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
-        yield Problem("chat.max_len", what, fix)
+        yield Problem("chat.max_len", problem, fix)

@@ -28,35 +28,39 @@ def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
             fix = f"write train.batch_size={next_multiple(size, ranks)}"
             yield Problem("train.batch_size", f"{size} is not a multiple of the actor's {ranks} ranks", fix)
     elif size % (ranks * micro):
-        what = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
-        yield Problem("train.batch_size", what, f"write train.batch_size={next_multiple(size, ranks * micro)}")
+        problem = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
+        yield Problem("train.batch_size", problem, f"write train.batch_size={next_multiple(size, ranks * micro)}")
 
 
 @rule
 def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.train.dynamic_batch_enable and not run.ds.packing_samples:
-        what = "a token budget does not count padding, so it needs packed sequences"
-        yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
+        problem = "a token budget does not count padding, so it needs packed sequences"
+        yield Problem("train.dynamic_batch_enable", problem, "add ds.packing_samples=true")
     count = run.data.SEQUENCES_PER_ROW
     least = count * run.data.max_len
     size = run.ds.ring_attn_size
     if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu * size < least:
         row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
         shared = f" on each of {size} ranks" if size > 1 else ""
-        what = f"{run.train.max_tokens_per_gpu} tokens{shared} are too few for {row} of data.max_len={run.data.max_len}"
-        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={-(-least // size)} or more")
+        problem = (
+            f"{run.train.max_tokens_per_gpu} tokens{shared} are too few for {row} of data.max_len={run.data.max_len}"
+        )
+        yield Problem(
+            "train.max_tokens_per_gpu", problem, f"write train.max_tokens_per_gpu={-(-least // size)} or more"
+        )
 
 
 @rule
 def average_is_whole(run: PPORun) -> Iterator[Problem]:
     if run.train.enable_ema and run.ds.zpg > 1:
-        what = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
-        yield Problem("train.enable_ema", what, "write ds.zpg=1, or remove train.enable_ema")
+        problem = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
+        yield Problem("train.enable_ema", problem, "write ds.zpg=1, or remove train.enable_ema")
 
 
 def parts(run: PPORun) -> dict[str, int]:
     """Return into how many parts the ranks of each model split a batch."""
-    return {name: data_ranks(run, each) for name, each in ranked_sections(run).items()}
+    return {name: data_ranks(run, section) for name, section in ranked_sections(run).items()}
 
 
 @rule
@@ -65,9 +69,9 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
     if samples % run.train.batch_size:
-        what = f"{said} are not a multiple of train.batch_size={run.train.batch_size}"
+        problem = f"{said} are not a multiple of train.batch_size={run.train.batch_size}"
         fix = "make rollout.batch_size x rollout.n_samples_per_prompt a multiple of train.batch_size"
-        yield Problem("rollout.batch_size", what, fix)
+        yield Problem("rollout.batch_size", problem, fix)
     for name, count in parts(run).items():
         if count and samples % count:
             fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
@@ -82,15 +86,15 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
         return
     share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
     if run.train.batch_size % share:
-        what = (
+        problem = (
             f"train.batch_size={run.train.batch_size} is not a multiple of the critic's ranks x micro-batch = {share}"
         )
-        yield Problem("critic.num_gpus_per_node", what, "give the critic as many ranks as the actor")
+        yield Problem("critic.num_gpus_per_node", problem, "give the critic as many ranks as the actor")
 
 
 @rule
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
-    sizes = {name: num_ranks(each) for name, each in ranked_sections(run).items()}
+    sizes = {name: num_ranks(section) for name, section in ranked_sections(run).items()}
     engines = run.vllm.num_engines * run.vllm.devices
     groups = (
         ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
@@ -105,7 +109,7 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
                 fix += ", and vllm.num_engines x vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
             yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
             continue
-        nodes = {member: each.num_nodes for member, each in ranked_sections(run).items() if member in members}
+        nodes = {member: section.num_nodes for member, section in ranked_sections(run).items() if member in members}
         if is_on and len(set(nodes.values())) > 1:
             said = ", ".join(f"{member} {count}" for member, count in nodes.items())
             yield Problem(f"train.{name}", f"shared devices need equal nodes: {said}", "make num_nodes equal")
@@ -117,9 +121,9 @@ def engines_fit_on_nodes(run: PPORun) -> Iterator[Problem]:
     wide, per_node = run.vllm.devices, run.actor.num_gpus_per_node
     if run.train.colocate_all and run.actor.num_nodes > 1 and wide < per_node and per_node % wide:
         key = "vllm.pipeline_parallel_size" if run.vllm.tensor_parallel_size == 1 else "vllm.tensor_parallel_size"
-        what = f"an engine of {wide} devices would be on two nodes of {per_node}, and wait for their network"
+        problem = f"an engine of {wide} devices would be on two nodes of {per_node}, and wait for their network"
         fix = "make vllm.tensor_parallel_size x vllm.pipeline_parallel_size a divisor of "
-        yield Problem(key, what, f"{fix}actor.num_gpus_per_node={per_node}")
+        yield Problem(key, problem, f"{fix}actor.num_gpus_per_node={per_node}")
 
 
 def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
@@ -132,25 +136,27 @@ def older_rollouts_fit(run: PPORun) -> Iterator[Problem]:
     in time."""
     train, is_corrected = run.train, run.algo.advantage.is_correction_level != "off"
     if makes_rollouts_ahead(train) and train.async_queue_size > 0 and not is_corrected:
-        what = f"rollouts by weights that are {train.async_queue_size} steps old are trained on as if the policy had "
-        what += "written them, which makes training collapse"
+        problem = (
+            f"rollouts by weights that are {train.async_queue_size} steps old are trained on as if the policy had "
+        )
+        problem += "written them, which makes training collapse"
         asked = "async_enable" if train.async_enable else "partial_rollout_enable"
-        yield Problem(f"train.{asked}", what, "add correction=tis (or icepop), or write train.async_queue_size=0")
+        yield Problem(f"train.{asked}", problem, "add correction=tis (or icepop), or write train.async_queue_size=0")
     if train.partial_rollout_enable and 0 < train.async_queue_size < train.async_run_ahead:
-        what = f"groups that begin {train.async_run_ahead} steps ahead cannot be trained within "
-        what += f"train.async_queue_size={train.async_queue_size} steps"
+        problem = f"groups that begin {train.async_run_ahead} steps ahead cannot be trained within "
+        problem += f"train.async_queue_size={train.async_queue_size} steps"
         fix = f"write train.async_queue_size={train.async_run_ahead} or more, or a smaller train.async_run_ahead"
-        yield Problem("train.async_run_ahead", what, fix)
+        yield Problem("train.async_run_ahead", problem, fix)
 
 
 @rule
 def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
     if run.train.async_enable and run.train.colocate_all:
-        what = "engines that share their devices with the models cannot generate while the policy trains"
+        problem = "engines that share their devices with the models cannot generate while the policy trains"
         fix = "write train.colocate_all=false, or train.async_enable=false"
         if run.train.partial_rollout_enable:
             fix += ": with train.partial_rollout_enable=true the engines stop for each update, and continue"
-        yield Problem("train.colocate_all", f"{what} (train.async_enable=true)", fix)
+        yield Problem("train.colocate_all", f"{problem} (train.async_enable=true)", fix)
 
 
 @rule
@@ -175,7 +181,7 @@ def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
             run.train.early_stopping_patience is not None,
         ),
     )
-    first = next(((what, off) for what, off, waits in waiting if waits), None)
+    first = next(((reason, off) for reason, off, waits in waiting if waits), None)
     if first is not None and run.eval.dataset is None:
         yield Problem("eval.dataset", first[0], f"add eval.dataset=<source>, or {first[1]}")
 
@@ -186,22 +192,26 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
     if name in (None, NO_METRIC) or run.eval.dataset is None:
         return
-    measured = [f"eval/{each}" for each in run.EVALUATED]
+    measured = [f"eval/{metric}" for metric in run.EVALUATED]
     if isinstance(run.eval, RLEvalConfig):
         samples = run.eval.n_samples_per_prompt
         measured += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
-    known = [each for each in measured if direction_of(each) is not None]
+    known = [metric for metric in measured if direction_of(metric) is not None]
     prefix, _, last = name.rpartition("/")
     if f"eval/{last}" in known and (sets := sets_of(run)) and prefix not in ("eval", *sets):
-        what = f"there is no evaluation set {prefix}; there are {', '.join(sets)}"
-        yield Problem(key, what, did_you_mean(name, [f"{each}/{last}" for each in sets]) or f"write {key}=eval/{last}")
+        problem = f"there is no evaluation set {prefix}; there are {', '.join(sets)}"
+        yield Problem(
+            key,
+            problem,
+            did_you_mean(name, [f"{name_of_set}/{last}" for name_of_set in sets]) or f"write {key}=eval/{last}",
+        )
     elif not prefix.startswith("eval") or f"eval/{last}" not in known:
         close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
         fix = close.replace("did you mean ", f"did you mean {key}=")
-        what = f"no evaluation of task={run.task} measures {name}; "
+        problem = f"no evaluation of task={run.task} measures {name}; "
         if prefix.startswith("eval") and f"eval/{last}" in measured:
-            what = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
-        yield Problem(key, f"{what}it has {', '.join(known)}", fix)
+            problem = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
+        yield Problem(key, f"{problem}it has {', '.join(known)}", fix)
 
 
 def sets_of(run: AnyTrainedRun) -> list[str]:
@@ -214,8 +224,8 @@ def sets_of(run: AnyTrainedRun) -> list[str]:
 @rule
 def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == NO_METRIC:
-        what = "with none there is no metric for train.early_stopping_patience"
-        yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")
+        problem = "with none there is no metric for train.early_stopping_patience"
+        yield Problem("ckpt.best_metric_key", problem, "write ckpt.best_metric_key=null, or the name of a metric")
 
 
 @rule
@@ -224,9 +234,13 @@ def allowed_changes_are_flags(run: ResumableRun) -> Iterator[Problem]:
     known = {*all_values(run), *flags}
     tables = tuple(f"{name}." for name, info in flags.items() if info.type.base is dict)  # an entry may be gone
     for name in run.ckpt.allow_changes:
-        if name not in known and not name.startswith(tables) and not any(each.startswith(f"{name}.") for each in known):
+        if (
+            name not in known
+            and not name.startswith(tables)
+            and not any(flag_name.startswith(f"{name}.") for flag_name in known)
+        ):
             unknown = unknown_flag(name, run.task)
             yield Problem(key, f"{name}: {unknown.what}", unknown.fix)
         elif resume_of(name, run.task) == FIXED:
-            what = f"{name} can never change: a checkpoint cannot be loaded with another value"
-            yield Problem(key, what, f"remove {name} from the list, or start a new run in another folder")
+            problem = f"{name} can never change: a checkpoint cannot be loaded with another value"
+            yield Problem(key, problem, f"remove {name} from the list, or start a new run in another folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
@@ -17,11 +17,11 @@ def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
     """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1, and under ZeRO-3 it moves the states of
     its own FusedAdam alone, while the optimiser here is torch's."""
     if run.ds.enable_sleep and run.ds.zero_stage != 2:
-        what = f"DeepSpeed moves optimiser states only with ds.zero_stage=2, but it is {spelled(run.ds.zero_stage)}"
-        yield Problem("ds.enable_sleep", what, "write ds.zero_stage=2, or ds.enable_sleep=false")
+        problem = f"DeepSpeed moves optimiser states only with ds.zero_stage=2, but it is {spell(run.ds.zero_stage)}"
+        yield Problem("ds.enable_sleep", problem, "write ds.zero_stage=2, or ds.enable_sleep=false")
     elif run.ds.enable_sleep and run.ds.adam_offload:
-        what = "with ds.adam_offload=true the optimiser state is always in host memory"
-        yield Problem("ds.enable_sleep", what, "write ds.enable_sleep=false, or ds.adam_offload=false")
+        problem = "with ds.adam_offload=true the optimiser state is always in host memory"
+        yield Problem("ds.enable_sleep", problem, "write ds.enable_sleep=false, or ds.adam_offload=false")
 
 
 @rule
@@ -29,15 +29,15 @@ def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
     stage = run.ds.zero_stage
     for name, is_on, least in (("adam_offload", run.ds.adam_offload, 1), ("zpg", run.ds.zpg > 1, 3)):
         if is_on and (stage or 0) < least:
-            what = f"needs ds.zero_stage={least} or more, but it is {spelled(stage)}"
-            yield Problem(f"ds.{name}", what, f"write ds.zero_stage={least}")
+            problem = f"needs ds.zero_stage={least} or more, but it is {spell(stage)}"
+            yield Problem(f"ds.{name}", problem, f"write ds.zero_stage={least}")
     yield from reduction_overlaps(run.ds)
     if stage == 0 and run.ds.param_dtype == "bf16":
-        what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
-        yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
+        problem = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
+        yield Problem("ds.zero_stage", f"0 with bf16 {problem}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
     if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
-        what = "bf16 would round the gradients of fp32 parameters"
-        yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
+        problem = "bf16 would round the gradients of fp32 parameters"
+        yield Problem("ds.grad_accum_dtype", problem, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
 
 
 def sums_apart(ds: DeepSpeedConfig) -> bool:
@@ -53,11 +53,11 @@ def reduction_overlaps(ds: DeepSpeedConfig) -> Iterator[Problem]:
     key, off = "ds.overlap_comm", "ds.overlap_comm=false"
     if not ds.zero_stage:
         alone = ds.zero_stage is None
-        what = "one rank has nothing to reduce" if alone else "gradients are reduced after the backward pass"
-        yield Problem(key, f"with ds.zero_stage={spelled(ds.zero_stage)} {what}", f"write ds.zero_stage=2, or {off}")
+        problem = "one rank has nothing to reduce" if alone else "gradients are reduced after the backward pass"
+        yield Problem(key, f"with ds.zero_stage={spell(ds.zero_stage)} {problem}", f"write ds.zero_stage=2, or {off}")
     elif sums_apart(ds):
-        what = "ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32 reduces after the last backward pass"
-        yield Problem(key, what, f"write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or {off}")
+        problem = "ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32 reduces after the last backward pass"
+        yield Problem(key, problem, f"write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or {off}")
 
 
 @rule
@@ -70,10 +70,10 @@ def reduction_compiles(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.launch.device == "cpu":
         yield Problem(key, "DeepSpeed compiles for GPUs alone (launch.device=cpu)", f"write {key}=false")
     if not run.ds.zero_stage or sums_apart(run.ds):
-        what = "DeepSpeed does not compile ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32"
+        problem = "DeepSpeed does not compile ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32"
         if not run.ds.zero_stage:
-            what = f"DeepSpeed compiles ZeRO-1 to 3, but ds.zero_stage is {spelled(run.ds.zero_stage)}"
-        yield Problem(key, what, f"write ds.zero_stage=2, or {key}=false")
+            problem = f"DeepSpeed compiles ZeRO-1 to 3, but ds.zero_stage is {spell(run.ds.zero_stage)}"
+        yield Problem(key, problem, f"write ds.zero_stage=2, or {key}=false")
     for remedy, why in beside_compiled(run):
         yield Problem(key, f"{why} ({remedy.partition('=')[0]})", f"write {remedy}, or {key}=false")
 
@@ -103,9 +103,9 @@ def torch_trains_alone(run: AnyTrainedRun) -> Iterator[Problem]:
         return
     for name, ranked in ranked_sections(run).items():
         if num_ranks(ranked) > 1:
-            what = f"ds.zero_stage=null trains on one rank, but {name} has {num_ranks(ranked)}"
-            yield Problem("ds.zero_stage", what, "write ds.zero_stage=2")
+            problem = f"ds.zero_stage=null trains on one rank, but {name} has {num_ranks(ranked)}"
+            yield Problem("ds.zero_stage", problem, "write ds.zero_stage=2")
     for name, section in model_sections(run).items():
         if isinstance(section, TrainedModelConfig) and section.optim == "muon":
-            what = "Muon is that of DeepSpeed, which ds.zero_stage=null leaves out"
-            yield Problem(f"{name}.optim", what, f"write ds.zero_stage=2, or {name}.optim=adam")
+            problem = "Muon is that of DeepSpeed, which ds.zero_stage=null leaves out"
+            yield Problem(f"{name}.optim", problem, f"write ds.zero_stage=2, or {name}.optim=adam")

@@ -50,5 +50,5 @@ def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:
     """Return every problem that the inspections find in these runs, without repetitions; if there is none, those of the
     user's own code."""
     asked = [*runs]
-    found = distinct(problem for run in asked for inspection in INSPECTIONS for problem in inspection(run, folder))
-    return found or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))
+    problems = distinct(problem for run in asked for inspection in INSPECTIONS for problem in inspection(run, folder))
+    return problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))

@@ -14,7 +14,7 @@ from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.preflight.trial import NEEDED
-from rlhf_suite.python_source import SourceError, parsed
+from rlhf_suite.python_source import SourceError, parse_file
 
 GIVEN = {"self", "prompt", "label", "datasource"}  # what reset of TRL gets beside data.reward_columns
 CONNECT_S = 2.0
@@ -24,37 +24,40 @@ def agent_files_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield the problems of the class in the file of each agent."""
     if not isinstance(run, PPORun):
         return
-    for each in agents_of(run.agent, run.train.agent_func_path):
-        if each.config.needs("environment") and each.file is not None:
-            yield from class_problems(run, each, each.file)
+    for agent in agents_of(run.agent, run.train.agent_func_path):
+        if agent.config.needs("environment") and agent.file is not None:
+            yield from class_problems(run, agent, agent.file)
 
 
 def class_problems(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
     """Yield what a class lacks of its form. One that is derived from others may have it from these."""
     try:
         export = export_of(file)
-        tree = parsed(Path(file).expanduser().resolve())
+        tree = parse_file(Path(file).expanduser().resolve())
     except SourceError:  # a rule says so
         return
-    node = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == export.name), None)
+    node = next(
+        (statement for statement in tree.body if isinstance(statement, ast.ClassDef) and statement.name == export.name),
+        None,
+    )
     if node is None:
         return
-    own = {each.name: each for each in methods(node)}
+    own = {method.name: method for method in methods(node)}
     where = f"{file}:{node.lineno}: class {node.name} ({export.form})"
     missing = [name for name in NEEDED.get(export.form, ()) if name not in own]
     if missing and not node.bases:
         yield Problem(chosen.file_flag, f"{where} has no {' and no '.join(missing)}", "define it (docs/agents.md)")
     if export.form == TRL:
         arguments = own["reset"].args
-        required = [each.arg for each in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
+        required = [arg.arg for arg in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
         absent = [name for name in required if name not in GIVEN | set(run.data.reward_columns or ())]
         if absent:
-            what = f"{file}:{own['reset'].lineno}: reset takes {', '.join(absent)}, which no row passes"
-            yield Problem(chosen.file_flag, what, f"add data.reward_columns=[{','.join(absent)}]")
-    shows = any(isinstance(each, ast.Constant) and each.value == "environment_images" for each in ast.walk(node))
+            problem = f"{file}:{own['reset'].lineno}: reset takes {', '.join(absent)}, which no row passes"
+            yield Problem(chosen.file_flag, problem, f"add data.reward_columns=[{','.join(absent)}]")
+    shows = any(isinstance(child, ast.Constant) and child.value == "environment_images" for child in ast.walk(node))
     if export.form == OPENRLHF and shows and run.data.image_key is None:
-        what = f"{where} answers with images, and the policy reads text"
-        yield Problem("data.image_key", what, "add data.image_key=<column> (docs/vision.md)")
+        problem = f"{where} answers with images, and the policy reads text"
+        yield Problem("data.image_key", problem, "add data.image_key=<column> (docs/vision.md)")
 
 
 def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -63,8 +66,8 @@ def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Proble
         return
     url = run.agent.server_url.replace("ws", "http", 1)
     for (host, port), reason in unreachable([first_hop(url)], CONNECT_S).items():
-        what = f"the server of the environment does not accept a connection: {host}:{port}: {reason}"
-        yield Problem("agent.server_url", what, "start the server first, or correct the address")
+        problem = f"the server of the environment does not accept a connection: {host}:{port}: {reason}"
+        yield Problem("agent.server_url", problem, "start the server first, or correct the address")
 
 
 AGENTS = (agent_files_fit, environment_server_answers)

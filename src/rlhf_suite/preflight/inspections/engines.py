@@ -10,7 +10,7 @@ from rlhf_suite.config.engine_arguments import KEY
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run, SamplingRun
-from rlhf_suite.python_source import module_file, parsed
+from rlhf_suite.python_source import module_file, parse_file
 
 MODULE, CLASS = "vllm.engine.arg_utils", "EngineArgs"
 
@@ -30,7 +30,7 @@ def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
 def names_of_arguments() -> list[str]:
     """Return the fields of EngineArgs; none without vLLM."""
     file = module_file(MODULE)
-    classes = [node for node in parsed(file).body if isinstance(node, ast.ClassDef)] if file is not None else []
+    classes = [node for node in parse_file(file).body if isinstance(node, ast.ClassDef)] if file is not None else []
     return [
         field.target.id
         for node in classes

@@ -28,7 +28,7 @@ CONNECT_S = 3.0
 
 def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each name that cannot be fetched. The network is used only where the run itself will run."""
-    absent = [(key, name) for key, name in wanted(run) if not is_cached(key, name)]
+    absent = [(key, name) for key, name in list_hub_names(run) if not is_cached(key, name)]
     for key, name in absent:
         if not NAME.fullmatch(name):
             yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", "check the spelling")
@@ -37,13 +37,13 @@ def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     reason = hub_problem()
     for key, name in named if reason else ():
-        what = f"{name} is neither a folder here nor in the cache ({HF_HUB_CACHE}), and {reason}"
+        problem = f"{name} is neither a folder here nor in the cache ({HF_HUB_CACHE}), and {reason}"
         kind = " --repo-type dataset" if key in DATA else ""
         fix = f"give a folder, or fill the cache on a machine with a network: hf download {name}{kind}"
-        yield Problem(key, what, fix)
+        yield Problem(key, problem, fix)
 
 
-def wanted(run: Run) -> Iterator[tuple[str, str]]:
+def list_hub_names(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the names of models and data sets that are not files or folders here, each with its flag."""
     for use in model_uses(run):
         if not Path(use.path).is_dir():
@@ -56,19 +56,21 @@ def wanted(run: Run) -> Iterator[tuple[str, str]]:
 def is_cached(key: str, name: str) -> bool:
     """Return whether the cache holds a model or a data set, the latter also as prepared by `datasets`."""
     if key not in DATA:
-        return cached_model(name) is not None
+        return find_cached_model(name) is not None
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets")
     base = name.partition("@")[0].partition(":")[0]
-    return (prepared / base.replace("/", "___")).is_dir() or cached(f"datasets--{base.replace('/', '--')}") is not None
+    return (prepared / base.replace("/", "___")).is_dir() or find_cached(
+        f"datasets--{base.replace('/', '--')}"
+    ) is not None
 
 
-def cached_model(name: str) -> Path | None:
+def find_cached_model(name: str) -> Path | None:
     """Return the folder of a model in the hub's cache, or None if its configuration is not there."""
-    folder = cached(f"models--{name.replace('/', '--')}")
+    folder = find_cached(f"models--{name.replace('/', '--')}")
     return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
-def cached(name: str) -> Path | None:
+def find_cached(name: str) -> Path | None:
     """Return the newest snapshot of a repository in the hub's cache, or None if there is none."""
     reference = Path(HF_HUB_CACHE) / name / "refs" / "main"
     if not reference.is_file():

@@ -37,17 +37,17 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     if isinstance(run, SamplingRun):
         yield from stages(run)
     if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
-        if (what := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
-            yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
+        if (problem := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
+            yield Problem("TMPDIR", problem, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run)
 
 
 def stages(run: SamplingRun) -> Iterator[Problem]:
     """Check that engines of several stages get GPUs."""
     if run.vllm.pipeline_parallel_size > 1 and device_kind(run.launch) == "cpu":
-        what = "the CPU build of vLLM does not run the stages of a pipeline"
+        problem = "the CPU build of vLLM does not run the stages of a pipeline"
         fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
-        yield Problem("vllm.pipeline_parallel_size", what, fix)
+        yield Problem("vllm.pipeline_parallel_size", problem, fix)
 
 
 def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -59,8 +59,8 @@ def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield Problem("agent.tools", f"{server!r} is not a command ({error})", "close its quotation marks")
             continue
         if not is_http(command) and shutil.which(command) is None:
-            what = f"there is no command {command!r} for {server!r} (seen from {Path.cwd()})"
-            yield Problem("agent.tools", what, "install it, or write its whole path")
+            problem = f"there is no command {command!r} for {server!r} (seen from {Path.cwd()})"
+            yield Problem("agent.tools", problem, "install it, or write its whole path")
 
 
 def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -70,9 +70,9 @@ def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
     if folder is None or not is_first_node() or not host or "://" in host or not port.isdigit():
         return
     for reason in unreachable([(host.strip("[]"), int(port))], CONNECT_S).values():
-        what = f"no Ray cluster accepts a connection at {address}: {reason}"
+        problem = f"no Ray cluster accepts a connection at {address}: {reason}"
         fix = "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
-        yield Problem("launch.ray_address", what, fix)
+        yield Problem("launch.ray_address", problem, fix)
 
 
 def network() -> Iterator[Problem]:
@@ -86,12 +86,12 @@ def network() -> Iterator[Problem]:
                     stack.enter_context(socket.create_connection(listener.getsockname(), timeout=1))
         except OSError as error:
             if not opened:
-                what = f"nothing can listen on {LOOPBACK} ({error.strerror or error})"
-                yield Problem("loopback network", what, "bring it up as root: ip link set lo up")
+                problem = f"nothing can listen on {LOOPBACK} ({error.strerror or error})"
+                yield Problem("loopback network", problem, "bring it up as root: ip link set lo up")
             else:
-                what = f"only {opened} TCP ports are free for listeners on {LOOPBACK}, {PORTS} are needed"
+                problem = f"only {opened} TCP ports are free for listeners on {LOOPBACK}, {PORTS} are needed"
                 fix = "widen the range as root: sysctl -w net.ipv4.ip_local_port_range='32768 60999'; or see ss -s"
-                yield Problem("TCP ports", what, fix)
+                yield Problem("TCP ports", problem, fix)
 
 
 def shared_memory(run: Run) -> Iterator[Problem]:
@@ -99,15 +99,15 @@ def shared_memory(run: Run) -> Iterator[Problem]:
     needed_mb = object_store_mb(run, model_sections(run))
     container = "in a container give it room: docker run --shm-size=2g"
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
-        what = f"{SHARED_MEMORY} is missing or cannot be written"
-        yield Problem("shared memory", what, f"mount it as root: mount -t tmpfs tmpfs {SHARED_MEMORY}; {container}")
+        problem = f"{SHARED_MEMORY} is missing or cannot be written"
+        yield Problem("shared memory", problem, f"mount it as root: mount -t tmpfs tmpfs {SHARED_MEMORY}; {container}")
     elif (free_mb := shutil.disk_usage(SHARED_MEMORY).free >> 20) < needed_mb:
-        what = f"{SHARED_MEMORY} has {free_mb} MiB free, and Ray's object store takes {needed_mb} MiB"
+        problem = f"{SHARED_MEMORY} has {free_mb} MiB free, and Ray's object store takes {needed_mb} MiB"
         fix = f"remove files of dead programs there; {container}"
         if run.launch.object_store_mb is None and isinstance(run, PPORun):
-            what += (
+            problem += (
                 f" for the {samples_of_step(run)} samples of a step, if all have data.max_len={run.data.max_len} tokens"
             )
         if free_mb >= LEAST_MB:
             fix = f"write launch.object_store_mb={free_mb} (what does not fit then waits on the disk); or {fix}"
-        yield Problem("shared memory", what, fix)
+        yield Problem("shared memory", problem, fix)

@@ -62,7 +62,7 @@ class ModelFiles:
         """Return the shape of each tensor by name, or None if the weights are in another format."""
         if not self.headers:
             return None
-        return {name: about["shape"] for each in self.headers.values() for name, about in each.items()}
+        return {name: about["shape"] for header in self.headers.values() for name, about in header.items()}
 
     def is_whole(self, file: Path) -> bool:
         """Return whether a file is as long as its header says. For other formats return True."""
@@ -105,12 +105,13 @@ class ModelFiles:
     @property
     def positions(self) -> int | None:
         """Return the longest sequence that the model supports, in tokens, or None if config.json does not say."""
-        found = [number for name in POSITIONS if isinstance(number := self.setting(name), int) and number > 0]
-        if not found:
+        numbers = [number for name in POSITIONS if isinstance(number := self.setting(name), int) and number > 0]
+        if not numbers:
             return None
-        ropes = [each for name in ("rope_scaling", "rope_parameters") if isinstance(each := self.setting(name), dict)]
+        settings = (self.setting(name) for name in ("rope_scaling", "rope_parameters"))
+        ropes = [rope for rope in settings if isinstance(rope, dict)]
         ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]  # by type of layer
-        return max(found[0], *(scaled_positions(rope, found[0]) for rope in ropes), 0)
+        return max(numbers[0], *(count_scaled_positions(rope, numbers[0]) for rope in ropes), 0)
 
     @property
     def head_size(self) -> int | None:
@@ -142,7 +143,7 @@ def files_of(folder: Path) -> ModelFiles:
     return ModelFiles(folder)
 
 
-def scaled_positions(rope: dict[str, Any], positions: int) -> int:
+def count_scaled_positions(rope: dict[str, Any], positions: int) -> int:
     """Return the number of positions under a scaling of the rotary embedding."""
     if rope.get("rope_type", rope.get("type")) not in SCALED:
         return positions
@@ -175,7 +176,7 @@ def header(file: Path) -> dict[str, Any]:
 
 
 @cache
-def known_model_types() -> str:
+def read_model_types() -> str:
     """Return the source code of the tables of model types in transformers, which has each type in quotes."""
     return "".join(file.read_text() for file in (package("transformers") / "models" / "auto").glob("*.py"))
 
@@ -197,8 +198,8 @@ def config_class(model_type: str) -> str:
         name = "_".join(parts[:count])
         with suppress(OSError):
             source = (package("transformers") / "models" / name / f"configuration_{name}.py").read_text()
-            if found := re.search(rf'^    model_type = "{re.escape(model_type)}"$(.*?)(?=^class |\Z)', source, LINES):
-                return found[1]
+            if match := re.search(rf'^    model_type = "{re.escape(model_type)}"$(.*?)(?=^class |\Z)', source, LINES):
+                return match[1]
     return ""
 
 
@@ -210,11 +211,13 @@ def head_sizes_on_cpu() -> tuple[int, ...]:
         source = (package("vllm") / "v1" / "attention" / "backends" / "cpu_attn.py").read_text()
     except OSError:
         return ()
-    functions = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef))
-    named = (each for each in functions if each.name == "get_supported_head_sizes")
-    returned = (each.value for function in named for each in function.body if isinstance(each, ast.Return))
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    named = (definition for definition in functions if definition.name == "get_supported_head_sizes")
+    returned = (
+        statement.value for function in named for statement in function.body if isinstance(statement, ast.Return)
+    )
     with suppress(ValueError, TypeError):
-        return tuple(ast.literal_eval(next((each for each in returned if each is not None), "()")))
+        return tuple(ast.literal_eval(next((value for value in returned if value is not None), "()")))
     return ()
 
 

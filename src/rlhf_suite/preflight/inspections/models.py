@@ -26,12 +26,12 @@ from rlhf_suite.models.families import (
     num_experts,
     undeclared_head_setting,
 )
-from rlhf_suite.preflight.inspections.hub import cached_model
+from rlhf_suite.preflight.inspections.hub import find_cached_model
 from rlhf_suite.preflight.inspections.model_files import (
     ModelFiles,
     files_of,
     head_sizes_on_cpu,
-    known_model_types,
+    read_model_types,
     scorer_types,
 )
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
@@ -43,29 +43,31 @@ UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain 
 def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield the problems of each model of a run."""
     for use in model_uses(run):
-        found = folder_of(use.path)
-        if found is not None:
-            yield from model_problems(use, files_of(found))
+        model_folder = folder_of(use.path)
+        if model_folder is not None:
+            yield from model_problems(use, files_of(model_folder))
             if folder is not None and use.is_sampled and device_kind(run.launch) == "cpu":
-                yield from heads_have_kernels(use, files_of(found))
+                yield from heads_have_kernels(use, files_of(model_folder))
             if folder is not None and use.is_sampled:
-                yield from engine_has_packages(use, files_of(found))
+                yield from engine_has_packages(use, files_of(model_folder))
 
 
 def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Yield a problem if an engine without a GPU has no kernels for the attention heads of a model."""
     sizes, size = head_sizes_on_cpu(), files.head_size
     if sizes and size is not None and size not in sizes:
-        what = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
-        yield Problem(use.key, what, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
+        problem = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
+        yield Problem(use.key, problem, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
 
 
 def engine_has_packages(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Yield a problem if what vLLM imports for the family of a model is not installed."""
     missing = next((name for name in family(files).engine_needs if find_spec(name) is None), None)
     if missing is not None:
-        what = f"vLLM imports {missing} for models of type {family(files).title} ({use.path}), and it is not installed"
-        yield Problem(use.key, what, f"install the build of {missing} for this torch, or give another model")
+        problem = (
+            f"vLLM imports {missing} for models of type {family(files).title} ({use.path}), and it is not installed"
+        )
+        yield Problem(use.key, problem, f"install the build of {missing} for this torch, or give another model")
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -85,11 +87,11 @@ def others_have_embeddings(run: Run, folder: Path | None) -> Iterator[Problem]:
     uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
     actor = folder_of(uses[ACTOR].path) if ACTOR in uses else None
     for use in (uses[name] for name in (REFERENCE, TEACHER, CRITIC) if actor is not None and name in uses):
-        found = folder_of(use.path)
-        rows = None if found is None else files_of(found).setting("vocab_size")
+        model_folder = folder_of(use.path)
+        rows = None if model_folder is None else files_of(model_folder).setting("vocab_size")
         if actor is not None and files_of(actor).has_words_beyond(rows):
-            what = f"{use.path} has embeddings of {rows} tokens, and the tokenizer of the actor has more"
-            yield Problem(use.key, what, "give a model of the actor's family")
+            problem = f"{use.path} has embeddings of {rows} tokens, and the tokenizer of the actor has more"
+            yield Problem(use.key, problem, "give a model of the actor's family")
 
 
 def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
@@ -98,11 +100,11 @@ def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
     fix = "give a reward model of the policy's family; one behind HTTP reads text (task=serve_rm, reward.remote_url)"
     other = next((token for token, number in ours.items() if theirs.get(token) != number), None) if theirs else None
     if other is not None:  # tokens that only the reward model has do no harm: the policy cannot write them
-        what = (
+        problem = (
             f"the vocabulary of {use.path} is not that of the policy ({len(theirs)} and {len(ours)} tokens; {other!r} "
             f"is {theirs.get(other)} and {ours[other]}), so it would score other words than were written"
         )
-        yield Problem(use.key, what, fix)
+        yield Problem(use.key, problem, fix)
     size, wanted = files_of(reward).setting("vocab_size"), files_of(policy).setting("vocab_size")
     if not theirs and None not in (size, wanted) and size != wanted:
         yield Problem(use.key, f"{use.path} has a vocabulary of {size} tokens, but the policy has {wanted}", fix)
@@ -110,7 +112,7 @@ def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
 
 def folder_of(path: str) -> Path | None:
     """Return the folder of a model, on the disk or in the cache of the hub."""
-    return Path(path) if Path(path).is_dir() else cached_model(path)
+    return Path(path) if Path(path).is_dir() else find_cached_model(path)
 
 
 def model_problems(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -142,11 +144,11 @@ def has_weights(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(use.key, f"{use.path} has no weights (*.safetensors)", "copy or download the whole model")
     for file in files.weight_files:
         if not file.is_file():
-            what = f"{use.path} has no file {file.name}, which its index names"
-            yield Problem(use.key, what, "copy or download the whole model")
+            problem = f"{use.path} has no file {file.name}, which its index names"
+            yield Problem(use.key, problem, "copy or download the whole model")
         elif not files.is_whole(file):
-            what = f"{use.path}/{file.name} is not complete: it has fewer bytes than its header says"
-            yield Problem(use.key, what, "copy or download it again")
+            problem = f"{use.path}/{file.name} is not complete: it has fewer bytes than its header says"
+            yield Problem(use.key, problem, "copy or download it again")
 
 
 def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -155,13 +157,13 @@ def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     has_code = files.setting("auto_map") is not None
     if has_code and use.is_trusted:
         return
-    if isinstance(model_type, str) and f'"{model_type}"' not in known_model_types():
-        what = f"{use.path} is of model_type {model_type!r}, which the installed transformers does not know"
+    if isinstance(model_type, str) and f'"{model_type}"' not in read_model_types():
+        problem = f"{use.path} is of model_type {model_type!r}, which the installed transformers does not know"
         if has_code:
             fix = "give another model, or read the code that comes with it and add launch.trust_remote_code=true"
-            yield Problem(use.key, what, fix)
+            yield Problem(use.key, problem, fix)
         else:
-            yield Problem(use.key, what, "correct its config.json, or upgrade transformers")
+            yield Problem(use.key, problem, "correct its config.json, or upgrade transformers")
 
 
 def can_be_trained(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -171,8 +173,8 @@ def can_be_trained(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         return
     method = quantised.get("quant_method", "unknown")
     if method not in UNPACKED_WHEN_LOADED and not (method == "bitsandbytes" and use.in_4bit):
-        what = f"{use.path} holds quantised weights ({method}), which cannot be trained"
-        yield Problem(use.key, what, "give the model in bf16 or fp32")
+        problem = f"{use.path} holds quantised weights ({method}), which cannot be trained"
+        yield Problem(use.key, problem, "give the model in bf16 or fp32")
 
 
 def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -186,22 +188,24 @@ def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         shape = names.get(f"{prefix}.weight")
         if shape is None:
             kind = f" ({architecture})" if architecture else ""
-            what = f"{use.path} has no tensor {prefix}.weight to score with{kind}"
+            problem = f"{use.path} has no tensor {prefix}.weight to score with{kind}"
             fix = "give a reward model (task=rm trains one), or the name of its head: ds.value_head_prefix=<name>"
-            yield Problem(use.key, what, fix)
+            yield Problem(use.key, problem, fix)
         elif shape[:1] != [1]:
-            what = f"{use.path} has {shape[0]} outputs in {prefix}.weight, but a reward is one number"
-            yield Problem(use.key, what, "give a reward model with one output")
+            problem = f"{use.path} has {shape[0]} outputs in {prefix}.weight, but a reward is one number"
+            yield Problem(use.key, problem, "give a reward model with one output")
     elif use.head == "language" and architecture.endswith(NO_LANGUAGE_HEAD) and "lm_head.weight" not in names:
-        what = f"{use.path} is a {architecture}, which scores texts and cannot write them"
-        yield Problem(use.key, what, "give a language model")
+        problem = f"{use.path} is a {architecture}, which scores texts and cannot write them"
+        yield Problem(use.key, problem, "give a language model")
 
 
 def has_tokenizer(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the folder has a tokenizer if the run needs it."""
     if use.has_tokenizer and not files.has_tokenizer:
-        what = f"{use.path} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json or vocab.txt)"
-        yield Problem(use.key, what, "copy the tokenizer files of the model that it was trained from into the folder")
+        problem = f"{use.path} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json or vocab.txt)"
+        yield Problem(
+            use.key, problem, "copy the tokenizer files of the model that it was trained from into the folder"
+        )
 
 
 def has_embeddings(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -209,45 +213,45 @@ def has_embeddings(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     rows = files.setting("vocab_size")
     if use.has_tokenizer and files.has_words_beyond(rows):
         count = max(files.vocabulary.values()) + 1
-        what = f"the tokenizer of {use.path} has {count} tokens, and the model has embeddings of {rows}"
+        problem = f"the tokenizer of {use.path} has {count} tokens, and the model has embeddings of {rows}"
         fix = f"give the tokenizer of this model, or enlarge the model: model.resize_token_embeddings({count})"
-        yield Problem(use.key, what, fix)
+        yield Problem(use.key, problem, fix)
 
 
 def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the tokenizer has a chat template if the run needs it."""
     if use.needs_template and not files.has_chat_template:
-        what = f"the tokenizer of {use.key}={use.path} has no chat template"
+        problem = f"the tokenizer of {use.key}={use.path} has no chat template"
         fix = "add data.tokenizer_chat_template=<file>, or write data.apply_chat_template=false"
-        yield Problem("data.apply_chat_template", what, fix)
+        yield Problem("data.apply_chat_template", problem, fix)
 
 
 def can_score(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that transformers has a model of this type with a score head, if the run loads it with one."""
     kind = files.setting("model_type")
     if use.scores and files.setting("auto_map") is None and scorer_types() and kind not in scorer_types():
-        what = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
+        problem = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
         fix = "give a model of another family" if use.key.split(".")[0] != CRITIC else (
             "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
         )  # fmt: skip
-        yield Problem(use.key, what, fix)
+        yield Problem(use.key, problem, fix)
 
 
 def head_is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the meaning of the settings that change logits is known for the family of a language model."""
-    found = undeclared_head_setting(family(files).head, files.setting)
-    if use.head == "language" and found is not None:
+    setting = undeclared_head_setting(family(files).head, files.setting)
+    if use.head == "language" and setting is not None:
         title = family(files).title
-        what = f"the head of {use.path} has {found[0]} ({found[1]}), whose meaning is not known for {title}"
-        yield Problem(use.key, what, "give another model")
+        problem = f"the head of {use.path} has {setting[0]} ({setting[1]}), whose meaning is not known for {title}"
+        yield Problem(use.key, problem, "give another model")
 
 
 def attention_computes(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the chosen attention computes that of the family."""
     if use.attention is not None and not family(files).computes(use.attention):
-        what = f"{use.attention} does not compute the attention of {family(files).title} ({use.key}={use.path})"
+        problem = f"{use.attention} does not compute the attention of {family(files).title} ({use.key}={use.path})"
         key = "ds.attn_implementation"
-        yield Problem(key, what, f"write {key}=null, which is {family(files).attention[0]} for this model")
+        yield Problem(key, problem, f"write {key}=null, which is {family(files).attention[0]} for this model")
 
 
 def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -262,8 +266,8 @@ def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     for feature, is_asked, key, remedy in asked:
         why = family(files).why_not(feature) if is_asked else None
         if why is not None:
-            what = f"{family(files).title} {why}, so {feature} cannot be used ({use.key}={use.path})"
-            yield Problem(key, what, f"write {key}={remedy}")
+            problem = f"{family(files).title} {why}, so {feature} cannot be used ({use.key}={use.path})"
+            yield Problem(key, problem, f"write {key}={remedy}")
 
 
 def family(files: ModelFiles) -> Family:
@@ -277,27 +281,31 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if not use.reads_images:
         return
     if kind not in IMAGE_TYPES:
-        what = f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a {kind}"
+        problem = (
+            f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a {kind}"
+        )
         if has_several_axes(files):
-            what += ", whose tokens have positions along several axes (time, height, width), and here they have one"
-        yield Problem(use.key, what, "give another model, or write data.image_key=null")
+            problem += ", whose tokens have positions along several axes (time, height, width), and here they have one"
+        yield Problem(use.key, problem, "give another model, or write data.image_key=null")
     elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
-        what = f"{use.path} has no processor_config.json, which says how it reads images"
-        yield Problem(use.key, what, "copy the processor files of the model that it was trained from into the folder")
+        problem = f"{use.path} has no processor_config.json, which says how it reads images"
+        yield Problem(
+            use.key, problem, "copy the processor files of the model that it was trained from into the folder"
+        )
 
 
 def has_several_axes(files: ModelFiles) -> bool:
     """Return whether rotary positions are divided over axes, as those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL are."""
     settings = (files.setting("rope_parameters"), files.setting("rope_scaling"))
-    return any(isinstance(each, dict) and "mrope_section" in each for each in settings)
+    return any(isinstance(setting, dict) and "mrope_section" in setting for setting in settings)
 
 
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model supports the longest sequence of the run."""
     if use.length_key and files.positions is not None and use.length > files.positions:
-        what = f"{use.length} tokens are more than the {files.positions} positions of {use.key}={use.path}"
+        problem = f"{use.length} tokens are more than the {files.positions} positions of {use.key}={use.path}"
         most = files.positions if use.length_key.endswith("max_len") else files.positions // 2
-        yield Problem(use.length_key, what, f"write {use.length_key}={most}, or less")
+        yield Problem(use.length_key, problem, f"write {use.length_key}={most}, or less")
 
 
 def splits_over_ranks(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -310,15 +318,15 @@ def splits_over_ranks(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if mode == "ulysses":
         pairs = files.setting("num_key_value_heads") or heads
         if heads % size or (pairs % size and size % pairs):
-            what = (
+            problem = (
                 f"{heads} query and {pairs} key/value heads of {use.key}={use.path} cannot be split over {size} ranks"
             )
-            yield Problem(key, what, f"write {key}=gather")
+            yield Problem(key, problem, f"write {key}=gather")
         return
     window = files.setting("sliding_window")
     if isinstance(window, int) and files.setting("use_sliding_window") is not False and use.length > window:
-        what = f"{mode} does not compute the sliding window of {window} tokens of {use.key}={use.path}"
-        yield Problem(key, what, f"write {key}=ulysses, or data.max_len={window}")
+        problem = f"{mode} does not compute the sliding window of {window} tokens of {use.key}={use.path}"
+        yield Problem(key, problem, f"write {key}=ulysses, or data.max_len={window}")
 
 
 def matrices_divide(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -329,14 +337,14 @@ def matrices_divide(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         return
     experts = num_experts(files.setting)
     if experts is not None or files.setting("vision_config") is not None:
-        what = f"a mixture of experts ({experts[0]})" if experts else "a model that reads images"
-        yield Problem(key, f"{use.key}={use.path} is {what}, whose matrices are not split", f"write {key}=1")
+        problem = f"a mixture of experts ({experts[0]})" if experts else "a model that reads images"
+        yield Problem(key, f"{use.key}={use.path} is {problem}, whose matrices are not split", f"write {key}=1")
         return
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = files.setting(name)
         if isinstance(size, int) and size % use.tensor:
-            what = f"{use.tensor} ranks cannot split the {name}={size} of {use.key}={use.path}"
-            yield Problem(key, what, f"write {key}={math.gcd(size, use.tensor)}")
+            problem = f"{use.tensor} ranks cannot split the {name}={size} of {use.key}={use.path}"
+            yield Problem(key, problem, f"write {key}={math.gcd(size, use.tensor)}")
             return
 
 

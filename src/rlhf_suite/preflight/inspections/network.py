@@ -28,25 +28,25 @@ def unreachable(servers: Iterable[Server], timeout_s: float) -> dict[Server, str
 
     A query to a name server that hangs has no time-out, so threads that are late are abandoned.
     """
-    found: dict[Server, str | None] = {}
+    reasons: dict[Server, str | None] = {}
     asked = list(dict.fromkeys(servers))
-    threads = [threading.Thread(target=connect, args=(each, timeout_s, found), daemon=True) for each in asked]
+    threads = [threading.Thread(target=connect, args=(server, timeout_s, reasons), daemon=True) for server in asked]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    answers = {each: found.get(each, f"no answer within {timeout_s:g} s") for each in asked}
-    return {each: reason for each, reason in answers.items() if reason is not None}
+    answers = {server: reasons.get(server, f"no answer within {timeout_s:g} s") for server in asked}
+    return {answer: reason for answer, reason in answers.items() if reason is not None}
 
 
-def connect(server: Server, timeout_s: float, found: dict[Server, str | None]) -> None:
-    """Store in `found` why a connection to the server fails, or None if it succeeds."""
+def connect(server: Server, timeout_s: float, reasons: dict[Server, str | None]) -> None:
+    """Store in `reasons` why a connection to the server fails, or None if it succeeds."""
     try:
         socket.create_connection(server, timeout_s).close()
     except TimeoutError:
-        found[server] = f"no answer within {timeout_s:g} s"
+        reasons[server] = f"no answer within {timeout_s:g} s"
     except (OSError, UnicodeError) as error:
-        found[server] = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reasons[server] = (error.strerror if isinstance(error, OSError) else None) or str(error)
     else:
-        found[server] = None
+        reasons[server] = None

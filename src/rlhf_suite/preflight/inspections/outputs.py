@@ -15,7 +15,7 @@ from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resume import allowed_changes, changes, load_earlier, refusal
+from rlhf_suite.config.resume import changes, list_allowed_changes, load_earlier, refusal
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
@@ -40,24 +40,24 @@ class Target:
     path: Path
     is_folder: bool = True
 
-    def problem(self, what: str) -> Problem:
+    def problem(self, reason: str) -> Problem:
         """Return the problem of this target."""
         kind = "folder that does not exist yet" if self.is_folder else "file that does not exist yet"
-        return Problem(self.key, f"{self.path} {what}", f"write {self.key}=<a {kind}>")
+        return Problem(self.key, f"{self.path} {reason}", f"write {self.key}=<a {kind}>")
 
 
 def outputs_change_nothing(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for every target that exists already, clashes with the run itself, or cannot be written."""
     for target in targets(run):
-        what = taken(target, run, folder) or clash(target, run, folder) or refused(target)
-        if what is not None:
-            yield target.problem(what)
+        reason = find_foreign_output(target, run, folder) or clash(target, run, folder) or explain_refusal(target)
+        if reason is not None:
+            yield target.problem(reason)
 
 
 def targets(run: Run) -> Iterator[Target]:
     """Yield what the run will write outside of its own folder. Symbolic links are followed."""
     if isinstance(run, TrainedRun | LoopRun | MergeLoRARun) and run.ckpt.output_dir is not None:
-        output = resolved(run.ckpt.output_dir)
+        output = resolve(run.ckpt.output_dir)
         for suffix in model_suffixes(run):
             yield Target("ckpt.output_dir", output.with_name(output.name + suffix) if suffix else output)
     for section, options in (
@@ -66,7 +66,7 @@ def targets(run: Run) -> Iterator[Target]:
     ):
         if options is not None and options.output_path:
             path = output_file(options.output_path, options.shard, Path())
-            yield Target(f"{section}.output_path", resolved(path), is_folder=False)
+            yield Target(f"{section}.output_path", resolve(path), is_folder=False)
 
 
 def model_suffixes(run: Run) -> list[str]:
@@ -83,12 +83,12 @@ def model_suffixes(run: Run) -> list[str]:
     return suffixes
 
 
-def resolved(path: str | Path) -> Path:
+def resolve(path: str | Path) -> Path:
     """Return an absolute path without symbolic links and `~`."""
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
-def taken(target: Target, run: Run, folder: Path | None) -> str | None:
+def find_foreign_output(target: Target, run: Run, folder: Path | None) -> str | None:
     """Return what is at the target and was not written by this run, or None."""
     try:
         if not target.path.exists():
@@ -96,13 +96,13 @@ def taken(target: Target, run: Run, folder: Path | None) -> str | None:
     except OSError as error:
         return f"cannot be written: {error.strerror}"
     if target.is_folder:
-        return taken_folder(target.path, run, folder)
+        return find_foreign_model(target.path, run, folder)
     continues = isinstance(run, ResumableRun) and run.ckpt.load_enable and target.path.is_file()
     has_begun = folder is None or (folder / "progress.json").exists()
     return None if continues and has_begun else "exists already"
 
 
-def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
+def find_foreign_model(path: Path, run: Run, folder: Path | None) -> str | None:
     """Return what the folder for a model holds already, or None if this run may write there."""
     if not path.is_dir():
         return "is a file"
@@ -110,7 +110,7 @@ def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
         return "is the current folder, or contains it"
     keep = checkpoints_within(path, run)
     kept = {keep.relative_to(path).parts[0]} if keep is not None else set()
-    entries = sorted(each.name for each in path.iterdir() if each.name not in kept or any(files(each, keep)))
+    entries = sorted(entry.name for entry in path.iterdir() if entry.name not in kept or any(files(entry, keep)))
     if not entries or ((path / MARK).exists() if folder is None else is_own(path, run_ids(run, folder), keep)):
         return None
     shown = ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
@@ -119,16 +119,16 @@ def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
 
 def checkpoints_within(path: Path, run: Run) -> Path | None:
     """Return the folder of the run's checkpoints if it is inside the folder of a model, where it stays."""
-    keep = resolved(run.ckpt.path) if isinstance(run, TrainedRun) and run.ckpt.path is not None else None
+    keep = resolve(run.ckpt.path) if isinstance(run, TrainedRun) and run.ckpt.path is not None else None
     return keep if keep is not None and is_within(keep, path) else None
 
 
 def run_ids(run: Run, folder: Path) -> set[str]:
     """Return the ids of this run, of its stages if it is a loop, and of the run whose checkpoints it continues."""
     folders = [folder, *folder.glob("iter_*/*/")] if isinstance(run, LoopRun) else [folder]
-    ids = {RunFolder(each).run_id for each in folders}
+    ids = {RunFolder(run_folder).run_id for run_folder in folders}
     if isinstance(run, TrainedRun) and run.ckpt.load_enable and run.ckpt.path is not None:
-        for state in resolved(run.ckpt.path).glob("*/state.json"):
+        for state in resolve(run.ckpt.path).glob("*/state.json"):
             try:
                 ids.add(read_table(state, {"run": str})["run"])
             except (DamagedFile, KeyError):  # a damaged checkpoint is another inspection's subject
@@ -139,7 +139,7 @@ def run_ids(run: Run, folder: Path) -> set[str]:
 def clash(target: Target, run: Run, folder: Path | None) -> str | None:
     """Return which path of the run itself is at the target, contains it, or is inside it; None if there is none."""
     path = target.path
-    if folder is not None and target.is_folder and resolved(folder).is_relative_to(path):
+    if folder is not None and target.is_folder and resolve(folder).is_relative_to(path):
         return "is the run folder, or contains it"
     for key, read, is_folder in read_by(run):
         if path == read:
@@ -159,9 +159,9 @@ def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
                 if path := local(name.strip().partition("@")[0]):
                     yield key, path, path.is_dir()
     if isinstance(run, TrainedRun) and run.ckpt.path is not None:
-        yield "ckpt.path", resolved(run.ckpt.path), True
+        yield "ckpt.path", resolve(run.ckpt.path), True
     try:
-        cache = resolved(cache_root())
+        cache = resolve(cache_root())
     except UserError:
         return
     yield from ((f"the cache ({CACHE})", cache / kind, True) for kind in ("encoded", "annotations"))
@@ -170,12 +170,12 @@ def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
 def local(name: str) -> Path | None:
     """Return the path that a name means, or None if nothing exists there."""
     try:
-        return resolved(name) if name and Path(name).expanduser().exists() else None
+        return resolve(name) if name and Path(name).expanduser().exists() else None
     except (OSError, RuntimeError, ValueError):
         return None
 
 
-def refused(target: Target) -> str | None:
+def explain_refusal(target: Target) -> str | None:
     """Return why nothing can be written at the target, or None."""
     if target.is_folder and target.path.is_dir() and os.path.ismount(target.path):
         return "is the root of a disk, which cannot be replaced by a model; name a folder inside it"
@@ -188,12 +188,12 @@ def checkpoints_have_a_place(run: Run, folder: Path | None) -> Iterator[Problem]
     """Yield a problem if ckpt.path is not writable or has checkpoints of another run."""
     if not isinstance(run, TrainedRun) or run.ckpt.path is None:
         return
-    path = resolved(run.ckpt.path)
+    path = resolve(run.ckpt.path)
     if reason := unwritable(path):
         yield Problem("ckpt.path", f"{path} cannot be written: {reason}", "write ckpt.path=<another folder>")
-    elif not run.ckpt.load_enable and (found := sorted(path.glob("*_[0-9]*/manifest.json"))):
+    elif not run.ckpt.load_enable and (manifests := sorted(path.glob("*_[0-9]*/manifest.json"))):
         fix = "add ckpt.load_enable=true to continue from them, or choose another ckpt.path"
-        yield Problem("ckpt.path", f"{path} contains checkpoints of an earlier run ({found[-1].parent.name})", fix)
+        yield Problem("ckpt.path", f"{path} contains checkpoints of an earlier run ({manifests[-1].parent.name})", fix)
 
 
 def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -224,7 +224,7 @@ def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     if isinstance(before, Problem):
         yield before
         return
-    problem = refusal(changes(before, run), run, allowed_changes(run), source)
+    problem = refusal(changes(before, run), run, list_allowed_changes(run), source)
     if problem is None and isinstance(run, TrainedRun) and (newest := store_of(run.ckpt, record).latest()) is not None:
         problem = optimizer_problem(newest, run.ckpt)
     if problem is not None:

@@ -43,7 +43,7 @@ def own_code_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     pieces = [*pieces_of(run)]
     if pieces:
-        yield from tried(run, pieces)
+        yield from try_pieces(run, pieces)
 
 
 def pieces_of(run: Run) -> Iterator[Piece]:
@@ -64,7 +64,7 @@ def pieces_of(run: Run) -> Iterator[Piece]:
             yield Piece(key, partial(trial.reward_file, str(Path(name).resolve())), IMPORT_S)
 
 
-def tried(run: Run, pieces: Sequence[Piece]) -> Iterator[Problem]:
+def try_pieces(run: Run, pieces: Sequence[Piece]) -> Iterator[Problem]:
     """Yield the problems of these parts, which one process tries. It and its children are gone at the end."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as report:
         command = [sys.executable, "-m", trial.__name__, str(report.fileno()), str(os.getpid())]
@@ -85,12 +85,12 @@ def tried(run: Run, pieces: Sequence[Piece]) -> Iterator[Problem]:
             is_late = True
         finally:
             end(process)
-        found = [json.loads(line) for line in text_of(report).splitlines()]
-        for piece, problem in zip(pieces, found, strict=False):
+        entries = [json.loads(line) for line in text_of(report).splitlines()]
+        for piece, problem in zip(pieces, entries, strict=False):
             if problem:
                 yield Problem(piece.key, *problem)
-        if len(found) < len(pieces):
-            yield from unfinished(pieces[len(found)], process, is_late, text_of(said)[-TAIL:])
+        if len(entries) < len(pieces):
+            yield from explain_unfinished(pieces[len(entries)], process, is_late, text_of(said)[-TAIL:])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -107,7 +107,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(ENDED_S)
 
 
-def unfinished(piece: Piece, process: subprocess.Popen[bytes], is_late: bool, said: str) -> Iterator[Problem]:
+def explain_unfinished(piece: Piece, process: subprocess.Popen[bytes], is_late: bool, said: str) -> Iterator[Problem]:
     """Yield the problem of a part in whose trial the process ended, or took too long."""
     wrote = f"; it last said: {printable(said.strip(), TAIL, keep_lines=True)}" if said.strip() else ""
     if not is_late:
@@ -115,8 +115,8 @@ def unfinished(piece: Piece, process: subprocess.Popen[bytes], is_late: bool, sa
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         yield Problem(piece.key, f"importing it ended the process ({how}){wrote}", "correct it")
     elif piece.must_end:
-        what = f"importing it and asking its servers took longer than {piece.limit_s:g} s{wrote}"
-        yield Problem(piece.key, what, "correct it, or start servers that take long beforehand and give their URLs")
+        problem = f"importing it and asking its servers took longer than {piece.limit_s:g} s{wrote}"
+        yield Problem(piece.key, problem, "correct it, or start servers that take long beforehand and give their URLs")
 
 
 def text_of(file: IO[bytes]) -> str:

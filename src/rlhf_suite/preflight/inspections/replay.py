@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import shown
+from rlhf_suite.config.formatting import show_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import load_earlier
 from rlhf_suite.config.runs import PPORun, Run
@@ -23,8 +23,8 @@ def replay_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     record = RunFolder(Path(run.rollout.replay))
     if not record.config.exists() or not any(record.rollouts.glob("step_*.parquet")):
-        what = f"{record.path} has no rollouts with their configuration"
-        yield Problem(KEY, what, "give the folder of a run of task=ppo: that with config.yaml and rollouts/ in it")
+        problem = f"{record.path} has no rollouts with their configuration"
+        yield Problem(KEY, problem, "give the folder of a run of task=ppo: that with config.yaml and rollouts/ in it")
         return
     earlier = load_earlier(record.config)
     if isinstance(earlier, Problem):
@@ -40,12 +40,12 @@ def differences(run: PPORun, earlier: PPORun) -> Iterator[Problem]:
     now, before = all_values(run), all_values(earlier)
     for key in SAME:
         if now[key] != before[key]:
-            what = f"{shown(now[key])} is not {shown(before[key])} of the run that is replayed"
-            fix = f"write {key}={shown(before[key])}, or start from its file: --config=<config.yaml>"
-            yield Problem(key, what, fix)
+            problem = f"{show_value(now[key])} is not {show_value(before[key])} of the run that is replayed"
+            fix = f"write {key}={show_value(before[key])}, or start from its file: --config=<config.yaml>"
+            yield Problem(key, problem, fix)
     if earlier.data.image_key is not None:
         yield Problem(KEY, "its samples have images, which are not in the files of rollouts", "give another run")
     estimator, needs = run.algo.advantage, earlier.algo.advantage.needs
     if estimator.needs("greedy") and not needs("greedy"):
-        what = f"{estimator.estimator} needs a greedy response to each prompt, and none was recorded"
-        yield Problem("algo.advantage.estimator", what, "take another estimator, or replay a run of this one")
+        problem = f"{estimator.estimator} needs a greedy response to each prompt, and none was recorded"
+        yield Problem("algo.advantage.estimator", problem, "take another estimator, or replay a run of this one")

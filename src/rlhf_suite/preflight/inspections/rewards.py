@@ -13,11 +13,11 @@ from pathlib import Path
 from rlhf_suite.config.agent import agents_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
-from rlhf_suite.config.rules.rewards import named
+from rlhf_suite.config.rules.rewards import list_named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
-from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
+from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.sandbox.jail import offer
 
@@ -31,7 +31,7 @@ def remote_urls(run: Run) -> Mapping[str, str]:
     """Return the reward file or the servers of each source of rewards, by flag."""
     if not isinstance(run, ScoredTextRun | LoopRun):
         return {}
-    return {f"{key}.remote_url": source.remote_url for key, source in named(run).items() if source.remote_url}
+    return {f"{key}.remote_url": source.remote_url for key, source in list_named(run).items() if source.remote_url}
 
 
 def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -40,7 +40,7 @@ def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
         if is_http(name):
             continue
         try:
-            tree = parsed(Path(name))
+            tree = parse_file(Path(name))
         except SourceError as error:
             yield Problem(key, error.what, error.fix)
         else:
@@ -49,16 +49,16 @@ def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def function_problems(key: str, name: str, tree: ast.Module) -> Iterator[Problem]:
     """Yield a problem if the file has no top-level function of this name, or if it takes too few arguments."""
-    if not bound_names(tree) & {FUNCTION, "*"}:
-        others = ", ".join(each.name for each in functions(tree))
-        what = f"{name} defines no {FUNCTION}" + (f"; its functions are {others}" if others else "")
-        yield Problem(key, what, f"define {SIGNATURE} in it")
-    for each in functions(tree):
-        count = len(each.args.posonlyargs) + len(each.args.args)
-        is_plain = each.name == FUNCTION and not each.decorator_list and each.args.vararg is None
+    if not list_bound_names(tree) & {FUNCTION, "*"}:
+        others = ", ".join(function.name for function in functions(tree))
+        problem = f"{name} defines no {FUNCTION}" + (f"; its functions are {others}" if others else "")
+        yield Problem(key, problem, f"define {SIGNATURE} in it")
+    for function in functions(tree):
+        count = len(function.args.posonlyargs) + len(function.args.args)
+        is_plain = function.name == FUNCTION and not function.decorator_list and function.args.vararg is None
         if is_plain and count < ARGUMENTS:
-            what = f"{name}:{each.lineno}: {FUNCTION} takes {count} arguments, not {ARGUMENTS}"
-            yield Problem(key, what, f"write def {SIGNATURE}")
+            problem = f"{name}:{function.lineno}: {FUNCTION} takes {count} arguments, not {ARGUMENTS}"
+            yield Problem(key, problem, f"write def {SIGNATURE}")
 
 
 def reward_servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -84,15 +84,15 @@ def token_fits_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
     place = next((place for place, char in enumerate(token, 1) if char not in VISIBLE), None)
     if place is not None:
         kind = "a line end" if token[place - 1] in "\r\n" else "a character that is not visible ASCII"
-        what = f"its value has {kind} at position {place} of {len(token)}, so it cannot be sent"
-        yield Problem(TOKEN, what, f"export {TOKEN} with the token alone, in visible ASCII characters")
+        problem = f"its value has {kind} at position {place} of {len(token)}, so it cannot be sent"
+        yield Problem(TOKEN, problem, f"export {TOKEN} with the token alone, in visible ASCII characters")
 
 
 def uses_token(run: Run) -> bool:
     """Return whether the run sends the token to reward servers, or requires it as a server."""
     reward = getattr(run, "reward", None)
     if isinstance(reward, TextRewardConfig):
-        return any(is_http(source.remote_url) for source in named(run).values())  # type: ignore[arg-type]
+        return any(is_http(source.remote_url) for source in list_named(run).values())  # type: ignore[arg-type]
     return isinstance(run, ServeRMRun)
 
 
@@ -100,12 +100,12 @@ def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if programs of the model would run, and this machine does not offer them a full jail."""
     if folder is None or not isinstance(run, ScoredTextRun | LoopRun):
         return
-    using = [key for key, source in named(run).items() if source.rule and reward_rule.needs(source.rule, "tests")]
+    using = [key for key, source in list_named(run).items() if source.rule and reward_rule.needs(source.rule, "tests")]
     if using:
         weaker = "reward.rules.code_allow_weaker", run.reward.rules.code_allow_weaker
         yield from jail_problems(f"{using[0]}.rule", *weaker, "use another rule")
     agents = agents_of(run.agent) if isinstance(run, PPORun) else []
-    in_python = [each for each in agents if each.config.needs("jail") and each.config.python_url is None]
+    in_python = [agent for agent in agents if agent.config.needs("jail") and agent.config.python_url is None]
     if in_python:
         weaker = "agent.python_allow_weaker", in_python[0].config.python_allow_weaker
         yield from jail_problems(f"{in_python[0].key}.kind", *weaker, "use another agent")
@@ -118,12 +118,12 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
         return
     lacks = "; ".join(offer().missing)
     if offer().is_weaker:
-        what = f"programs of the model would run in a weaker jail than they should: {lacks}"
+        problem = f"programs of the model would run in a weaker jail than they should: {lacks}"
         fix = f"write {weaker}=true to accept that, or run where namespaces are allowed (docs/rewards.md)"
-        yield Problem(weaker, what, fix)
+        yield Problem(weaker, problem, fix)
     else:
-        what = f"this machine offers no jail for programs of the model: {lacks}"
-        yield Problem(key, what, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
+        problem = f"this machine offers no jail for programs of the model: {lacks}"
+        yield Problem(key, problem, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
 
 
 REWARDS = (token_fits_a_header, reward_files_define, reward_servers_answer, programs_have_a_jail)

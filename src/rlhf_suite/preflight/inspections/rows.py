@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import DistillRun, GenerateRun, KTORun, LoopRun, PPORun, Run, SFTRun, SupervisedRun
-from rlhf_suite.config.sources import first_columns, first_row, is_glob, matching_files, names_in
+from rlhf_suite.config.sources import first_columns, first_row, is_glob, match_files, names_in
 
 TEMPLATE = "data.apply_chat_template"
 
@@ -29,12 +29,12 @@ def answers_are_named(run: Run, folder: Path | None) -> Iterator[Problem]:
     columns = first_columns(files[0]) if files and data.row_format is None else None
     key = f"data.output_key=<{'one of ' + ', '.join(columns) if columns else 'column'}>"
     if data.apply_chat_template:
-        what = f"the column of the answer is not named, and {data.input_key!r} of {texts[0]} is text, not messages"
-        yield Problem("data.output_key", what, f"add {key}, or data.turn_markers if a text holds a whole dialogue")
+        problem = f"the column of the answer is not named, and {data.input_key!r} of {texts[0]} is text, not messages"
+        yield Problem("data.output_key", problem, f"add {key}, or data.turn_markers if a text holds a whole dialogue")
         return
-    what = "the column of the answer is not named, and nothing says where in data.input_key it begins"
+    problem = "the column of the answer is not named, and nothing says where in data.input_key it begins"
     fix = f"add {key}; or {TEMPLATE}=true for message lists, data.turn_markers for dialogues in one text"
-    yield Problem("data.output_key", what, fix)
+    yield Problem("data.output_key", problem, fix)
 
 
 def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -53,11 +53,11 @@ def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
             column = own.get(flag, getattr(data, flag))
             for file in files_of(dataset) if column is not None else ():
                 if holds_messages(value_in(file, column)):
-                    what = (
+                    problem = (
                         f"column {column!r} of {file} ({key}) holds messages, and no chat template makes text of them"
                     )
                     named = f"{'eval' if flag in own else 'data'}.{flag}=<column>"
-                    yield Problem(TEMPLATE, what, f"add {TEMPLATE}=true, or name a column of text: {named}")
+                    yield Problem(TEMPLATE, problem, f"add {TEMPLATE}=true, or name a column of text: {named}")
                     return
 
 
@@ -70,7 +70,7 @@ def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
         yield "eval.dataset", run.eval.dataset, own
     elif not isinstance(run, GenerateRun):
         names = names_in(run.eval.dataset)
-        yield from (("eval.dataset", *each) for each in zip(names, run.eval.columns_of_sets(len(names)), strict=True))
+        yield from (("eval.dataset", *name) for name in zip(names, run.eval.columns_of_sets(len(names)), strict=True))
 
 
 def text_flags(data: object) -> tuple[str, ...]:
@@ -88,8 +88,8 @@ def pretrains(run: Run) -> bool:
 def files_of(dataset: str | None) -> list[Path]:
     """Return the files of a comma list of sources, of a pattern the first; other sources are not looked into."""
     names = names_in(dataset)
-    found = [matching_files(name)[:1] if is_glob(name) else [Path(name)] for name in names]
-    return [path for paths in found for path in paths if path.is_file()]
+    files = [match_files(name)[:1] if is_glob(name) else [Path(name)] for name in names]
+    return [path for paths in files for path in paths if path.is_file()]
 
 
 def value_in(file: Path, column: str) -> object:
