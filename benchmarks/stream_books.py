@@ -17,7 +17,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 ROWS, SIZE, STEPS = 96, 4, 10  # so many rows that no prompt comes twice
 BATCHES = BatchOrder(ROWS, SIZE, PPORun().train.seed)
-ORDER = GroupOrder(BATCHES, BATCHES, STEPS, whole_batches=True)
+ORDER = GroupOrder(BATCHES, BATCHES, STEPS, is_filtered=True)
 
 
 def faults(folder: Path) -> list[str]:

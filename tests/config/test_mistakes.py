@@ -59,6 +59,8 @@ SLURM = "-m hydra/launcher=slurm "
 SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
 ASYNC = PPO + "train.async_enable=true "
+STREAM = ASYNC + "train.partial_rollout_enable=true correction=tis "
+ROUND = "rollout.vllm_generate_batch_size"
 SHARED_STREAM = PPO + "train.colocate_all=true train.partial_rollout_enable=true"
 
 IMAGES = " data.apply_chat_template=true data.image_key=image"
@@ -441,7 +443,11 @@ MISTAKES = [
         "low < high",
     ),
     (PPO + "algo.dynamic_filtering_min_std=0.1", "algo.dynamic_filtering_min_std", "dynamic_filtering_enable=true"),
-    (PPO + "rollout.vllm_generate_batch_size=9", "rollout.vllm_generate_batch_size", "dynamic_filtering_enable=true"),
+    (PPO + ROUND + "=9", ROUND, "9 prompts is less than a step of rollout.batch_size=1024"),
+    (PPO + ROUND + "=2048", ROUND, "up to 1 step old are trained on as if the policy had written them"),
+    (ASYNC + ROUND + "=3072 correction=tis", ROUND, "write train.async_queue_size=2 or more"),
+    (ASYNC + ROUND + "=2048 correction=tis train.async_queue_size=0", ROUND, "trained 1 step after the first ones"),
+    (STREAM + ROUND + "=2048", ROUND, "write 1024 or less, or train.async_queue_size=2"),
     (PPO + "critic.freezing_steps=5 train.max_steps=5", "critic.freezing_steps", "leaves no step of train.max_steps=5"),
     (PPO + "experiment=rloo critic.freezing_steps=5", "critic.freezing_steps", "has no effect"),
     (PPO + "critic.freezing_steps=-1", "critic.freezing_steps", "is not >= 0"),

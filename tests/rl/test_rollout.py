@@ -175,6 +175,7 @@ class Answers(Scorer):
         self.asked: dict[int, list[int]] = {}  # prompts by stream of random numbers
         self.waits, self.open = waits, dict[int, tuple[Future[list[Trajectory]], int]]()
         self.happened: list[str] = []  # in this order
+        self.fails = range(0)  # groups that get no reward
 
     def start(self, group: int, prompt: Prompt, stream: int) -> Future[list[Trajectory]]:
         self.asked.setdefault(stream, []).append(prompt.index)
@@ -199,7 +200,8 @@ class Answers(Scorer):
         found = {}
         for group in groups:
             number, rewards = group[0].group, [float(t.prompt.index % 2 == 0 and t.sample == 0) for t in group]
-            found[number] = ScoredGroup(number, scored(group, rewards), len(group), 0)
+            samples = None if number in self.fails else scored(group, rewards)
+            found[number] = ScoredGroup(number, samples, len(group), 0)
         if self.waits:
             (number,) = found
             if number - 1 in self.open:
@@ -215,16 +217,15 @@ def rollouts(tmp_path):
 
     loops = []
 
-    def make(waits=False, state=None, round_size=4, rests=Rest.NEVER, **algo):
+    def make(waits=False, state=None, round_size=None, rests=Rest.NEVER, **algo):
         config = AlgoConfig(**{"dynamic_filtering_enable": True} | algo)
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
         filters = Filters(config, [prompt(index) for index in range(PROMPTS)], 0)
         builder = RolloutBuilder(filters, answers, Shaper(RLRewardConfig(), lambda _: 9), journal)
-        rounds = replace(batches, batch_size=round_size) if config.filters else batches
-        order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=True)
-        max_rounds = config.dynamic_filtering_max_rounds if config.filters else 1
-        schedule, loop = WithTheStep(3, max_rounds, config.filters, rests), LoopThread("test")
+        rounds = replace(batches, batch_size=round_size or (4 if config.filters else 3))
+        order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=config.filters)
+        schedule, loop = WithTheStep(config.dynamic_filtering_max_rounds, rests), LoopThread("test")
         loops.append(loop)
         made = Rollouts(schedule, order, builder, answers, loop, journal, tmp_path / "rollouts", is_beside=False)
         if state is not None:
@@ -330,6 +331,23 @@ def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(rollouts):
     assert 0 < len(prompts_of(samples)) <= 3
     with pytest.raises(RunError, match=r"too hard or too easy"):
         rollouts(dynamic_filtering_range=[0.9, 1.0]).take(0)
+
+
+def test_a_step_trains_on_the_prompts_of_an_earlier_round_but_for_those_that_failed(rollouts):
+    one = rollouts(round_size=6, dynamic_filtering_enable=False)
+    one.sampler.fails, indices = [4], one.table.order.batches.indices
+    assert prompts_of(step_of(one, 0)[0]) == indices(0)
+    assert prompts_of(step_of(one, 1)[0]) == [indices(1)[0], indices(1)[2]]
+    assert sum(map(len, one.sampler.asked.values())) == 6
+    assert prompts_of(step_of(one, 2)[0]) == indices(2)
+
+
+@pytest.mark.parametrize("fails", [range(3), range(3, 6)], ids=["of a round's first step", "of its second"])
+def test_a_step_of_which_all_groups_have_failed_ends_the_run_where_others_of_their_round_wait(rollouts, fails):
+    one = rollouts(round_size=6, dynamic_filtering_enable=False)
+    one.sampler.fails = fails
+    with pytest.raises(RunError, match=rf"no group of step {fails.start // 3 + 1} has a reward \(logs/reward_failures"):
+        [step_of(one, step) for step in range(2)]
 
 
 @pytest.mark.notices(

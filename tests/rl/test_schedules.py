@@ -84,8 +84,8 @@ def test_rollouts_made_0_steps_ahead_are_those_of_a_synchronous_run(folders, fil
 @pytest.mark.notices(
     "a rollout that is made ahead begins one weight sync too early",
     "rl/schedules.py",
-    "table.version >= table.taken - self.depth",
-    "table.version >= table.taken - self.depth - 1",
+    "return last - self.depth",
+    "return last - self.depth - 1",
 )
 @pytest.mark.parametrize("depth", [1, 2])
 def test_rollout_k_is_written_by_version_k_less_the_depth_whole(folders, depth):

@@ -4,6 +4,7 @@ run that continues from any point trains on the same. Events come in any order; 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,8 +32,10 @@ class Case:
     overlaps: bool  # a step may ask for its batch while its weights are synced
 
     def is_rejected(self, index: int) -> bool:
-        """Return the fate of a group, which depends on nothing else. Each round has one that is accepted."""
-        first = self.order.rounds.rows_before(self.order.rounds.number(index))
+        """Return the fate of a group, which depends on nothing else. Each round has one that is accepted, or without
+        filters each batch."""
+        parts = self.order.rounds if self.order.is_filtered else self.order.batches
+        first = parts.rows_before(parts.number(index))
         return index != first and random.Random(f"{self.seed} {index}").random() < self.share_rejected
 
     def places(self, number: int, count: int) -> list[int]:
@@ -148,10 +151,32 @@ def assert_sound(world: World) -> None:
     assert table.num_rejected == len(world.rejected) == len({*world.rejected})
     if not isinstance(world.case.schedule, Stream):
         assert not table.is_at_work, "nothing is made for steps behind the last one"
-    else:
-        for step, ages in enumerate(world.begun_at):
-            assert len(ages) == order.before(step + 1) - order.before(step)
-            assert max(step - version for version in ages) <= world.case.schedule.bound
+    if isinstance(world.case.schedule, Stream):
+        assert [len(batch) for batch in world.batches] == [order.size(step) for step in range(order.total_steps)]
+        assert not (table.running or table.scoring or table.ready), "groups began that no step trains on"
+    elif not order.is_filtered:
+        for step, batch in enumerate(world.batches):
+            its_own = range(order.before(step), order.before(step + 1))
+            assert batch == [index for index in its_own if index not in world.rejected]
+        assert table.next == order.before(order.total_steps), "groups began that no step trains on"
+    if (bound := largest_age(world.case)) is not None:
+        for step, versions in enumerate(world.begun_at):
+            assert max(step - version for version in versions) <= bound
+
+
+def largest_age(case: Case) -> int | None:
+    """Return how many versions old a group may be; None where filters let groups wait for as long as it takes."""
+    if isinstance(case.schedule, Stream):
+        return case.schedule.bound
+    if case.order.is_filtered:
+        return None
+    return case.schedule.depth if isinstance(case.schedule, Ahead) else steps_after_the_first(case.order)
+
+
+def steps_after_the_first(order: GroupOrder) -> int:
+    """Return how many steps after the first one that takes groups of it a round reaches at most."""
+    size, prompts = order.batches.batch_size, order.rounds.batch_size
+    return (size - math.gcd(prompts, size) + prompts - 1) // size
 
 
 def stream_case(draw: random.Random) -> Case:
@@ -159,23 +184,25 @@ def stream_case(draw: random.Random) -> Case:
     rows, is_filtered = draw.randint(1, 12), draw.random() < 0.5
     batches = BatchOrder(rows, draw.randint(1, min(5, rows)), 0)
     rounds = replace(batches, batch_size=draw.randint(1, rows))
-    order = GroupOrder(batches, rounds, draw.randint(1, 12), whole_batches=is_filtered)
-    schedule = Stream(bound, draw.randint(0, bound), max_rejected=10**6)
-    chooses = is_filtered and draw.random() < 0.5
-    return Case(schedule, order, draw.randint(0, 10**6), 0.3 * is_filtered, chooses, overlaps=draw.random() < 0.8)
+    order = GroupOrder(batches, rounds, draw.randint(1, 12), is_filtered)
+    run_ahead = draw.randint(0, bound)
+    surplus = 0 if is_filtered else draw.randint(0, (bound - run_ahead) * batches.batch_size)
+    schedule = Stream(bound, run_ahead, 10**6, surplus)
+    share, chooses = 0.3 * (is_filtered or draw.random() < 0.5), is_filtered and draw.random() < 0.5
+    return Case(schedule, order, draw.randint(0, 10**6), share, chooses, overlaps=draw.random() < 0.8)
 
 
 def whole_case(draw: random.Random) -> Case:
     """A schedule whose rollouts are whole: with the step, or ahead of it."""
     rows, is_filtered, depth = draw.randint(1, 12), draw.random() < 0.5, draw.randint(0, 3)
     batches = BatchOrder(rows, draw.randint(1, min(5, rows)), 0)
-    rounds = replace(batches, batch_size=draw.randint(1, rows)) if is_filtered else batches
-    order = GroupOrder(batches, rounds, draw.randint(1, 12), is_filtered, stream_by_round=True)
-    max_rounds = draw.randint(1, 6) if is_filtered else 1
+    least = 1 if is_filtered else batches.batch_size
+    order = GroupOrder(batches, batches, draw.randint(1, 12), is_filtered, stream_by_round=is_filtered)
+    sizes = [replace(order, rounds=replace(batches, batch_size=size)) for size in range(least, 3 * rows + 1)]
+    # Rounds that reach further than a rollout is made ahead are refused before a run.
+    order = draw.choice([it for it in sizes if is_filtered or not depth or steps_after_the_first(it) <= depth])
     share, chooses = 0.4 * (draw.random() < 0.7), is_filtered and draw.random() < 0.5
-    schedule = WithTheStep(batches.batch_size, max_rounds, is_filtered)
-    if depth:
-        schedule = Ahead(batches.batch_size, max_rounds, is_filtered, depth=depth, total_steps=order.total_steps)
+    schedule = Ahead(draw.randint(1, 6), depth=depth) if depth else WithTheStep(draw.randint(1, 6))
     return Case(schedule, order, draw.randint(0, 10**6), share, chooses, overlaps=depth > 0)
 
 
@@ -191,6 +218,12 @@ def by_weight(draw: random.Random) -> Callable[[list[Event]], Event]:
     return choose
 
 
+@pytest.mark.notices(
+    "a stream begins more groups than its last steps train on",
+    "rl/schedules.py",
+    "min(most, table.order.before(table.version + self.bound + 1))",
+    "most",
+)
 @pytest.mark.notices(
     "a group may become one step older than the bound",
     "rl/schedules.py",
@@ -231,8 +264,21 @@ def test_a_stream_is_sound_in_any_order_of_events(seed, data):
 @pytest.mark.notices(
     "weights reach the engines while the rollout before is written",
     "rl/schedules.py",
-    "return table.taken >= min(version + self.depth, self.total_steps)",
+    "return table.taken >= table.order.total_steps or self.version(table) >= version",
     "return True",
+)
+@pytest.mark.notices(
+    "a group that waits for a later step gets older than rollouts are made ahead",
+    "rl/schedules.py",
+    "if self.needs_round(table) and not order.is_filtered:",
+    "if False:",
+)
+@pytest.mark.notices("a run samples prompts that no step trains on", "rl/slots.py", "end = min(end, last)", "pass")
+@pytest.mark.notices(
+    "a step trains on groups of the next one, which wait",
+    "rl/schedules.py",
+    "for index in table.ready if index < table.order.before(table.taken + 1))",
+    "for index in table.ready)",
 )
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.data())
@@ -243,22 +289,49 @@ def test_whole_rollouts_are_the_same_in_any_order_of_events_and_after_any_stop(s
     other = World(case, lambda events: data.draw(st.sampled_from(events)), stop=lambda: data.draw(st.booleans()))
     assert_sound(other.run())
     assert other.batches == first.batches and other.begun_at == first.begun_at
-    if not case.order.whole_batches:
-        depth = case.schedule.depth if isinstance(case.schedule, Ahead) else 0
-        for step, versions in enumerate(first.begun_at):
-            assert {*versions} == {max(0, step - depth)}
+    if not case.order.is_filtered:
+        for batch, versions in zip(first.batches, first.begun_at, strict=True):
+            assert versions == [version_that_writes(case, index) for index in batch]
+
+
+def version_that_writes(case: Case, index: int) -> int:
+    """Return the weights that write a group without filters: those of the step in which its round begins, or as many
+    steps before the last one that the round reaches as rollouts are made ahead."""
+    order = case.order
+    number, end = order.round_from(index)
+    if isinstance(case.schedule, Ahead):
+        return max(0, order.batches.number(end - 1) - case.schedule.depth)
+    return order.batches.number(order.rounds.rows_before(number))
 
 
 def test_rollouts_made_ahead_are_those_of_the_step_but_for_their_weights():
-    """The same groups, whatever the depth, where no filter looks at what older weights have written."""
+    """The same groups, whatever the depth and the rounds, where no filter looks at what older weights have written."""
     for seed in range(200):
         case = whole_case(random.Random(seed))
-        if case.order.whole_batches:
+        if case.order.is_filtered:
             continue
-        size, steps = case.order.batches.batch_size, case.order.total_steps
-        schedules = [WithTheStep(size, 1), *(Ahead(size, 1, depth=depth, total_steps=steps) for depth in (1, 3))]
-        worlds = [World(replace(case, schedule=each), by_weight(random.Random(seed))).run() for each in schedules]
-        assert worlds[0].batches == worlds[1].batches == worlds[2].batches
+        depth = steps_after_the_first(case.order)
+        cases = [replace(case, schedule=it) for it in (WithTheStep(), Ahead(depth=depth), Ahead(depth=depth + 2))]
+        plain = replace(case.order, rounds=case.order.batches)
+        cases += [replace(case, schedule=it, order=plain) for it in (WithTheStep(), Ahead(depth=1), Ahead(depth=3))]
+        first, *others = [World(it, by_weight(random.Random(seed))).run().batches for it in cases]
+        assert all(other == first for other in others)
+
+
+@pytest.mark.notices(
+    "a stream does not oversample",
+    "rl/schedules.py",
+    "table.order.before(table.version + self.run_ahead + 1) + self.surplus",
+    "table.order.before(table.version + self.run_ahead + 1)",
+)
+def test_a_stream_with_more_prompts_in_a_round_has_so_many_more_groups_under_way():
+    batches = BatchOrder(100, 4, 0)
+    order = GroupOrder(batches, replace(batches, batch_size=6), 20, is_filtered=False)
+    for schedule, most in ((Stream(3, 1, 0), 8), (Stream(3, 1, 0, surplus=2), 10), (Stream(3, 1, 0, surplus=99), 16)):
+        world = World(Case(schedule, order, 0, 0.0, False, True), lambda events: events[0])
+        world.table = SlotTable(order)
+        world.advance()
+        assert world.table.outstanding == most
 
 
 @pytest.mark.notices(
@@ -323,7 +396,7 @@ def test_a_table_that_continues_goes_on_with_the_round_of_which_the_prompt_filte
 @pytest.mark.parametrize("rows", [4, 5])
 def test_groups_come_in_the_order_of_a_synchronous_run(rows):
     batches = BatchOrder(rows, 2, 3)
-    groups = GroupOrder(batches, batches, 7, whole_batches=False)
+    groups = GroupOrder(batches, batches, 7, is_filtered=False)
     for step in range(7):
         found = [groups.prompt(index) for index in range(groups.before(step), groups.before(step + 1))]
         assert found == [(prompt, step) for prompt in batches.indices(step)]

@@ -53,7 +53,7 @@ def whole(ranks, tmp_path_factory):
 def streamed_run(world, folder, config) -> None:
     """Run as a stream whose groups are trained by the step in which they begin; a run would be synchronous then."""
 
-    def make(config, plan, scorer, steps) -> Stream:
+    def make(config, plan, scorer) -> Stream:
         return Stream(0, 0, config.algo.dynamic_filtering_max_rounds * config.rollout.batch_size)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -56,7 +56,7 @@ def streamed(seed: int) -> float:
     """The rule of a run."""
     groups, trained = Groups(seed), list[int]()
     batches = BatchOrder(SIZE * STEPS, SIZE, 0)
-    order = GroupOrder(batches, batches, 2 * STEPS, whole_batches=False)  # a run that goes on
+    order = GroupOrder(batches, batches, 2 * STEPS, is_filtered=False)  # a run that goes on
     while groups.step < STEPS:
         while len(groups.durations) < order.before(groups.step + RUN_AHEAD + 1):
             groups.begin()

@@ -118,9 +118,11 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
     """Return what happens while the policy trains."""
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
-        if run.train.partial_rollout_enable:
+        if run.train.partial_rollout_enable or run.rollout.round_size > run.rollout.batch_size:
             how = "train.async_queue_size: no token is older than this number of steps"
         yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
+    if run.rollout.round_size != run.rollout.batch_size:
+        yield "prompts per round of sampling", "rollout.vllm_generate_batch_size", f"{run.rollout.round_size}"
     if plan.overlaps_sync:
         yield "weight syncs", "train.async_enable", "while the next step trains"
     if plan.overlaps_sync and run.eval.dataset is not None:

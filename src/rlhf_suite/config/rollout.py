@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_set, is_true
+from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_true
 
 SAMPLED = is_null(".replay")  # in a task that has this flag
 
@@ -45,17 +45,9 @@ class RolloutConfig(SamplingConfig):
     """Folder of a run of task=ppo: its rollouts, with their rewards, are trained on in place of new ones. No engine is
     started, and nothing is sampled or scored"""
     batch_size: int = flag(1024, "Prompts per RL step", ge=1)
-    vllm_generate_batch_size: int | None = flag(
-        None,
-        ge=1,
-        when=(
-            is_true("algo.dynamic_filtering_enable")
-            | is_set("algo.group_filter", "<file.py>:<function>")
-            | is_set("algo.prompt_filter", "<file.py>:<function>"),
-            SAMPLED,
-        ),
-    )
-    """Prompts per round of sampling; null: rollout.batch_size"""
+    vllm_generate_batch_size: int | None = flag(None, ge=1, when=SAMPLED)
+    """Prompts per round of sampling; null: rollout.batch_size. Groups that a step has no room for wait for later steps.
+    With train.partial_rollout_enable and no filter: what is above rollout.batch_size is under way too"""
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", ge=0.01, le=2)
     token_entropy: bool = flag(False)
     """Compute the entropy of the policy at each token before the update, for the rollout files and the report. An
@@ -63,6 +55,11 @@ class RolloutConfig(SamplingConfig):
     micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)
     max_tokens_per_gpu: int | None = flag(None, ge=1, resume=SHAPE, when=is_true("train.dynamic_batch_enable"))
     """Token budget of a forward pass; null: train.max_tokens_per_gpu"""
+
+    @property
+    def round_size(self) -> int:
+        """The prompts of a round of sampling."""
+        return self.vllm_generate_batch_size or self.batch_size
 
 
 @dataclass

@@ -143,7 +143,7 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
     filters = Filters(config.algo, prompts.train, config.train.seed)
     builder = RolloutBuilder(filters, scorer, shaper, journal)
-    schedule, groups = make_schedule(config, plan, scorer, steps), make_order(config, order, steps)
+    schedule, groups = make_schedule(config, plan, scorer), make_order(config, order, steps)
     is_beside = plan.rollouts_ahead > 0
     return Sampling(
         Rollouts(schedule, groups, builder, sampler, engines.loop, journal, folder.rollouts, is_beside),
@@ -184,26 +184,25 @@ def make_watched_episodes(
     return episodes
 
 
-def make_schedule(config: PPORun, plan: Plan, scorer: Scorer, steps: int) -> Schedule:
+def make_schedule(config: PPORun, plan: Plan, scorer: Scorer) -> Schedule:
     """Return what says when rollouts are made: with their steps, ahead of them, or as a stream of groups."""
-    train, size, max_rounds = config.train, config.rollout.batch_size, config.algo.dynamic_filtering_max_rounds
+    train, rollout, max_rounds = config.train, config.rollout, config.algo.dynamic_filtering_max_rounds
     if plan.rollouts_ahead and train.partial_rollout_enable:
         rests = Rest.NEVER if train.async_enable else Rest.WHILE_TRAINING
-        return Stream(plan.rollouts_ahead, train.async_run_ahead, max_rounds * size, rests)
-    rounds = max_rounds if config.algo.filters else 1
+        surplus = 0 if config.algo.filters else rollout.round_size - rollout.batch_size
+        return Stream(plan.rollouts_ahead, train.async_run_ahead, max_rounds * rollout.batch_size, surplus, rests)
     whole = not scorer.reads_text_alone  # a reward model of the run may share its devices with the engines
     if plan.rollouts_ahead:
-        return Ahead(size, rounds, config.algo.filters, Rest.NEVER, whole, plan.rollouts_ahead, steps)
+        return Ahead(max_rounds, Rest.NEVER, whole, plan.rollouts_ahead)
     rests = Rest.AFTER_ROUNDS if config.vllm.enable_sleep else Rest.NEVER
-    return WithTheStep(size, rounds, config.algo.filters, rests, whole)
+    return WithTheStep(max_rounds, rests, whole)
 
 
 def make_order(config: PPORun, order: BatchOrder, steps: int) -> GroupOrder:
-    """Return the order of groups: that of the batches, or with filters that of rounds of candidates."""
+    """Return the order of groups, in batches and in rounds of candidates."""
     is_stream = config.train.partial_rollout_enable and makes_rollouts_ahead(config.train)
-    size = config.rollout.vllm_generate_batch_size if config.algo.filters else None
-    rounds = replace(order, batch_size=size or order.batch_size)
-    return GroupOrder(order, rounds, steps, whole_batches=config.algo.filters, stream_by_round=not is_stream)
+    is_filtered, rounds = config.algo.filters, replace(order, batch_size=config.rollout.round_size)
+    return GroupOrder(order, rounds, steps, is_filtered, stream_by_round=is_filtered and not is_stream)
 
 
 def make_sampler(

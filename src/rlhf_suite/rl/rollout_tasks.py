@@ -29,7 +29,7 @@ from rlhf_suite.rl.sample_table import has_samples, read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.schedules import Rest, Schedule, Stream
-from rlhf_suite.rl.scoring import REWARDS, Scores
+from rlhf_suite.rl.scoring import FAILURES, REWARDS, Scores
 from rlhf_suite.rl.slots import Group, GroupOrder, SlotTable
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.waits import result
@@ -217,10 +217,12 @@ class Rollouts:
         if not chosen and isinstance(self.schedule, Stream):
             raise RunError(self.builder.too_many_rejected(tally.rejected, self.rejected_file))
         failures = tally.counts["reward/errors"] + tally.counts["reward/timeouts"]
-        has_rewards = bool(chosen) or tally.accepted + tally.objected > 0
+        has_rewards = bool(chosen) or tally.accepted + tally.objected > 0 or tally.samples == 0
         self.builder.scorer.check_error_rate(failures, tally.samples, has_rewards)
-        if not chosen:
+        if not chosen and self.table.order.is_filtered:
             raise RunError(self.builder.nothing_left(tally.rounds, tally.counts))
+        if not chosen:  # all of them have failed, and others of the same round wait for later steps
+            raise RunError(f"no group of step {self.table.taken + 1} has a reward (logs/{FAILURES} has the reasons)")
 
     async def shape(self, step: int) -> None:
         """Shape the rewards of a batch, and let its step have it."""

@@ -9,7 +9,7 @@ D = train.async_run_ahead:
 
     with the step   rollout t begins when step t asks for it
     ahead           rollout k is written by version max(0, k - S), whole: it begins after the sync of this version, and
-                    after rollout k - 1 has ended. Version v is synced after rollout v + S - 1 has ended
+                    after rollout k - 1 has ended. Version v is synced when no rollout waits to begin with an older one
     stream          a group begins while fewer are outstanding than steps t to t + D take, t being the version of the
                     engines. One that began at version v is trained by step v + S. A sync may fall between any two
                     steps of the engines: unfinished responses go on with the new weights
@@ -18,6 +18,11 @@ So the first two give the same numbers each time, whatever the timing, and a run
 had happened. A stream trains first on the groups that ended first, and drops none but those that a filter or a failed
 reward rejects. Its selection always finds a batch: the groups due by d that are left never exceed what the steps up to
 d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit (D <= S).
+
+Rounds may have more prompts than a step trains on (`rollout.vllm_generate_batch_size`). Without filters each step has
+the prompts that it has anyway, and takes those that earlier rounds have written. A round that reaches up to step l is
+written by version l - S where rollouts are made ahead, so that none of it gets older than S. A stream has no rounds:
+the further prompts are as many further groups that are outstanding, but never more than steps t to t + S take.
 """
 
 from __future__ import annotations
@@ -78,12 +83,10 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class WithTheStep:
-    """Each rollout is made when its step asks for it: rounds of candidates until `size` groups are ready, at most
-    `max_rounds`."""
+    """Each rollout is made when its step asks for it: without filters by a round, unless earlier rounds have reached
+    its prompts; with filters by rounds of candidates until a batch is ready, at most `max_rounds`."""
 
-    size: int
-    max_rounds: int
-    is_filtered: bool = False  # without filters a rollout is one round
+    max_rounds: int = 1
     rests: Rest = Rest.NEVER
     scores_whole_rounds: bool = False
 
@@ -92,8 +95,10 @@ class WithTheStep:
         return table.asked == table.taken
 
     def needs_round(self, table: Table) -> bool:
-        """Return whether the rollout needs another round of candidates."""
-        return len(table.ready) < self.size and table.tally.rounds < self.max_rounds
+        """Return whether the next rollout needs another round of candidates."""
+        if table.order.is_filtered:
+            return len(table.ready) < table.order.size(table.taken) and table.tally.rounds < self.max_rounds
+        return table.next < table.order.before(table.taken + 1)
 
     def may_begin(self, table: Table) -> bool:
         is_over = not (table.running or table.scoring)
@@ -102,7 +107,9 @@ class WithTheStep:
     def select(self, table: Table) -> list[int] | None:
         if table.is_at_work or not self.is_due(table) or self.needs_round(table):
             return None
-        return sorted(table.ready)[: self.size]
+        if table.order.is_filtered:
+            return sorted(table.ready)[: table.order.size(table.taken)]
+        return sorted(index for index in table.ready if index < table.order.before(table.taken + 1))
 
     def may_sync(self, table: Table, version: int) -> bool:
         return True
@@ -116,27 +123,34 @@ class WithTheStep:
         return self.phase(table) or "generation"
 
     def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
-        if not self.is_filtered:
-            return {}
-        tally, left = table.tally, len(table.ready) - len(chosen)
-        result = {"rollout/filter_rounds": float(tally.rounds), "rollout/waiting_groups": float(left)}
-        if sampled := tally.accepted + tally.objected:
-            result["rollout/filter_pass_rate"] = tally.accepted / sampled
+        order, tally, result = table.order, table.tally, dict[str, float]()
+        if order.is_filtered or order.rounds != order.batches:
+            result["rollout/waiting_groups"] = float(len(table.ready) - len(chosen))
+        if order.is_filtered:
+            result["rollout/filter_rounds"] = float(tally.rounds)
+            if sampled := tally.accepted + tally.objected:
+                result["rollout/filter_pass_rate"] = tally.accepted / sampled
         return result
 
 
 @dataclass(frozen=True)
 class Ahead(WithTheStep):
-    """Each rollout is made `depth` steps (S) before it is trained on."""
+    """Each round is made `depth` steps (S) before the last of its groups is trained on."""
 
     depth: int = 1
-    total_steps: int = 0
+
+    def version(self, table: Table) -> int:
+        """Return the weights that write the next rollout; below 0: the first ones."""
+        order, last = table.order, table.taken
+        if self.needs_round(table) and not order.is_filtered:
+            last = order.batches.number(order.round_from(table.next)[1] - 1)
+        return last - self.depth
 
     def is_due(self, table: Table) -> bool:
-        return table.taken < self.total_steps and table.version >= table.taken - self.depth
+        return table.taken < table.order.total_steps and table.version >= self.version(table)
 
     def may_sync(self, table: Table, version: int) -> bool:
-        return table.taken >= min(version + self.depth, self.total_steps)
+        return table.taken >= table.order.total_steps or self.version(table) >= version
 
     def reason(self, table: Table) -> str:
         return "waiting_for_rollout"
@@ -150,21 +164,18 @@ class Stream:
     bound: int
     run_ahead: int  # D
     max_rejected: int  # groups without a batch in between
+    surplus: int = 0  # prompts of a round that are more than a batch
     rests: Rest = Rest.NEVER
     scores_whole_rounds: bool = False
 
-    @staticmethod
-    def size(table: Table) -> int:
-        """Return how many groups the next batch has."""
-        return table.order.before(table.taken + 1) - table.order.before(table.taken)
-
     def may_begin(self, table: Table) -> bool:
-        return table.outstanding < table.order.before(table.version + self.run_ahead + 1)
+        most = table.order.before(table.version + self.run_ahead + 1) + self.surplus
+        return table.outstanding < min(most, table.order.before(table.version + self.bound + 1))
 
     def select(self, table: Table) -> list[int] | None:
         if table.asked != table.taken:
             return None
-        if len(table.ready) < self.size(table):
+        if len(table.ready) < table.order.size(table.taken):
             chosen = None
         else:
             chosen = select(begun := table.begun, [*table.ready], table.taken, table.order.before, self.bound)
@@ -181,7 +192,8 @@ class Stream:
         return "generation" if table.running else ""
 
     def reason(self, table: Table) -> str:
-        return "waiting_for_deadline" if len(table.ready) >= self.size(table) else "waiting_for_batch"
+        has_enough = len(table.ready) >= table.order.size(table.taken)
+        return "waiting_for_deadline" if has_enough else "waiting_for_batch"
 
     def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
         unfinished = [*table.running, *table.scoring]

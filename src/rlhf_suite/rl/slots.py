@@ -52,7 +52,7 @@ class GroupOrder:
     batches: BatchOrder  # of the steps
     rounds: BatchOrder  # the same rows, in rounds of candidates
     total_steps: int
-    whole_batches: bool  # with filters: the last step of an epoch is not short
+    is_filtered: bool  # groups may be left out, so the last step of an epoch is not short
     stream_by_round: bool = False  # the stream of random numbers is the number of the round, not of the batch
 
     def prompt(self, index: int) -> tuple[int, int]:
@@ -61,13 +61,20 @@ class GroupOrder:
 
     def round_from(self, index: int) -> tuple[int, int]:
         """Return the number of the round that has the candidate `index`, and the index behind its last candidate."""
-        number = self.rounds.number(index)
-        return number, self.rounds.rows_before(number + 1)
+        number, last = self.rounds.number(index), self.before(self.total_steps)
+        end = self.rounds.rows_before(number + 1)
+        if not self.is_filtered and index < last:
+            end = min(end, last)  # no step would train on the others
+        return number, end
 
     def before(self, step: int) -> int:
         """Return how many groups the steps before `step` take."""
         step = min(step, self.total_steps)
-        return step * self.batches.batch_size if self.whole_batches else self.batches.rows_before(step)
+        return step * self.batches.batch_size if self.is_filtered else self.batches.rows_before(step)
+
+    def size(self, step: int) -> int:
+        """Return how many groups the step `step` takes."""
+        return self.before(step + 1) - self.before(step)
 
 
 @dataclass

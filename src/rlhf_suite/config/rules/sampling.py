@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from pathlib import Path
 
 from rlhf_suite.config.engine_arguments import owned_problems, rounding_problems
+from rlhf_suite.config.formatting import number_of
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
+from rlhf_suite.config.plan import makes_rollouts_ahead
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import (
@@ -48,6 +51,36 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
                 "far they may differ"
             )
             yield Problem(key, problem, fix)
+
+
+@rule
+def rounds_fit(run: PPORun) -> Iterator[Problem]:
+    """Check that a round of sampling without filters is as large as a step, and that no sample of it gets too old."""
+    key, train = "rollout.vllm_generate_batch_size", run.train
+    prompts, size, bound = run.rollout.round_size, run.rollout.batch_size, train.async_queue_size
+    if run.algo.filters or prompts == size or run.replays:
+        return
+    if prompts < size:
+        what = f"a round of {prompts} prompts is less than a step of rollout.batch_size={size}, and nothing is filtered"
+        yield Problem(key, what, f"write {size} or more, or leave it out")
+        return
+    later = (size - gcd(prompts, size) + prompts - 1) // size  # steps after the first one that a round reaches
+    ages = number_of(later, "step")
+    if not makes_rollouts_ahead(train):
+        if run.algo.advantage.is_correction_level == "off":
+            what = f"rollouts by weights that are up to {ages} old are trained on as if the policy had written them"
+            yield Problem(key, what, f"add correction=tis (or icepop), or leave {key} out")
+    elif train.partial_rollout_enable and bound > 0:
+        most = (bound - train.async_run_ahead + 1) * size
+        if train.async_run_ahead <= bound and prompts > most:
+            what = f"{prompts - size} groups more than train.async_run_ahead={train.async_run_ahead} batches of {size} "
+            what += f"cannot be trained within train.async_queue_size={bound} steps"
+            least = train.async_run_ahead - 1 - (-prompts // size)
+            yield Problem(key, what, f"write {most} or less, or train.async_queue_size={least}")
+    elif later > bound:
+        what = f"the last of {prompts} prompts would be trained {ages} after the first ones, and may be "
+        what += f"train.async_queue_size={bound} old"
+        yield Problem(key, what, f"write train.async_queue_size={later} or more, or leave {key} out")
 
 
 @rule
