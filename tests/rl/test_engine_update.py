@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.engine_update import EngineUpdate
-from rlhf_suite.rl.replay import NoEngines, Replay
 
 
 @pytest.mark.notices(
@@ -19,12 +16,12 @@ from rlhf_suite.rl.replay import NoEngines, Replay
     "        self.outcome.add_done_callback(tell)",
     "        pass",
 )
-def test_a_sync_does_not_begin_after_a_failure_and_raises_it(monkeypatch, tmp_path):
+def test_a_sync_does_not_begin_after_a_failure_and_raises_it(monkeypatch):
     monkeypatch.setattr("rlhf_suite.waits._life.limit_s", 5.0)
     loop, first = LoopThread("test"), ValueError("a reward has failed")
     loop.fail(first)
-    journal = SimpleNamespace(background=lambda *names: nullcontext())
-    update = EngineUpdate(NoEngines(), Replay(Path(tmp_path)), journal, loop)
+    journal, rollouts = SimpleNamespace(background=None), SimpleNamespace(allow_sync=lambda version: None)
+    update = EngineUpdate(None, rollouts, journal, loop)
     with pytest.raises(ValueError, match="a reward has failed"):
         update.start(1, None)
     loop.end(ValueError("the test is over"))

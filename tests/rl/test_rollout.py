@@ -242,7 +242,7 @@ def step_of(made: Rollouts, step: int) -> Rollout:
     """Return the rollout of a step, and train and sync it."""
     result = made.take(step)
     made.allow_sync(step + 1)
-    made.synced(step + 1)
+    made.note_sync(step + 1)
     return result
 
 

@@ -234,8 +234,8 @@ def evaluated_while_trained(world, folder, config) -> list[tuple[int, int, bool]
 @pytest.mark.notices(
     "the engines get the weights of the next step while they are evaluated",
     "rl/pipeline.py",
-    "                self.finish_evaluation()\n        self.rollouts",
-    "                pass\n        self.rollouts",
+    "                self.finish_evaluation()\n        sync_metrics",
+    "                pass\n        sync_metrics",
 )
 @pytest.mark.parametrize("stream", [{}, STREAM])
 def test_the_policy_trains_while_its_weights_are_evaluated(ranks, tmp_path, stream):

@@ -127,7 +127,7 @@ class World:
         old, kept = self.table, [group.samples for group in self.table.groups_to_keep()]
         self.table = SlotTable.from_json(old.order, json.loads(json.dumps(old.to_json())), kept)
         assert (self.table.taken, self.table.outstanding) == (old.taken, old.outstanding)
-        assert self.table.begun == old.begun and [*self.table.ready] == [*old.ready]
+        assert self.table.versions == old.versions and [*self.table.ready] == [*old.ready]
         self.table.asked = old.asked  # the step asks again
 
 
@@ -350,7 +350,7 @@ def test_a_group_that_begins_while_weights_are_synced_has_the_version_before():
                 table.begin()
             else:
                 table.open_round(range(len(table.candidates())))
-        return table.begun
+        return table.versions
 
     assert begin() == dict.fromkeys(range(4), 0)
     for index in (0, 1, 2):
@@ -387,7 +387,7 @@ def test_a_table_that_continues_goes_on_with_the_round_of_which_the_prompt_filte
     table.open_round([0, 3])
     table.begin()
     again = SlotTable[str].from_json(order, json.loads(json.dumps(table.to_json())), [])
-    assert again.begun == {0: 0} and [*again.waiting] == [3], "1 and 2 were not chosen"
+    assert again.versions == {0: 0} and [*again.waiting] == [3], "1 and 2 were not chosen"
     again.responded(0)
     again.rejected(0, has_failed=False)
     assert again.begin().index == 3 and again.next == 4

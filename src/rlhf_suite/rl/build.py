@@ -66,7 +66,7 @@ class Sampling:
     """Where the samples of a run come from, and who follows the weights that they teach."""
 
     rollouts: Rollouts | Replay
-    weights: WeightSync | NoEngines
+    engines: EngineUpdate | NoEngines
     evaluator: Evaluator | None
     steps: int  # of the run
 
@@ -108,7 +108,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         ),
         credit=credit,
         updater=Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        engines=EngineUpdate(sampling.weights, sampling.rollouts, journal, loop if plan.overlaps_sync else None),
+        engines=sampling.engines,
         loop=loop,
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
@@ -144,10 +144,13 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     filters = Filters(config.algo, prompts.train, config.train.seed)
     builder = RolloutBuilder(filters, scorer, shaper, journal)
     schedule, groups = make_schedule(config, plan, scorer), make_order(config, order, steps)
-    is_beside = plan.rollouts_ahead > 0
+    loop, is_beside = engines.loop, plan.rollouts_ahead > 0
+    rollouts = Rollouts(schedule, groups, builder, sampler, loop, journal, folder.rollouts, is_beside)
+    first = prompts.train[:PROBE_SEQUENCES]
+    weights = connect_weight_sync(config, plan, actors.policy, engines, first, mismatch_limit)
     return Sampling(
-        Rollouts(schedule, groups, builder, sampler, engines.loop, journal, folder.rollouts, is_beside),
-        connect_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
+        rollouts,
+        EngineUpdate(weights, rollouts, journal, loop if plan.overlaps_sync else None),
         Evaluator(config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, files)
         if prompts.held_out
         else None,

@@ -15,7 +15,6 @@ from functools import partial
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.launch.loop_thread import LoopThread
-from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.tracking.journal import Journal
@@ -30,11 +29,7 @@ class EngineUpdate:
     next step trains; None: the next step waits for it."""
 
     def __init__(
-        self,
-        weights: WeightSync | NoEngines,
-        rollouts: Rollouts | Replay,
-        journal: Journal,
-        beside: LoopThread | None = None,
+        self, weights: WeightSync, rollouts: Rollouts, journal: Journal, beside: LoopThread | None = None
     ) -> None:
         self.weights, self.rollouts, self.journal, self.beside = weights, rollouts, journal, beside
         self.version = 0  # of the weights that are under way
@@ -48,9 +43,10 @@ class EngineUpdate:
         self.rollouts.begin(version)
 
     def start(self, version: int, batch: TokenBatch) -> dict[str, float]:
-        """Bring the weights `version` to the engines and prove it with sequences of `batch`; return the metrics, unless
-        the next step trains meanwhile: then `finish` has them."""
+        """Bring the weights `version` to the engines, as soon as the rollouts permit it, and prove it with sequences of
+        `batch`; return the metrics, unless the next step trains meanwhile: then `finish` has them."""
         assert self.outcome is None, "the weights before are under way"
+        self.rollouts.allow_sync(version)
         if self.beside is None:
             return self.update(version, batch, self.journal.phase)
         queued: Future[None] = Future()
@@ -73,7 +69,7 @@ class EngineUpdate:
         """Send the weights, and let the engines write with them while they are probed."""
         with measured("weight_sync"):
             metrics = self.weights.sync(version, batch, queued)
-        self.rollouts.synced(version)
+        self.rollouts.note_sync(version)
         with measured("probe"):
             return metrics | self.weights.check()
 

@@ -92,13 +92,15 @@ class Filters:
         candidates = [Candidate(self.prompts[index], history.scores.get(index, ())) for index in indices]
         generator = np.random.Generator(np.random.PCG64([self.seed, PROMPTS, number]))
         flag = f"algo.prompt_filter={self.algo.prompt_filter}"
-        found = call(flag, self.of_prompts, candidates, generator)
+        answer = call(flag, self.of_prompts, candidates, generator)
         try:
-            places = sorted({int(place) for place in found})
+            places = sorted({int(place) for place in answer})
         except (TypeError, ValueError):
             places = []
         if not places or places[0] < 0 or places[-1] >= len(indices):
-            raise UserError(f"{flag} returned {found!r}; return places of one or more of the {len(indices)} candidates")
+            raise UserError(
+                f"{flag} returned {answer!r}; return places of one or more of the {len(indices)} candidates"
+            )
         return places
 
     def observe(self, group: ScoredTrajectories, history: History) -> None:

@@ -30,7 +30,7 @@ from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.replay import Replay
+from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout_file import SampleFiles, forget_after, write_rollouts
 from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.update import Updater
@@ -49,7 +49,7 @@ class Pipeline(TrainingLoop):
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
-    engines: EngineUpdate  # weights -> engines, attested
+    engines: EngineUpdate | NoEngines  # weights -> engines, attested
     evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
     loop: LoopThread | None  # of what goes on beside the steps; None: there are no engines
@@ -79,8 +79,8 @@ class Pipeline(TrainingLoop):
 
     def begin(self, start: int) -> None:
         """Remove what later steps wrote before a kill, and bring the weights to the engines."""
-        for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
-            forget_after(made, start)
+        for folder in (self.journal.folder.rollouts, self.journal.folder.evaluations):
+            forget_after(folder, start)
         self.engines.first(version=start)
 
     def train_step(self, step: int) -> None:
@@ -98,7 +98,6 @@ class Pipeline(TrainingLoop):
                 self.finish_sync()
             with journal.phase("waiting_for_evaluation"):
                 self.finish_evaluation()
-        self.rollouts.allow_sync(step + 1)
         sync_metrics = self.engines.start(step + 1, experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
         metrics |= staleness(experience, step) | journal.timeline.close_window(journal.folder.timeline)
@@ -117,8 +116,8 @@ class Pipeline(TrainingLoop):
 
     def finish_sync(self) -> None:
         """Wait until the newest weights are proven, and log the metrics of their sync."""
-        if found := self.engines.finish():
-            self.log_late(self.engines.version, found)
+        if metrics := self.engines.finish():
+            self.log_late(self.engines.version, metrics)
 
     def finish_evaluation(self) -> None:
         """Wait for the evaluation under way, and log its metrics."""

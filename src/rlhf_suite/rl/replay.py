@@ -7,7 +7,6 @@ has moved away, and `algo.advantage.is_correction_level` corrects for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rlhf_suite.data.batch import TokenBatch
@@ -31,36 +30,31 @@ class Replay:
             count += 1
         return count
 
-    def begin(self, step: int) -> None:
-        pass
-
     def take(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the recorded rollout of a step (0-based), with its shaped rewards, and metrics of its samples."""
         scored = read_table(samples_file(self.folder, step + 1))
         return scored, sample_metrics(scored)
 
-    def allow_sync(self, version: int) -> None:
-        pass
-
-    def synced(self, version: int) -> None:
-        pass
-
     def save(self, folder: Path) -> None:
-        pass
+        """Write nothing: what is trained on is in files already."""
 
     def load(self, folder: Path) -> None:
-        pass
+        """Read nothing."""
 
 
 class NoEngines:
-    """Stands where the weight sync of other runs is: there is nobody to send weights to."""
+    """Stands where other runs bring their weights to the engines (`rl/engine_update.py`)."""
 
-    def sync(
-        self, version: int, batch: TokenBatch | None = None, queued: Callable[[], object] = lambda: None
-    ) -> dict[str, float]:
+    beside: None = None
+    version = 0
+
+    def first(self, version: int) -> None:
+        pass
+
+    def start(self, version: int, batch: TokenBatch) -> dict[str, float]:
         return {}
 
-    def check(self) -> dict[str, float]:
+    def finish(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:

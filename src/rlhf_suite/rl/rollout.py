@@ -1,4 +1,4 @@
-"""What is done with groups between the engines and a step: they are scored, filtered, and shaped together."""
+"""How groups become a rollout, between the engines and a step: they are scored, filtered, and shaped together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
-from rlhf_suite.rl.scoring import Scorer, Scores
+from rlhf_suite.rl.scoring import FAILURES, Scorer, Scores
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
@@ -57,20 +57,23 @@ class RolloutBuilder:
             result = {name: value for name, value in result.items() if not is_of_rewards(name)}
         return shaped, result
 
-    def nothing_left(self, rounds: int, counts: Mapping[str, float]) -> str:
-        """Return why a step has no group to train on after so many rounds of candidates."""
-        algo, what = self.filters.algo, f"{rounds} rounds of prompts gave no group"
+    def explain_empty_step(self, step: int, rounds: int, counts: Mapping[str, float]) -> str:
+        """Return why a step (0-based) has no group to train on, after so many rounds of candidates."""
+        algo, problem = self.filters.algo, f"{rounds} rounds of prompts gave no group"
+        if not algo.filters:  # all of them have failed, and others of their round have not
+            return f"no group of step {step + 1} has a reward (logs/{FAILURES} has the reasons)"
         if algo.group_filter is None:
             return (
-                f"{what} with a mean score inside algo.dynamic_filtering_range={algo.dynamic_filtering_range} and "
+                f"{problem} with a mean score inside algo.dynamic_filtering_range={algo.dynamic_filtering_range} and "
                 "scores that differ: the prompts are too hard or too easy. Widen the range, raise "
                 "rollout.n_samples_per_prompt, or take other prompts"
             )
         reasons = [f"{name.removeprefix(LEFT_OUT)}: {n:g}" for name, n in counts.items() if name.startswith(LEFT_OUT)]
         listed = ", ".join(reasons) or "dynamic filtering left out all of them"
-        return f"{what} that algo.group_filter={algo.group_filter} accepts ({listed}). Change it, or take other prompts"
+        said = f"algo.group_filter={algo.group_filter} accepts ({listed})"
+        return f"{problem} that {said}. Change it, or take other prompts"
 
-    def too_many_rejected(self, count: int, file: Path) -> str:
+    def explain_rejections(self, count: int, file: Path) -> str:
         """Return why a stream, of which `count` groups were rejected one after the other, does not go on."""
         return (
             f"{count} groups were rejected since the last step, too many for a batch (the reasons are in {file}). "

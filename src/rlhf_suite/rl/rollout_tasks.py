@@ -29,7 +29,7 @@ from rlhf_suite.rl.sample_table import has_samples, read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.schedules import Rest, Schedule, Stream
-from rlhf_suite.rl.scoring import FAILURES, REWARDS, Scores
+from rlhf_suite.rl.scoring import REWARDS, Scores
 from rlhf_suite.rl.slots import Group, GroupOrder, SlotTable
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.waits import result
@@ -40,7 +40,8 @@ ENGINES, ROLLOUTS = "engines", "rollouts"  # threads: pauses; all but scores and
 
 
 class Rollouts:
-    """The rollouts of a run. The thread that trains calls `begin`, `take`, `allow_sync`, `save` and `load`."""
+    """The rollouts of a run. The thread that trains calls `begin`, `take`, `allow_sync`, `save` and `load`; whoever
+    syncs the weights calls `note_sync`. All other methods belong to the loop."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - one part of the story each
         self,
@@ -76,12 +77,12 @@ class Rollouts:
 
     def take(self, step: int) -> Rollout:
         """Return the shaped samples of a step (0-based), whole groups, and their metrics."""
-        what = f"the rollout of step {step + 1}"
-        reason = self.on_loop(self.wait_for(step, ""), what)
+        rollout = f"the rollout of step {step + 1}"
+        reason = self.on_loop(self.wait_for(step, ""), rollout)
         while reason:
             who = "driver" if self.is_beside else None  # else the timeline has the engines and rewards
             with self.journal.phase(reason, who):
-                reason = self.on_loop(self.wait_for(step, reason), what)
+                reason = self.on_loop(self.wait_for(step, reason), rollout)
         return self.rollouts.pop(step)
 
     def allow_sync(self, version: int) -> None:
@@ -90,14 +91,14 @@ class Rollouts:
             with self.journal.phase("waiting_to_sync"):
                 self.on_loop(self.wait_to_sync(version), f"the rollouts of the weights before {version}")
 
-    def synced(self, version: int) -> None:
+    def note_sync(self, version: int) -> None:
         """Take note that the engines have the weights `version`. May be called on any thread but the loop's."""
         if self.on_loop(self.note_arrival(version), f"the weights {version} to be noted"):
             self.sampler.resume()
 
-    def on_loop(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Do work on the loop and wait for its result; `what` is waited for."""
-        return result(self.loop.start(work), what, REWARDS, ROLLOUTS)
+    def on_loop(self, work: Coroutine[Any, Any, T], awaited: str) -> T:
+        """Do work on the loop and wait for its result; `awaited`: its name, for those who wonder why a run waits."""
+        return result(self.loop.start(work), awaited, REWARDS, ROLLOUTS)
 
     async def begin_groups(self) -> None:
         """Begin groups for as long as the run lasts.
@@ -215,14 +216,12 @@ class Rollouts:
         """End the run if there is nothing to train on, or if too many rewards have failed since the last batch."""
         tally = self.table.tally
         if not chosen and isinstance(self.schedule, Stream):
-            raise RunError(self.builder.too_many_rejected(tally.rejected, self.rejected_file))
+            raise RunError(self.builder.explain_rejections(tally.rejected, self.rejected_file))
         failures = tally.counts["reward/errors"] + tally.counts["reward/timeouts"]
         has_rewards = bool(chosen) or tally.accepted + tally.objected > 0 or tally.samples == 0
         self.builder.scorer.check_error_rate(failures, tally.samples, has_rewards)
-        if not chosen and self.table.order.is_filtered:
-            raise RunError(self.builder.nothing_left(tally.rounds, tally.counts))
-        if not chosen:  # all of them have failed, and others of the same round wait for later steps
-            raise RunError(f"no group of step {self.table.taken + 1} has a reward (logs/{FAILURES} has the reasons)")
+        if not chosen:
+            raise RunError(self.builder.explain_empty_step(self.table.taken, tally.rounds, tally.counts))
 
     async def shape(self, step: int) -> None:
         """Shape the rewards of a batch, and let its step have it."""

@@ -178,7 +178,7 @@ class Stream:
         if len(table.ready) < table.order.size(table.taken):
             chosen = None
         else:
-            chosen = select(begun := table.begun, [*table.ready], table.taken, table.order.before, self.bound)
+            chosen = select(begun := table.versions, [*table.ready], table.taken, table.order.before, self.bound)
         if chosen is None:
             return [] if table.tally.rejected > self.max_rejected else None
         oldest = min(begun[index] for index in chosen)
@@ -198,7 +198,7 @@ class Stream:
     def metrics(self, table: Table, chosen: Sequence[int]) -> dict[str, float]:
         unfinished = [*table.running, *table.scoring]
         return {
-            "async/outstanding": float(len(table.begun) - len(chosen)),
+            "async/outstanding": float(len(table.versions) - len(chosen)),
             "async/rejected": float(table.tally.rejected),
             "async/overtaken": float(sum(index < max(chosen) for index in unfinished)),
         }

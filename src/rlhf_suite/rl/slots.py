@@ -1,4 +1,4 @@
-"""Where each group of samples is, from its prompt to the step that trains on it. No thread, no clock, no file.
+"""The place of each group of samples, from its prompt to the step that trains on it. No thread, no clock, no file.
 
     candidate -> WAITING -> RUNNING -> SCORING -> READY -> TRAINED
                                             \\-> REJECTED
@@ -23,7 +23,7 @@ T = TypeVar("T")  # the samples of a group
 
 
 class State(StrEnum):
-    """What a group waits for."""
+    """The states of a group, and for what it waits there."""
 
     WAITING = "waiting"  # for its beginning
     RUNNING = "running"  # for the engines
@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass
 class Batch(Generic[T]):
-    """The groups of a step, by index, and what is logged of them."""
+    """The groups of a step, in the order of their indices, and the metrics of their rollout."""
 
     groups: list[Group[T]]
     metrics: dict[str, float]
@@ -119,7 +119,6 @@ class SlotTable(Generic[T]):
         self.version = 0  # of the engines' weights
         self.step = 0  # that is trained now, or next: the version of the policy
         self.asked = -1  # the newest step that has asked for its batch
-        self.taken = 0  # steps that have taken their batch
         self.num_taken = self.num_rejected = 0  # groups
         self.next = 0  # the next candidate
         # The groups that no step has taken, by index. Each state has them in the order in which they came to it.
@@ -131,9 +130,14 @@ class SlotTable(Generic[T]):
         self.tally = Tally()
 
     @property
-    def begun(self) -> dict[int, int]:
+    def versions(self) -> dict[int, int]:
         """Return the version at which each group began that no step has taken, by index."""
         return {index: group.begun_at for index, group in (self.running | self.scoring | self.ready).items()}
+
+    @property
+    def taken(self) -> int:
+        """Return how many steps have taken their batch."""
+        return self.step + len(self.batches)
 
     @property
     def outstanding(self) -> int:
@@ -184,7 +188,7 @@ class SlotTable(Generic[T]):
         further metrics."""
         batch = Batch([self.ready.pop(index) for index in sorted(chosen)], dict(self.tally.counts) | dict(metrics))
         self.batches[self.taken], self.tally = batch, Tally()
-        self.taken, self.num_taken = self.taken + 1, self.num_taken + len(chosen)
+        self.num_taken += len(chosen)
         return batch
 
     def trained(self, step: int) -> None:
@@ -210,9 +214,9 @@ class SlotTable(Generic[T]):
             "num_taken": self.num_taken,
             "num_rejected": self.num_rejected,
             "next": self.next,
-            "batches": [[step, begun(each.groups), each.metrics] for step, each in self.batches.items()],
-            "ready": begun(self.ready.values()),
-            "running": sorted(begun((self.running | self.scoring).values())),
+            "batches": [[step, places(batch.groups), batch.metrics] for step, batch in self.batches.items()],
+            "ready": places(self.ready.values()),
+            "running": sorted(places((self.running | self.scoring).values())),
             "waiting": [*self.waiting],
             "tally": self.tally.to_json(),
         }
@@ -228,9 +232,9 @@ class SlotTable(Generic[T]):
         for name in ("version", "step", "num_taken", "num_rejected", "next"):
             setattr(table, name, state[name])
         for step, groups, metrics in state["batches"]:
-            table.batches[step] = Batch([ready(*each) for each in groups], metrics)
-        table.taken, table.asked = max([table.step, *(step + 1 for step in table.batches)]), table.step - 1
-        table.ready = {each[0]: ready(*each) for each in state["ready"]}
+            table.batches[step] = Batch([ready(*place) for place in groups], metrics)
+        table.asked = table.step - 1
+        table.ready = {index: ready(index, version) for index, version in state["ready"]}
         for index, version in state["running"]:
             table.running[index] = Group(index, *order.prompt(index), version, State.RUNNING)
         table.waiting = {index: Group(index, *order.prompt(index)) for index in state["waiting"]}
@@ -245,6 +249,6 @@ def move(index: int, before: dict[int, Group[T]], after: dict[int, Group[T]], st
     return group
 
 
-def begun(groups: Iterable[Group[T]]) -> list[list[int]]:
-    """Return index and version of each group."""
+def places(groups: Iterable[Group[T]]) -> list[list[int]]:
+    """Return the index of each group and the version at which it began."""
     return [[group.index, group.begun_at] for group in groups]
