@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(ranks, folders, 
 @pytest.mark.notices(
     "groups with forks that had ended are made again by a continued run",
     "rl/slots.py",
-    'table.ready = {each[0]: ready(*each) for each in state["ready"]}',
+    'table.ready = {index: ready(index, version) for index, version in state["ready"]}',
     "table.ready = {}",
 )
 def test_a_stream_that_was_stopped_trains_on_the_forks_that_had_ended_as_they_were(ranks, tmp_path):

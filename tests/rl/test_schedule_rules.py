@@ -13,11 +13,11 @@ from rlhf_suite.rl.schedules import Ahead, Schedule, Stream, WithTheStep, select
 from rlhf_suite.rl.slots import GroupOrder, SlotTable, State
 
 BATCHES = BatchOrder(100, 2, 0)  # two groups a step
-IS_FILTERED = {"whole_batches": True, "stream_by_round": True}
+IS_FILTERED = {"is_filtered": True, "stream_by_round": True}
 
 
 def make_table(total_steps: int = 10, round_size: int = 2, **order: bool) -> SlotTable[str]:
-    options = {"whole_batches": False, "stream_by_round": False} | order
+    options = {"is_filtered": False, "stream_by_round": False} | order
     return SlotTable(GroupOrder(BATCHES, replace(BATCHES, batch_size=round_size), total_steps, **options))
 
 
@@ -66,7 +66,7 @@ def reject(table: SlotTable[str], *indices: int, has_failed: bool = False) -> No
     "groups begin in any order", "rl/slots.py", "next(iter(self.waiting))", "next(reversed(self.waiting))"
 )
 def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
-    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(2, max_rounds=3, is_filtered=True)
+    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(max_rounds=3)
     assert begin_all(table, schedule) == [] and schedule.select(table) is None, "no step has asked"
     table.asked = 0
     assert begin_all(table, schedule) == [0, 1, 2]
@@ -88,8 +88,8 @@ def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
 @pytest.mark.notices(
     "a rollout has rounds of candidates without end",
     "rl/schedules.py",
-    "len(table.ready) < self.size and table.tally.rounds < self.max_rounds",
-    "len(table.ready) < self.size",
+    "len(table.ready) < table.order.size(table.taken) and table.tally.rounds < self.max_rounds",
+    "len(table.ready) < table.order.size(table.taken)",
     limit_s=60,
 )
 @pytest.mark.notices(
@@ -99,7 +99,7 @@ def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
     "self.batches[self.taken] = batch",
 )
 def test_a_rollout_has_at_most_so_many_rounds():
-    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(2, max_rounds=2, is_filtered=True)
+    table, schedule = make_table(round_size=3, **IS_FILTERED), WithTheStep(max_rounds=2)
     for step in range(2):
         table.asked = step
         for number in range(2):
@@ -116,8 +116,8 @@ def test_a_rollout_has_at_most_so_many_rounds():
 @pytest.mark.notices(
     "a rollout takes the groups that ended first",
     "rl/schedules.py",
-    "return sorted(table.ready)[: self.size]",
-    "return [*table.ready][: self.size]",
+    "return sorted(table.ready)[: table.order.size(table.taken)]",
+    "return [*table.ready][: table.order.size(table.taken)]",
 )
 @pytest.mark.notices(
     "groups of which a reward failed count against the filter",
@@ -126,7 +126,7 @@ def test_a_rollout_has_at_most_so_many_rounds():
     "if sampled := tally.accepted + tally.rejected:",
 )
 def test_a_step_takes_the_first_groups_and_leaves_others_for_the_next_and_says_so():
-    table, schedule = make_table(round_size=5, **IS_FILTERED), WithTheStep(2, max_rounds=9, is_filtered=True)
+    table, schedule = make_table(round_size=5, **IS_FILTERED), WithTheStep(max_rounds=9)
     table.asked = 0
     begin_all(table, schedule)
     accept(table, 4, 2, 0)
@@ -145,7 +145,7 @@ def test_a_step_takes_the_first_groups_and_leaves_others_for_the_next_and_says_s
     table.asked = 1
     assert schedule.metrics(table, []) == {"rollout/filter_rounds": 0, "rollout/waiting_groups": 1}
     assert begin_all(table, schedule) == [5, 6, 7, 8, 9]
-    assert WithTheStep(2, 1).metrics(table, []) == {}, "without filters there is nothing to say"
+    assert WithTheStep().metrics(make_table(), []) == {}, "without filters there is nothing to say"
 
 
 @pytest.mark.notices(
@@ -155,7 +155,7 @@ def test_a_step_takes_the_first_groups_and_leaves_others_for_the_next_and_says_s
     'return "generation" if table.scoring else ""',
 )
 def test_a_rollout_with_its_step_is_in_the_phase_of_what_it_waits_for():
-    table, schedule = make_table(), WithTheStep(2, 1)
+    table, schedule = make_table(), WithTheStep()
     assert (schedule.phase(table), schedule.reason(table)) == ("", "generation")
     table.open_round([0, 1])
     assert schedule.phase(table) == "generation"
@@ -165,7 +165,7 @@ def test_a_rollout_with_its_step_is_in_the_phase_of_what_it_waits_for():
     assert schedule.phase(table) == "generation", "group 1 is written"
     table.responded(1)
     assert (schedule.phase(table), schedule.reason(table)) == ("waiting_for_reward", "waiting_for_reward")
-    assert Ahead(2, 1).reason(table) == "waiting_for_rollout"
+    assert Ahead().reason(table) == "waiting_for_rollout"
 
 
 def make_rollout(table: SlotTable[str], schedule: Schedule) -> list[int]:
@@ -180,24 +180,24 @@ def make_rollout(table: SlotTable[str], schedule: Schedule) -> list[int]:
 @pytest.mark.notices(
     "rollouts are made for steps behind the last one",
     "rl/schedules.py",
-    "return table.taken < self.total_steps and table.version",
+    "return table.taken < table.order.total_steps and table.version",
     "return table.version",
 )
 @pytest.mark.notices(
     "the last weights wait for rollouts that nobody makes",
     "rl/schedules.py",
-    "table.taken >= min(version + self.depth, self.total_steps)",
-    "table.taken >= version + self.depth",
+    "return table.taken >= table.order.total_steps or self.version(table) >= version",
+    "return self.version(table) >= version",
 )
 def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
-    table, schedule = make_table(total_steps=4), Ahead(2, 1, depth=2, total_steps=4)
+    table, schedule = make_table(total_steps=4), Ahead(depth=2)
     assert [make_rollout(table, schedule) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
     assert [schedule.may_sync(table, version) for version in (1, 2)] == [True, False]
     table.synced(1)
     assert [make_rollout(table, schedule) for _ in range(2)] == [[6, 7], []]
     assert [schedule.may_sync(table, version) for version in (2, 3, 4)] == [True, True, True]
     table.synced(4)
-    assert make_rollout(table, schedule) == []
+    assert make_rollout(table, schedule) == [] and schedule.select(table) is None
     assert [[group.begun_at for group in table.batches[step].groups] for step in range(4)] == [
         [0, 0],
         [0, 0],
@@ -209,7 +209,7 @@ def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
 @pytest.mark.notices(
     "with filters the last step of an epoch is short",
     "rl/slots.py",
-    "return step * self.batches.batch_size if self.whole_batches else",
+    "return step * self.batches.batch_size if self.is_filtered else",
     "return",
 )
 @pytest.mark.notices(
@@ -218,19 +218,19 @@ def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
     "step = min(step, self.total_steps)",
     "step = min(step, step)",
 )
-@pytest.mark.parametrize(("whole", "expected"), [(False, [0, 2, 4, 5, 7, 7]), (True, [0, 2, 4, 6, 8, 8])])
-def test_steps_take_batches_up_to_the_last_step(whole, expected):
+@pytest.mark.parametrize(("is_filtered", "expected"), [(False, [0, 2, 4, 5, 7, 7]), (True, [0, 2, 4, 6, 8, 8])])
+def test_steps_take_batches_up_to_the_last_step(is_filtered, expected):
     """5 rows in batches of 2: the third step of an epoch has one row, but for filters."""
     batches = BatchOrder(5, 2, 0)
-    order = GroupOrder(batches, batches, total_steps=4, whole_batches=whole)
+    order = GroupOrder(batches, batches, total_steps=4, is_filtered=is_filtered)
     assert [order.before(step) for step in range(6)] == expected
 
 
 @pytest.mark.notices(
     "one group too many of a stream is outstanding",
     "rl/schedules.py",
-    "return table.outstanding < table.order.before",
-    "return table.outstanding <= table.order.before",
+    "return table.outstanding < min(",
+    "return table.outstanding <= min(",
 )
 @pytest.mark.notices(
     "groups of a stream begin for the weights that are trained, before the engines have them",
@@ -241,8 +241,8 @@ def test_steps_take_batches_up_to_the_last_step(whole, expected):
 @pytest.mark.notices(
     "groups that a step has taken are no longer outstanding",
     "rl/slots.py",
-    "self.taken + 1, self.num_taken + len(chosen)",
-    "self.taken + 1, self.num_taken",
+    "self.num_taken += len(chosen)",
+    "pass",
 )
 def test_a_stream_runs_so_many_steps_ahead_of_the_weights_of_the_engines():
     table, schedule = make_table(total_steps=3), Stream(bound=2, run_ahead=1, max_rejected=100)
@@ -349,14 +349,14 @@ def test_groups_that_fit_into_no_later_step_are_trained_on_now():
 @pytest.mark.notices(
     "groups that wait for their rewards are lost when a run continues",
     "rl/slots.py",
-    "sorted(begun((self.running | self.scoring).values()))",
-    "sorted(begun(self.running.values()))",
+    "sorted(places((self.running | self.scoring).values()))",
+    "sorted(places(self.running.values()))",
 )
 @pytest.mark.notices(
     "a continued run gives the batches that wait to steps once more",
     "rl/slots.py",
-    "max([table.step, *(step + 1 for step in table.batches)])",
-    "table.step",
+    "return self.step + len(self.batches)",
+    "return self.step",
 )
 @pytest.mark.notices(
     "groups that were written again by a continued run count as begun with its weights",

@@ -253,8 +253,8 @@ def steps():
 @pytest.mark.notices(
     "a wait for a late group is one for a batch",
     "rl/schedules.py",
-    'return "waiting_for_deadline" if len(table.ready) >= self.size(table) else "waiting_for_batch"',
-    'return "waiting_for_batch"',
+    "has_enough = len(table.ready) >= table.order.size(table.taken)",
+    "has_enough = False",
 )
 def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path, record_property):
     file = tmp_path / "late.py"
