@@ -95,7 +95,7 @@ def stopped(folder, step) -> None:
 @pytest.mark.notices(
     "a stream does not read the prompts of a round",
     "rl/build.py",
-    "rollout.round_size - rollout.batch_size",
+    "round_size(rollout) - rollout.batch_size",
     "0",
 )
 def test_a_stream_keeps_more_groups_under_way_and_its_bound(ranks, folders, tmp_path):

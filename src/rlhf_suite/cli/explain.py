@@ -15,7 +15,7 @@ from rlhf_suite.config.formatting import number_of, spell
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
-from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
+from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve, round_size
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
@@ -118,11 +118,11 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
     """Return what happens while the policy trains."""
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
-        if run.train.partial_rollout_enable or run.rollout.round_size > run.rollout.batch_size:
+        if run.train.partial_rollout_enable or round_size(run.rollout) > run.rollout.batch_size:
             how = "train.async_queue_size: no token is older than this number of steps"
         yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
-    if run.rollout.round_size != run.rollout.batch_size:
-        yield "prompts per round of sampling", "rollout.vllm_generate_batch_size", f"{run.rollout.round_size}"
+    if (prompts := round_size(run.rollout)) != run.rollout.batch_size:
+        yield "prompts per round of sampling", "rollout.vllm_generate_batch_size", f"{prompts}"
     if plan.overlaps_sync:
         yield "weight syncs", "train.async_enable", "while the next step trains"
     if plan.overlaps_sync and run.eval.dataset is not None:

@@ -17,6 +17,7 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
 from rlhf_suite.config.reward import reward_models
+from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     GenerateRun,
@@ -166,6 +167,11 @@ def optimizer_steps_per_rollout(run: PPORun) -> int:
 def makes_rollouts_ahead(train: RLTrainConfig) -> bool:
     """Return whether a response may be trained on by later steps than the one in which it began."""
     return train.async_enable or (train.partial_rollout_enable and bool(train.colocate_all))
+
+
+def round_size(rollout: RolloutConfig) -> int:
+    """Return the number of prompts in a round of sampling."""
+    return rollout.vllm_generate_batch_size or rollout.batch_size
 
 
 def model_sections(run: Run) -> dict[str, ModelSection]:

@@ -56,11 +56,6 @@ class RolloutConfig(SamplingConfig):
     max_tokens_per_gpu: int | None = flag(None, ge=1, resume=SHAPE, when=is_true("train.dynamic_batch_enable"))
     """Token budget of a forward pass; null: train.max_tokens_per_gpu"""
 
-    @property
-    def round_size(self) -> int:
-        """The prompts of a round of sampling."""
-        return self.vllm_generate_batch_size or self.batch_size
-
 
 @dataclass
 class EngineConfig:

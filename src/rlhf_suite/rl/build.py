@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.plan import ACTOR, CRITIC, Plan, makes_rollouts_ahead
+from rlhf_suite.config.plan import ACTOR, CRITIC, Plan, makes_rollouts_ahead, round_size
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
@@ -192,7 +192,7 @@ def make_schedule(config: PPORun, plan: Plan, scorer: Scorer) -> Schedule:
     train, rollout, max_rounds = config.train, config.rollout, config.algo.dynamic_filtering_max_rounds
     if plan.rollouts_ahead and train.partial_rollout_enable:
         rests = Rest.NEVER if train.async_enable else Rest.WHILE_TRAINING
-        surplus = 0 if config.algo.filters else rollout.round_size - rollout.batch_size
+        surplus = 0 if config.algo.filters else round_size(rollout) - rollout.batch_size
         return Stream(plan.rollouts_ahead, train.async_run_ahead, max_rounds * rollout.batch_size, surplus, rests)
     whole = not scorer.reads_text_alone  # a reward model of the run may share its devices with the engines
     if plan.rollouts_ahead:
@@ -204,7 +204,7 @@ def make_schedule(config: PPORun, plan: Plan, scorer: Scorer) -> Schedule:
 def make_order(config: PPORun, order: BatchOrder, steps: int) -> GroupOrder:
     """Return the order of groups, in batches and in rounds of candidates."""
     is_stream = config.train.partial_rollout_enable and makes_rollouts_ahead(config.train)
-    is_filtered, rounds = config.algo.filters, replace(order, batch_size=config.rollout.round_size)
+    is_filtered, rounds = config.algo.filters, replace(order, batch_size=round_size(config.rollout))
     return GroupOrder(order, rounds, steps, is_filtered, stream_by_round=is_filtered and not is_stream)
 
 

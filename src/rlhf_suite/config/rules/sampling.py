@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf_suite.config.engine_arguments import owned_problems, rounding_problems
 from rlhf_suite.config.formatting import number_of
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
-from rlhf_suite.config.plan import makes_rollouts_ahead
+from rlhf_suite.config.plan import makes_rollouts_ahead, round_size
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import (
@@ -57,7 +57,7 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
 def rounds_fit(run: PPORun) -> Iterator[Problem]:
     """Check that a round of sampling without filters is as large as a step, and that no sample of it gets too old."""
     key, train = "rollout.vllm_generate_batch_size", run.train
-    prompts, size, bound = run.rollout.round_size, run.rollout.batch_size, train.async_queue_size
+    prompts, size, bound = round_size(run.rollout), run.rollout.batch_size, train.async_queue_size
     if run.algo.filters or prompts == size or run.replays:
         return
     if prompts < size:
