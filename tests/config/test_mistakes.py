@@ -543,6 +543,9 @@ MISTAKES = [
         "actor.policy_loss_type",
         "a single optimiser step has not moved",
     ),
+    (PPO + "actor.entropy_target=1", "actor.entropy_target", "add actor.entropy_coef=0"),
+    (PPO + "actor.entropy_coef=0 actor.entropy_coef_step=0.1", "actor.entropy_coef_step", "actor.entropy_target"),
+    (PPO + "actor.entropy_coef=2 actor.entropy_target=1", "actor.entropy_coef_max", "write actor.entropy_coef_max=4"),
     (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "9 of 8 samples"),
     (PPO + "algo.advantage.pass_k=2", "algo.advantage.pass_k", "add algo.advantage.estimator=pkpo"),
     (

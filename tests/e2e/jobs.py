@@ -41,14 +41,16 @@ SMALL = [
     "eval.temperature=0",
     "launch.timeout_s=120",
 ]
-# `gae` with a KL that is steered, a critic that warms up, a corrected loss, an average of the weights, and filtering
-# that samples more than a step needs: all that has state, and a checkpoint at every step.
+# `gae` with a KL and an entropy that are steered, a critic that warms up, a corrected loss, an average of the weights,
+# and filtering that samples more than a step needs: all that has state, and a checkpoint at every step.
 ACTOR_CRITIC = [
     *SMALL,
     "algo.advantage.estimator=gae",
     "algo.kl.init_coef=0.05",
     "algo.kl.target=0.02",
     "algo.kl.horizon=100",
+    "actor.entropy_coef=0",
+    "actor.entropy_target=10",
     "critic.save_value_network=true",
     "critic.freezing_steps=1",
     "correction=tis",

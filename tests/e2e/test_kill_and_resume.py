@@ -94,6 +94,21 @@ def test_the_kl_controller_went_on_from_its_checkpoint(actor_critic, resumed):
     assert beta != 0.05
 
 
+@pytest.mark.notices(
+    "a continued run forgets the coefficient of its entropy bonus",
+    "rl/build.py",
+    'controllers["entropy_controller"] = updater.entropy',
+    "pass",
+)
+def test_the_entropy_bonus_went_on_from_its_checkpoint(actor_critic, resumed):
+    """No entropy over 261 tokens reaches 10 nats, so the coefficient grows by 0.005 in every step of the policy."""
+    for folder in (actor_critic, resumed[0]):
+        _, *rows = jobs.train_rows(folder)
+        assert [row["train/entropy_coef"] for row in rows] == pytest.approx([0.0, 0.005, 0.01, 0.015])
+        state = json.loads((folder / "checkpoints" / "step_000005" / "state.json").read_text())
+        assert state["entropy_controller"]["coef"] == pytest.approx(0.02)
+
+
 def test_the_policy_waited_for_its_critic_and_groups_for_their_step(actor_critic):
     """Step 1 trains the critic alone; samples of the first weights are still trained on when there are newer ones."""
     first, *others = jobs.train_rows(actor_critic)

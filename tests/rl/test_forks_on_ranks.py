@@ -36,7 +36,7 @@ def updated(world, config) -> tuple[dict[str, float], torch.Tensor]:
     settings = WorkerSettings(config.ds, config.train, config.rollout, config.data, plan.models[ACTOR].path)
     rank = Rank(world.rank, world.mesh, "127.0.0.1", 0, "cpu")
     policy = PolicyRole(rank, plan.models[ACTOR], settings, config.actor, config.algo.kl, 4)
-    metrics = policy.update(split(*steps(), world.mesh.data)[world.data_index], 0, 0.0)
+    metrics = policy.update(split(*steps(), world.mesh.data)[world.data_index], 0, 0.0, None)
     return metrics, torch.cat([each.detach().flatten() for each in policy.model.module.parameters()])
 
 

@@ -124,3 +124,19 @@ def test_updates_read_no_column_that_stays_with_the_driver(model, batch):
             each.loss(own_model, recorded)
         assert "mask" in Recorded.read and not Recorded.read & {*group.unread}
     assert {"values", "returns"} <= Recorded.read
+
+
+@pytest.mark.notices(
+    "a steered entropy bonus has the coefficient of its start",
+    "rl/objectives.py",
+    "if self.adapted_entropy_coef is None else self.adapted_entropy_coef",
+    "if self.adapted_entropy_coef is None else self.actor.entropy_coef",
+)
+def test_a_steered_entropy_bonus_has_the_coefficient_of_the_step(model, batch):
+    steered = objective(entropy_coef=0.0)
+    plain = steered.loss(model, batch)
+    steered.adapted_entropy_coef = 0.5
+    loss = steered.loss(model, batch)
+    entropy = float(plain.metrics["entropy"].total)
+    assert entropy > 1 and float(loss.metrics["entropy"].total) == entropy
+    assert loss.sums["tokens"].item() == pytest.approx(plain.sums["tokens"].item() - 0.5 * entropy, rel=1e-5)

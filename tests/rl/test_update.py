@@ -91,11 +91,11 @@ class Asked:
         return refs
 
 
-def updated(steps: int, loss: str = "ppo") -> tuple[Asked, Asked, list[dict[str, float]]]:
+def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
     run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
     run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
-    run.actor.policy_loss_type = loss
+    run.actor = replace(run.actor, **actor)
     policy, critic = Asked("policy"), Asked("critic")
     plan = resolve(run, Machine("cpu", 0))
     updater = Updater(
@@ -110,7 +110,8 @@ def updated(steps: int, loss: str = "ppo") -> tuple[Asked, Asked, list[dict[str,
     batch = rollout(3, 4, 5, 6)
     zeros = torch.zeros(batch.num_tokens)
     batch = replace(batch, old_log_probs=zeros, advantages=zeros, values=zeros, returns=zeros, owner=zeros)
-    return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]
+    rollouts = [replace(batch, entropies=torch.full((batch.num_tokens,), 1.0 + step)) for step in range(steps)]
+    return policy, critic, [updater.update(made, step, 0.5 + step) for step, made in enumerate(rollouts)]
 
 
 @pytest.mark.notices(
@@ -133,7 +134,7 @@ def updated(steps: int, loss: str = "ppo") -> tuple[Asked, Asked, list[dict[str,
 )
 def test_the_policys_schedule_begins_after_the_critics_warm_up():
     policy, critic, metrics = updated(4)
-    assert [(first, kl_coef) for _, first, kl_coef in policy.asked] == [(0, 2.5), (2, 3.5)]
+    assert [coefficients for _, *coefficients in policy.asked] == [[0, 2.5, None], [2, 3.5, None]]
     assert [first for _, first in critic.asked] == [0, 2, 4, 6]
     assert [sorted(row) for row in metrics] == [["critic/steps"]] * 2 + [["critic/steps", "policy/steps"]] * 2
 
@@ -185,7 +186,28 @@ def test_tokens_are_chosen_by_the_whole_rollout_and_its_number(loss):
 
 
 def test_the_chosen_tokens_reach_the_policy_alone():
-    policy, critic, metrics = updated(3, "clip_cov")
+    policy, critic, metrics = updated(3, policy_loss_type="clip_cov")
     assert "chosen" in policy.columns and "chosen" not in critic.columns
     assert {"train/covariance", "train/chosen_token_ratio"} <= metrics[2].keys()
     assert "chosen" not in updated(3)[0].columns
+
+
+@pytest.mark.notices(
+    "the entropy bonus is steered while the policy stays as it is",
+    "rl/update.py",
+    "        running, what = [], f",
+    "        self.steer_entropy(experience)\n        running, what = [], f",
+)
+@pytest.mark.notices(
+    "the steered coefficient does not reach the policy",
+    "rl/update.py",
+    "first, kl_coef, entropy_coef, what",
+    "first, kl_coef, None, what",
+)
+def test_the_entropy_bonus_is_steered_by_the_entropy_before_each_update_of_the_policy():
+    """Entropies of 3, 4 and 5 nats in the steps that train the policy, the target 4."""
+    flags = {"entropy_coef": 0.25, "entropy_target": 4.0, "entropy_coef_step": 0.125}
+    policy, _, metrics = updated(5, **flags)
+    assert [coefficients[-1] for _, *coefficients in policy.asked] == [0.25, 0.375, 0]
+    assert [row.get("train/entropy_coef") for row in metrics] == [None, None, 0.25, 0.375, 0]
+    assert [row["train/entropy_before"] for row in metrics[2:]] == [3, 4, 5]

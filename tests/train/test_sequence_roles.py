@@ -37,7 +37,7 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
     critic = CriticRole(rank, scalar, settings, CriticConfig(), 4)
     reference = ReferenceRole(rank, language, settings)
     found = {"reference": reference.log_probs(batch, TEMPERATURE), "values": critic.values(batch)}
-    metrics = policy.update([batch], 0, 0.0) | critic.update([batch], 0)
+    metrics = policy.update([batch], 0, 0.0, None) | critic.update([batch], 0)
     found |= {name: torch.tensor(value) for name, value in metrics.items() if not name.startswith("perf/")}
     return found | {"policy": policy.log_probs(batch, TEMPERATURE), "values after": critic.values(batch)}
 

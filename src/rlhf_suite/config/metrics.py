@@ -41,6 +41,8 @@ METRICS: dict[str, Metric] = {
     "policy_loss": Metric("The policy loss; its value says nothing, since the advantages have mean 0"),
     "critic_loss": Metric("Squared error of the critic's values, mean over tokens"),
     "kl_loss": Metric("Mean estimate of the KL to the reference as a loss, without its coefficient"),
+    "entropy_before": Metric("Mean entropy of the policy before the update, at each token of the rollout, in nats"),
+    "entropy_coef": Metric("Coefficient of the entropy bonus in this step, where actor.entropy_target steers it"),
     "entropy": Metric("Mean entropy of the policy at each token, in nats"),
     # what a model can do
     "acc": Metric("Share of pairs, steps or tokens of which the model prefers the right one", HIGHER, is_share=True),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true
 
+ADAPTS = is_set(".entropy_target", "<nats>")
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
 DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
 
@@ -100,6 +101,12 @@ class PolicyConfig(SeeingActorConfig):
     kl_cov_coef: float = flag(1.0, "Weight of kl_cov's pull back to the old policy", gt=0)
     entropy_coef: float | None = flag(None, ge=0)
     """Entropy bonus; 0: the entropy is only logged; null: it is not computed"""
+    entropy_target: float | None = flag(None, gt=0, resume=FIXED, when=is_set(".entropy_coef", "0"))
+    """Entropy in nats at or below which there is a bonus, whose coefficient starts at entropy_coef, grows by
+    entropy_coef_step in every RL step below it, and falls above it; null: the coefficient is fixed"""
+    entropy_coef_step: float = flag(0.005, gt=0, when=ADAPTS)
+    """How much the adaptive coefficient of the entropy bonus changes in an RL step"""
+    entropy_coef_max: float = flag(1.0, "Its largest value", gt=0, when=ADAPTS)
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
     ptx_coef: float = flag(0.05, gt=0, when=is_set("data.pretrain_dataset", "<source>"))
     """Weight of the mean next-token loss on data.pretrain_dataset"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ from rlhf_suite.serving.chat_server import ChatServer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Activity, Timeline
-from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         sampling = build_sampling(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
     loop = None if actors.engines is None else actors.engines.loop
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
+    updater = Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit)
+    controllers: dict[str, Stateful] = {"kl_controller": credit.controller}
+    if updater.entropy is not None:
+        controllers["entropy_controller"] = updater.entropy
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
@@ -103,18 +107,18 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
             actors.critic,
             **counts,
             mismatch_limit=limit,
-            token_entropy=config.rollout.token_entropy,
+            token_entropy=config.rollout.token_entropy or updater.entropy is not None,
             chooses_tokens=config.actor.chooses_tokens,
         ),
         credit=credit,
-        updater=Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit),
+        updater=updater,
         engines=sampling.engines,
         loop=loop,
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
         rewards=rewards,
         files=files,
-        saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
+        saver=make_saver(config, folder, actors, data.prompts, controllers, sampling.rollouts),
         journal=journal,
     )
 
@@ -260,7 +264,7 @@ def make_saver(
     folder: RunFolder,
     actors: Actors,
     prompts: Prompts,
-    credit: CreditAssigner,
+    controllers: Mapping[str, Stateful],
     rollouts: Rollouts | Replay,
 ) -> Saver:
     """Return what writes and reads the checkpoints of a run, and writes its models at the end."""
@@ -273,6 +277,6 @@ def make_saver(
         trained,
         "eval/pass1",
         TrainingRows("data.prompt_dataset", prompts.contents_digest),
-        {"kl_controller": credit.controller},
+        controllers,
         {"samples": rollouts},
     )

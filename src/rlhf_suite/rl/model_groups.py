@@ -95,10 +95,16 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         return self.per_token("log_probs_and_entropies", batch, temperature, activity="log-probs of the rollout")
 
     def update(
-        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, activity: str
+        self,
+        batch: Experience,
+        steps: Sequence[Sequence[int]],
+        first_step: int,
+        kl_coef: float,
+        entropy_coef: float | None,
+        activity: str,
     ) -> Pending[dict[str, float]]:
         """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
-        return self.train(batch, steps, first_step, kl_coef, activity=activity)
+        return self.train(batch, steps, first_step, kl_coef, entropy_coef, activity=activity)
 
     def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every

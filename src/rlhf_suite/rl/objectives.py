@@ -32,6 +32,7 @@ class PolicyObjective:
     temperature: float
     horizon: int  # the most tokens a response may have
     kl_coef: float = 0.0
+    adapted_entropy_coef: float | None = None  # in place of actor.entropy_coef, where it is steered
 
     def units(self, batch: Experience) -> dict[str, torch.Tensor]:
         mode, whole = self.actor.loss_agg_mode, batch.episode_tokens
@@ -74,8 +75,9 @@ class PolicyObjective:
         mask, terms = batch.mask, []
         if self.kl.use_loss:
             terms.append(kl_term(self.kl_estimates(log_probs, batch), mask, self.kl_coef, batch.correction))
-        if entropy is not None and self.actor.entropy_coef is not None:
-            terms.append(entropy_term(entropy, mask, self.actor.entropy_coef, batch.correction))
+        coef = self.actor.entropy_coef if self.adapted_entropy_coef is None else self.adapted_entropy_coef
+        if entropy is not None and coef is not None:
+            terms.append(entropy_term(entropy, mask, coef, batch.correction))
         return terms
 
     def kl_estimates(self, log_probs: torch.Tensor, batch: Experience) -> torch.Tensor:

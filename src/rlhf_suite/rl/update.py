@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlhf_suite.algo.entropy import AdaptiveEntropy
 from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import require_column
@@ -61,6 +62,10 @@ class Updater:
         self.config, self.actor, self.policy, self.critic = config, actor, policy, critic
         self.steps_per_rollout, self.critic_warm_up = steps_per_rollout, critic_warm_up
         self.mismatch_limit = mismatch_limit
+        self.entropy: AdaptiveEntropy | None = None
+        if actor.entropy_coef is not None and actor.entropy_target is not None:
+            given = actor.entropy_coef, actor.entropy_target, actor.entropy_coef_step, actor.entropy_coef_max
+            self.entropy = AdaptiveEntropy(*given)
 
     def update(self, experience: Experience, step: int, kl_coef: float) -> dict[str, float]:
         """Take all optimiser steps on `experience`; return the mean of each metric over them, rates and norms too.
@@ -75,7 +80,9 @@ class Updater:
         running, what = [], f"update of step {step + 1}"
         if step >= self.critic_warm_up:
             first = (step - self.critic_warm_up) * self.steps_per_rollout
-            running.append(self.policy.update(experience, steps, first, kl_coef, what))
+            entropy_coef, measured = self.steer_entropy(experience)
+            metrics |= measured
+            running.append(self.policy.update(experience, steps, first, kl_coef, entropy_coef, what))
         if self.critic is not None:
             running.append(self.critic.update(experience, steps, step * self.steps_per_rollout, what))
         for pending in running:
@@ -84,3 +91,14 @@ class Updater:
             metrics["mismatch/mean"] = gap
             check_mismatch(gap, self.mismatch_limit)
         return metrics
+
+    def steer_entropy(self, experience: Experience) -> tuple[float | None, dict[str, float]]:
+        """Return the coefficient of the entropy bonus in this step, and metrics; None where it is not steered."""
+        if self.entropy is None:
+            return None, {}
+        entropies = require_column(experience.entropies, "entropies")
+        metrics = means({"train/entropy_before": entropies}, experience.mask)
+        if not metrics:
+            return 0.0, {}
+        coef = self.entropy.update(metrics["train/entropy_before"])
+        return coef, metrics | {"train/entropy_coef": coef}

@@ -37,6 +37,14 @@ def covariances_choose_tokens(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def entropy_bonus_has_room(run: PPORun) -> Iterator[Problem]:
+    coef, most = run.actor.entropy_coef, run.actor.entropy_coef_max
+    if coef is not None and run.actor.entropy_target is not None and coef > most:
+        key = "actor.entropy_coef_max"
+        yield Problem(key, f"{most:g} is less than actor.entropy_coef={coef:g}", f"write {key}={2 * coef:g}")
+
+
+@rule
 def correction_fits(run: PPORun) -> Iterator[Problem]:
     config, loss = run.algo.advantage, run.actor.policy_loss_type
     level, mode, gating = config.is_correction_level, config.is_correction_mode, config.is_correction_gating
