@@ -50,6 +50,7 @@ ESTIMATORS = {
     "clip_cov": "group_norm",
     "kl_cov": "group_norm",
     "dapo": "group_norm",
+    "flash_reinforce": "flash_reinforce",
     "opo": "opo",
     "remax": "remax",
     "maxrl": "maxrl",
