@@ -192,7 +192,7 @@ def of_rl(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[
             old_log_probs=old,
             advantages=even * batch.mask,
         )
-        return policy.update([rollout], number, kl_coef=0.0)
+        return policy.update([rollout], number, kl_coef=0.0, entropy_coef=None)
 
     return step, policy.model
 

@@ -31,7 +31,7 @@ METRICS = {
     "ppo": {"train/critic_loss"},
     "grpo": {"train/kl_loss"},
 }
-SINGLE = {"flash_reinforce": "rollout.batch_size=8"}  # one sample for each prompt
+SINGLE = dict.fromkeys(("flash_reinforce", "ppo", "reinforce", "remax"), "rollout.batch_size=8")  # samples per prompt
 TAUGHT = {"on_policy_distill"}  # by a teacher: tests/e2e/test_on_policy_distillation.py
 
 

@@ -46,7 +46,7 @@ def trained(world, config, batches, advantage, kl_coefs):
     policy = models(config, steps=4)["policy"]
     whole = rollout(policy, config.rollout.temperature, advantage)
     return [
-        policy.update(whole, batches, number * len(batches), kl_coef, "update").result()
+        policy.update(whole, batches, number * len(batches), kl_coef, None, "update").result()
         for number, kl_coef in enumerate(kl_coefs)
     ]
 
@@ -139,7 +139,7 @@ def averaged(world, config, advantages):
     states, skipped = [{name: value.clone() for name, value in average.average.items()}], []
     for number, advantage in enumerate(advantages):
         batch = rollout(policy, 0.7, advantage)
-        row = policy.update(batch, [range(len(batch))], number, 0.0, "update").result()
+        row = policy.update(batch, [range(len(batch))], number, 0.0, None, "update").result()
         states.append({name: value.clone() for name, value in average.average.items()})
         skipped.append(row["train/actor_skipped"])
     moves = [sum(float((new[n] - old[n]).abs().sum()) for n in new) for old, new in pairwise(states)]
@@ -202,7 +202,7 @@ def kept_average(world, config, folder):
     """The average of the weights after an update, after a resume, and in the export beside the model; the weights."""
     first = models(config, steps=9)["policy"]
     batch = rollout(first, 0.7, 1.0)
-    first.update(batch, [range(len(batch))], 0, 0.0, "update").result()
+    first.update(batch, [range(len(batch))], 0, 0.0, None, "update").result()
     worker = first.group._worker
     worker.save_state(folder / "state", with_optimizer=True)
     worker.export(folder / "model")

@@ -238,7 +238,8 @@ class PolicyRole(TrainedRole):
         self, batches: list[Experience], first_step: int, kl_coef: float, entropy_coef: float | None
     ) -> dict[str, float]:
         """Take one optimiser step per batch, the first one at `first_step` of the schedule."""
-        self.policy_objective.kl_coef, self.policy_objective.adapted_entropy_coef = kl_coef, entropy_coef
+        self.policy_objective.kl_coef = kl_coef
+        self.policy_objective.adapted_entropy_coef = entropy_coef
         return self.train(batches, first_step)
 
     def beside(self, step: int) -> Sequence[TokenBatch]:
