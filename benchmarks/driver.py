@@ -30,6 +30,7 @@ import torch
 from common import publish
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch
@@ -174,7 +175,7 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
     counts = {"steps_per_rollout": arguments.steps, "critic_warm_up": 0, "mismatch_limit": math.inf}
     maker = ExperienceMaker(algo, 1.0, policy, frozen, critic, **counts)
     train = RLTrainConfig(batch_size=-(-len(samples.trajectories) // arguments.steps))
-    credit, updater = CreditAssigner(algo), Updater(train, policy, critic, **counts)
+    credit, updater = CreditAssigner(algo), Updater(train, PolicyConfig(), policy, critic, **counts)
 
     shaper = Shaper(RLRewardConfig(), lambda prompt: arguments.longest)
     shaped = parts.run("shaping", lambda: shaper.shape(samples))
