@@ -227,7 +227,7 @@ def rollouts(tmp_path):
         order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=config.filters)
         schedule, loop = WithTheStep(config.dynamic_filtering_max_rounds, rests), LoopThread("test")
         loops.append(loop)
-        made = Rollouts(schedule, order, builder, answers, loop, journal, tmp_path / "rollouts", is_beside=False)
+        made = Rollouts(schedule, order, builder, answers, loop, journal, is_beside=False)
         if state is not None:
             made.load(state)
         made.begin(made.table.step)

@@ -149,7 +149,7 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     builder = RolloutBuilder(filters, scorer, shaper, journal)
     schedule, groups = make_schedule(config, plan, scorer), make_order(config, order, steps)
     loop, is_beside = engines.loop, plan.rollouts_ahead > 0
-    rollouts = Rollouts(schedule, groups, builder, sampler, loop, journal, folder.rollouts, is_beside)
+    rollouts = Rollouts(schedule, groups, builder, sampler, loop, journal, is_beside)
     first = prompts.train[:PROBE_SEQUENCES]
     weights = connect_weight_sync(config, plan, actors.policy, engines, first, mismatch_limit)
     return Sampling(

@@ -51,12 +51,12 @@ class Rollouts:
         sampler: Sampler,
         loop: LoopThread,
         journal: Journal,
-        folder: Path,
         is_beside: bool,
     ) -> None:
-        """`folder` gets the list of rejected groups. `is_beside`: groups are made while the models train."""
+        """`is_beside`: groups are made while the models train."""
         self.schedule, self.builder, self.sampler, self.loop = schedule, builder, sampler, loop
-        self.journal, self.rejected_file, self.is_beside = journal, folder / REJECTED, is_beside
+        self.journal, self.is_beside = journal, is_beside
+        self.rejected_file = journal.folder.rollouts / REJECTED  # one line for each rejected group
         self.table: SlotTable[ScoredTrajectories] = SlotTable(order)
         self.history = History()
         self.responses: list[list[Trajectory]] = []  # groups that nobody scores yet

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rlhf_suite.rl.slots import SlotTable
 
@@ -166,7 +166,7 @@ class Stream:
     max_rejected: int  # groups without a batch in between
     surplus: int = 0  # prompts of a round that are more than a batch
     rests: Rest = Rest.NEVER
-    scores_whole_rounds: bool = False
+    scores_whole_rounds: ClassVar[bool] = False  # there are none
 
     def may_begin(self, table: Table) -> bool:
         most = table.order.before(table.version + self.run_ahead + 1) + self.surplus
