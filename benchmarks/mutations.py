@@ -210,7 +210,8 @@ def run_tests(place: Path, log: Path, tests: list[str], cases: str) -> NoReturn:
         os.dup2(file.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test
     keep_single_ranks_here()
-    code = pytest.main(["-x", "-rfE", "-k", cases, *tests])
+    # To rewrite the assertions of all tests and helpers takes longer than most tests; nobody reads what they say.
+    code = pytest.main(["-x", "-rfE", "--assert=plain", "-k", cases, *tests])
     sys.stdout.flush()
     os._exit(code)
 

@@ -259,6 +259,7 @@ def waiting(made: Rollouts) -> list[int]:
     "rl/rollout_tasks.py",
     "(self.schedule.scores_whole_rounds and not is_written)",
     "not is_written",
+    limit_s=60,
 )
 def test_a_group_is_scored_while_the_engines_write_others_and_the_rollout_has_its_order(rollouts):
     one = rollouts(waits=True, dynamic_filtering_enable=False)

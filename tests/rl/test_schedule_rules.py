@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.rl.schedules import Ahead, Schedule, Stream, WithTheStep, select
-from rlhf_suite.rl.slots import GroupOrder, SlotTable, State
+from rlhf_suite.rl.slots import GroupOrder, SlotTable, State, Tally
 
 BATCHES = BatchOrder(100, 2, 0)  # two groups a step
 IS_FILTERED = {"is_filtered": True, "stream_by_round": True}
@@ -42,6 +42,29 @@ def reject(table: SlotTable[str], *indices: int, has_failed: bool = False) -> No
     for index in indices:
         table.responded(index)
         table.rejected(index, has_failed)
+
+
+def test_a_new_table_is_at_the_first_step_and_nothing_has_happened():
+    table = make_table()
+    assert (table.version, table.step, table.asked, table.taken, table.next) == (0, 0, -1, 0, 0)
+    assert (table.num_taken, table.num_rejected, table.outstanding, table.is_at_work) == (0, 0, 0, False)
+    nothing = dict.fromkeys(("rounds", "accepted", "objected", "failed", "samples"), 0) | {"counts": {}}
+    assert table.tally.to_json() == Tally().to_json() == nothing
+
+
+@pytest.mark.parametrize(("by_round", "streams"), [(False, [0, 0, 1, 1, 2, 2]), (True, [0, 0, 0, 1, 1, 1])])
+def test_candidates_are_the_prompts_of_the_batches_and_groups_have_a_stream_of_random_numbers(by_round, streams):
+    """Rounds of three candidates, of which the filter of prompts takes the first and the last."""
+    table = make_table(round_size=3, stream_by_round=by_round)
+    prompts = [prompt for step in range(3) for prompt in BATCHES.indices(step)]
+    assert [table.order.prompt(index) for index in range(6)] == list(zip(prompts, streams, strict=True))
+    for first in (0, 3):
+        assert table.candidates() == prompts[first : first + 3]
+        table.open_round([0, 2])
+        assert [(group.index, group.prompt, group.stream) for group in table.waiting.values()] == [
+            (index, prompts[index], streams[index]) for index in (0, 2, 3, 5) if index < first + 3
+        ]
+    assert table.tally.rounds == 2 and table.is_at_work
 
 
 @pytest.mark.notices(
@@ -79,8 +102,11 @@ def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
     table.take([0, 2], {})
     table.asked = 1
     assert begin_all(table, schedule) == [3, 4, 5]
-    reject(table, 3, 5)
+    reject(table, 3)
     accept(table, 4)
+    table.responded(5)
+    assert begin_all(table, schedule) == [], "group 5 is scored, and may be the one that is missing"
+    table.rejected(5, has_failed=False)
     assert schedule.select(table) is None, "one group is missing"
     assert begin_all(table, schedule) == [6, 7, 8]
 
@@ -189,6 +215,12 @@ def make_rollout(table: SlotTable[str], schedule: Schedule) -> list[int]:
     "return table.taken >= table.order.total_steps or self.version(table) >= version",
     "return self.version(table) >= version",
 )
+@pytest.mark.notices(
+    "weights reach the engines while the rollout before is written",
+    "rl/schedules.py",
+    "return table.taken >= min(version + self.depth, self.total_steps)",
+    "return True",
+)
 def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
     table, schedule = make_table(total_steps=4), Ahead(depth=2)
     assert [make_rollout(table, schedule) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
@@ -248,10 +280,12 @@ def test_a_stream_runs_so_many_steps_ahead_of_the_weights_of_the_engines():
     table, schedule = make_table(total_steps=3), Stream(bound=2, run_ahead=1, max_rejected=100)
     assert begin_all(table, schedule) == [0, 1, 2, 3], "the groups of steps 0 and 1"
     accept(table, 1, 3)
+    table.responded(0)
+    assert table.outstanding == 4 and begin_all(table, schedule) == [], "in whatever state they are"
     table.asked = 0
     table.take([1, 3], {})
     table.trained(0)
-    assert begin_all(table, schedule) == [], "the engines still have version 0"
+    assert table.outstanding == 4 and begin_all(table, schedule) == [], "the engines still have version 0"
     table.synced(1)
     assert begin_all(table, schedule) == [4, 5]
     table.synced(3)
@@ -270,26 +304,46 @@ def test_a_stream_runs_so_many_steps_ahead_of_the_weights_of_the_engines():
     "unfinished = [*table.running, *table.scoring]",
     "unfinished = [*table.running]",
 )
+@pytest.mark.notices(
+    "samples of a batch are in the order in which they ended",
+    "rl/slots.py",
+    "for index in sorted(chosen)]",
+    "for index in chosen]",
+)
 def test_a_step_of_a_stream_gets_the_groups_that_ended_first():
     table, schedule = make_table(), Stream(bound=4, run_ahead=2, max_rejected=100)
     begin_all(table, schedule)
-    accept(table, 4)
+    accept(table, 3)
     table.asked = 0
     assert schedule.select(table) is None and schedule.reason(table) == "waiting_for_batch"
-    accept(table, 3, 5)
+    accept(table, 2, 5)
     table.responded(0)
     table.asked = -1
     assert schedule.select(table) is None, "no step has asked"
     table.asked = 0
     assert schedule.reason(table) == "waiting_for_deadline", "there are enough"
     chosen = schedule.select(table)
-    assert chosen == [4, 3]
-    assert schedule.metrics(table, chosen) == {"async/outstanding": 4, "async/rejected": 0, "async/overtaken": 3}
-    assert [group.index for group in table.take(chosen, {}).groups] == [3, 4]
+    assert chosen == [3, 2]
+    metrics = {"async/outstanding": 4, "async/rejected": 0, "async/overtaken": 2}
+    assert schedule.metrics(table, chosen) == metrics, "0 and 1, of 0, 1 and 4"
+    assert [group.index for group in table.take(chosen, {}).groups] == [2, 3]
     assert schedule.phase(table) == "generation" and schedule.may_sync(table, 1)
-    for index in (1, 2):
+    for index in (1, 4):
         table.responded(index)
     assert schedule.phase(table) == "", "only rewards are waited for"
+
+
+def test_a_group_may_be_as_old_as_the_bound():
+    table, schedule = make_table(), Stream(bound=1, run_ahead=1, max_rejected=100)
+    assert begin_all(table, schedule) == [0, 1, 2, 3]
+    for step, chosen in enumerate([[0, 1], [2, 3]]):
+        assert schedule.size(table) == 2
+        accept(table, *chosen)
+        table.asked = step
+        assert schedule.select(table) == chosen
+        table.take(chosen, {})
+        table.trained(step)
+        assert begin_all(table, schedule) == [], "the engines do not get the weights, so nothing gets older"
 
 
 @pytest.mark.notices(
@@ -338,6 +392,8 @@ def test_groups_that_fit_into_no_later_step_are_trained_on_now():
     assert select({0: 0, 1: 0, 2: 1, 3: 1}, [2, 3, 1], 1, total, bound=1) is None, "0 would be 2 versions old in step 2"
     assert select({0: 0, 2: 1, 3: 1, 4: 1}, [4, 2, 0], 1, total, bound=1) == [0, 2], "one of 2, 3 and 4 is due as well"
     assert select({0: 0, 2: 1, 3: 1}, [3, 2, 0], 1, total, bound=1) == [0, 3]
+    begun = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}  # one of the first three is due, and two of all six
+    assert select(begun, [5, 4, 3, 2, 1, 0], 1, total, bound=2) == [0, 1]
 
 
 @pytest.mark.notices(
@@ -369,6 +425,12 @@ def test_groups_that_fit_into_no_later_step_are_trained_on_now():
     "rl/slots.py",
     "in self.batches.pop(step).groups:",
     "in self.batches[step].groups:",
+)
+@pytest.mark.notices(
+    "a continued run counts the rounds of its rollout from the start",
+    "rl/slots.py",
+    'table.tally = Tally.from_json(state["tally"])',
+    "table.tally = Tally()",
 )
 def test_a_table_that_continues_has_every_group_where_it_was():
     """Step 0 is trained, the batch of step 1 waits, and groups of versions 0 and 1 are in each state."""

@@ -241,12 +241,6 @@ def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_s
     assert max(ages) == 4 and 0 in ages
 
 
-@pytest.mark.notices(
-    "samples of a batch are in the order in which they ended",
-    "rl/slots.py",
-    "for index in sorted(chosen)]",
-    "for index in chosen]",
-)
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.data())
 def test_a_stream_is_sound_in_any_order_of_events(seed, data):
@@ -255,18 +249,6 @@ def test_a_stream_is_sound_in_any_order_of_events(seed, data):
     assert_sound(world.run())
 
 
-@pytest.mark.notices(
-    "a continued run counts the rounds of its rollout from the start",
-    "rl/slots.py",
-    'table.tally = Tally.from_json(state["tally"])',
-    "table.tally = Tally()",
-)
-@pytest.mark.notices(
-    "weights reach the engines while the rollout before is written",
-    "rl/schedules.py",
-    "return table.taken >= table.order.total_steps or self.version(table) >= version",
-    "return True",
-)
 @pytest.mark.notices(
     "a group that waits for a later step gets older than rollouts are made ahead",
     "rl/schedules.py",
