@@ -144,6 +144,7 @@ def test_groups_that_a_filter_objects_to_are_counted_by_reason_and_others_take_t
     "return self.num_taken + len(self.running) + len(self.scoring) + len(self.ready)",
     "return self.next - self.num_rejected",
     cases="stream",
+    limit_s=60,
 )
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_filter_of_prompts_sees_what_earlier_groups_scored(ranks, own, tmp_path, name):

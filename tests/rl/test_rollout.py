@@ -26,7 +26,7 @@ from rlhf_suite.rl.rollout_tasks import Rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
-from rlhf_suite.rl.schedules import Rest, WithTheStep
+from rlhf_suite.rl.schedules import Rest, Schedule, Stream, WithTheStep
 from rlhf_suite.rl.scoring import ScoredGroup, Scorer, Scores
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.slots import GroupOrder
@@ -192,6 +192,9 @@ class Answers(Scorer):
     def pause(self) -> None:
         self.happened.append("pause")
 
+    def resume(self) -> None:
+        self.happened.append("resume")
+
     def wake(self) -> None:
         self.happened.append("wake")
 
@@ -217,7 +220,7 @@ def rollouts(tmp_path):
 
     loops = []
 
-    def make(waits=False, state=None, round_size=None, rests=Rest.NEVER, **algo):
+    def make(waits=False, state=None, round_size=None, rests=Rest.NEVER, stream: Schedule | None = None, **algo):
         config = AlgoConfig(**{"dynamic_filtering_enable": True} | algo)
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
@@ -225,7 +228,7 @@ def rollouts(tmp_path):
         builder = RolloutBuilder(filters, answers, Shaper(RLRewardConfig(), lambda _: 9), journal)
         rounds = replace(batches, batch_size=round_size or (4 if config.filters else 3))
         order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=config.filters)
-        schedule, loop = WithTheStep(config.dynamic_filtering_max_rounds, rests), LoopThread("test")
+        schedule, loop = stream or WithTheStep(config.dynamic_filtering_max_rounds, rests), LoopThread("test")
         loops.append(loop)
         made = Rollouts(schedule, order, builder, answers, loop, journal, is_beside=False)
         if state is not None:
@@ -371,6 +374,12 @@ def test_groups_that_are_left_out_are_on_record(rollouts):
     "(self.rounds if self.stream_by_round else self.batches).number(index)",
     "0",
 )
+@pytest.mark.notices(
+    "a group draws by its own number, not by that of its round",
+    "rl/rollout_tasks.py",
+    "self.sampler.start(group.index, prompt, group.stream)",
+    "self.sampler.start(group.index, prompt, group.index)",
+)
 def test_each_round_of_filtering_draws_other_samples(rollouts):
     one = rollouts()
     for step in range(3):
@@ -423,6 +432,28 @@ def test_engines_lend_their_memory_before_the_last_of_a_round_is_scored_and_wake
         rounds = " ".join(happened).split(" wake ")
         assert len(rounds) > 1 and all(each.endswith("pause score") for each in rounds), happened
         assert all(each.count("pause") == 1 for each in rounds) and happened[0] != "wake", happened
+
+
+@pytest.mark.notices(
+    "engines write on shared devices while the models train",
+    "rl/rollout_tasks.py",
+    "if self.schedule.rests != Rest.NEVER:",
+    "if False:",
+)
+@pytest.mark.notices(
+    "engines that rested while a step was trained are not told to go on",
+    "rl/rollout_tasks.py",
+    "must_resume = self.are_resting and",
+    "must_resume = False and",
+)
+def test_engines_that_write_a_stream_on_shared_devices_rest_while_the_models_train(rollouts):
+    one = rollouts(stream=Stream(1, 1, 100, rests=Rest.WHILE_TRAINING), dynamic_filtering_enable=False)
+    for step, size in enumerate((3, 3, 2)):  # of the 8 prompts of an epoch
+        assert len(prompts_of(one.take(step)[0])) == size
+        one.sampler.happened.append("train")
+        one.allow_sync(step + 1)
+        one.note_sync(step + 1)
+    assert [each for each in one.sampler.happened if each != "score"] == ["pause", "train", "resume"] * 3
 
 
 def test_groups_put_together_are_numbered_anew():

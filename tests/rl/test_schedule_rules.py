@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.schedules import Ahead, Schedule, Stream, WithTheStep, select
+from rlhf_suite.rl.schedules import Ahead, Rest, Schedule, Stream, WithTheStep, select
 from rlhf_suite.rl.slots import GroupOrder, SlotTable, State, Tally
 
 BATCHES = BatchOrder(100, 2, 0)  # two groups a step
@@ -108,7 +108,7 @@ def test_a_rollout_begins_when_its_step_asks_and_has_rounds_until_it_is_full():
     assert begin_all(table, schedule) == [], "group 5 is scored, and may be the one that is missing"
     table.rejected(5, has_failed=False)
     assert schedule.select(table) is None, "one group is missing"
-    assert begin_all(table, schedule) == [6, 7, 8]
+    assert begin_all(table, schedule) == [6, 7, 8] and schedule.may_sync(table, 1)
 
 
 @pytest.mark.notices(
@@ -218,12 +218,14 @@ def make_rollout(table: SlotTable[str], schedule: Schedule) -> list[int]:
 @pytest.mark.notices(
     "weights reach the engines while the rollout before is written",
     "rl/schedules.py",
-    "return table.taken >= min(version + self.depth, self.total_steps)",
+    "return table.taken >= table.order.total_steps or self.version(table) >= version",
     "return True",
 )
 def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
     table, schedule = make_table(total_steps=4), Ahead(depth=2)
-    assert [make_rollout(table, schedule) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
+    assert [make_rollout(table, schedule) for _ in range(2)] == [[0, 1], [2, 3]]
+    assert not schedule.may_sync(table, 1), "rollout 2 is written by version 0"
+    assert [make_rollout(table, schedule) for _ in range(2)] == [[4, 5], []]
     assert [schedule.may_sync(table, version) for version in (1, 2)] == [True, False]
     table.synced(1)
     assert [make_rollout(table, schedule) for _ in range(2)] == [[6, 7], []]
@@ -316,12 +318,13 @@ def test_a_step_of_a_stream_gets_the_groups_that_ended_first():
     accept(table, 3)
     table.asked = 0
     assert schedule.select(table) is None and schedule.reason(table) == "waiting_for_batch"
-    accept(table, 2, 5)
+    accept(table, 2)
+    assert schedule.reason(table) == "waiting_for_deadline", "there are enough"
+    accept(table, 5)
     table.responded(0)
     table.asked = -1
     assert schedule.select(table) is None, "no step has asked"
     table.asked = 0
-    assert schedule.reason(table) == "waiting_for_deadline", "there are enough"
     chosen = schedule.select(table)
     assert chosen == [3, 2]
     metrics = {"async/outstanding": 4, "async/rejected": 0, "async/overtaken": 2}
@@ -331,13 +334,14 @@ def test_a_step_of_a_stream_gets_the_groups_that_ended_first():
     for index in (1, 4):
         table.responded(index)
     assert schedule.phase(table) == "", "only rewards are waited for"
+    assert not schedule.scores_whole_rounds and schedule.rests == Rest.NEVER, "unless it is told otherwise"
 
 
 def test_a_group_may_be_as_old_as_the_bound():
     table, schedule = make_table(), Stream(bound=1, run_ahead=1, max_rejected=100)
     assert begin_all(table, schedule) == [0, 1, 2, 3]
     for step, chosen in enumerate([[0, 1], [2, 3]]):
-        assert schedule.size(table) == 2
+        assert table.order.size(step) == 2
         accept(table, *chosen)
         table.asked = step
         assert schedule.select(table) == chosen

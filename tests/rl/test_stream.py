@@ -70,12 +70,6 @@ ONE_GROUP = FILTERED | {
 }
 
 
-@pytest.mark.notices(
-    "a group of a stream draws other random numbers than in a synchronous run",
-    "rl/rollout_tasks.py",
-    "self.sampler.start(group.index, prompt, group.stream)",
-    "self.sampler.start(group.index, prompt, group.index)",
-)
 @pytest.mark.parametrize(("steps", "more"), [(STEPS, {}), (8, ONE_GROUP)], ids=["all groups", "filtered"])
 def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path, steps, more):
     plain = {"train__async_enable": False, "train__partial_rollout_enable": False, "ckpt__load_enable": False}
@@ -113,12 +107,6 @@ def shared(ranks, tmp_path_factory):
     return folder
 
 
-@pytest.mark.notices(
-    "engines write on shared devices while the models train",
-    "rl/rollout_tasks.py",
-    "if self.schedule.rests != Rest.NEVER:",
-    "if False:",
-)
 def test_engines_that_share_their_devices_write_nothing_while_the_models_train(shared):
     assert_sound(shared)
     lines = [json.loads(line) for line in (shared / "timeline.jsonl").read_text().splitlines()]
