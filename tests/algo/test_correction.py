@@ -45,8 +45,8 @@ def weights(setting: AdvantageConfig, **inputs) -> list[float]:
 @pytest.mark.notices(
     "the correction is upside down",
     "algo/correction.py",
-    "self.old_log_probs - self.engine_log_probs, 0)",
-    "self.engine_log_probs - self.old_log_probs, 0)",
+    "old_log_probs - engine_log_probs, 0)",
+    "engine_log_probs - old_log_probs, 0)",
 )
 def test_tokens_outside_the_band_are_dropped():
     assert weights(config("token")) == pytest.approx([1.0, 0, 0, 0, 1.1, 1.2])
@@ -163,3 +163,26 @@ def test_the_mismatch_of_many_tokens_is_measured_part_by_part(monkeypatch):
     monkeypatch.setattr(correction, "SLAB", 100)
     assert in_parts == pytest.approx(correction_metrics(inputs, weights), rel=1e-12)
     assert math.isnan(mismatch(torch.full((9,), torch.nan), torch.zeros(9), torch.ones(9)).max_abs)
+
+
+@pytest.mark.notices(
+    "every part of a correction is written over the first one",
+    "algo/correction.py",
+    "weights[begin : begin + len(values)]",
+    "weights[: len(values)]",
+)
+@pytest.mark.parametrize("level", ["token", "seq", "geo"])
+@pytest.mark.parametrize("gating", ["ratio", "binary_kl"])
+def test_the_weights_do_not_depend_on_how_many_sequences_are_weighed_at_a_time(monkeypatch, level, gating):
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 1, 40, 7, 7, 0, 100, 2])
+    old, mask = -torch.rand(160), (torch.rand(160) < 0.8).float()
+    inputs = CorrectionInput(old, old + torch.randn(160) / 4, mask, lengths)
+    threshold = (0.7, 1.3) if gating == "ratio" else (0.02,)
+    flags = config(level, "mask", gating, threshold)
+    whole = correction_weights(inputs, flags)
+    assert 0 < (whole > 0).sum() < mask.sum()
+    for size in (1, 5, 64):
+        monkeypatch.setattr(correction, "SLAB", size)
+        assert len([*inputs.parts()]) > 1
+        assert torch.equal(correction_weights(inputs, flags), whole)

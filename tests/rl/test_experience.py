@@ -74,9 +74,7 @@ def test_one_optimiser_step_on_fresh_samples_needs_no_old_log_probs():
     '"weight_version") == version',
     '"weight_version") >= 0',
 )
-@pytest.mark.notices(
-    "the distance of stale tokens is that of all tokens", "rl/experience.py", "batch.mask * ~is_new", "batch.mask"
-)
+@pytest.mark.notices("the distance of stale tokens is that of all tokens", "rl/experience.py", "mask & ~is_new", "mask")
 def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine():
     """Weights 4 wrote the first sample, 5 the second: the policy is at 5, where the two sides differ by 2e-5."""
     made = [Trajectory.start(prompt(), 0, sample) for sample in range(2)]

@@ -49,16 +49,15 @@ class Mismatch:
 def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) -> Mismatch | None:
     """Return over masked tokens, with d = engine - trainer: mean |d|, max |d| and mean(exp(-d) - 1 + d); None without
     any. All any one shape."""
-    parts = []
-    for engine, trainer, chosen in slabs(engine_log_probs, trainer_log_probs, mask):
+    count, parts = int((kept := mask.bool()).sum()), []
+    if not count:
+        return None
+    for engine, trainer, chosen in slabs(engine_log_probs, trainer_log_probs, kept):
         difference = select_masked(engine, chosen).double() - select_masked(trainer, chosen).double()  # [N]
         kl = (-difference).expm1() + difference  # expm1: near zero it is d^2 / 2, far below the rounding of exp
         if len(difference):
             parts.append(torch.stack([difference.abs().sum(), difference.abs().max(), kl.sum()]))
-    if not parts:
-        return None
     (total, _, kl), (_, largest, _) = torch.stack(parts).sum(0), torch.stack(parts).amax(0)
-    count = int(mask.bool().sum())
     return Mismatch(float(total) / count, float(largest), float(kl) / count)
 
 
@@ -93,19 +92,39 @@ class CorrectionInput:
     @cached_property
     def log_weights(self) -> Tensor:
         """log p - log q within +-20, [T]; 0 outside the mask."""
-        difference = torch.where(self.mask.bool(), self.old_log_probs - self.engine_log_probs, 0)
-        return difference.clamp_(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+        return log_weights(self.old_log_probs, self.engine_log_probs, self.mask)
+
+    def parts(self) -> Iterator[CorrectionInput]:
+        """Yield the sequences in parts of about `SLAB` tokens."""
+        begin = self.lengths.cumsum(0) - self.lengths
+        sizes = torch.unique_consecutive(begin // SLAB, return_counts=True)[1].tolist()  # sequences
+        tokens = [int(lengths.sum()) for lengths in self.lengths.split(sizes)]
+        columns = (each.split(tokens) for each in (self.old_log_probs, self.engine_log_probs, self.mask))
+        yield from map(CorrectionInput, *columns, self.lengths.split(sizes))
+
+
+def log_weights(old_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """Return log p - log q within +-20, [T]; 0 outside the mask."""
+    difference = torch.where(mask.bool(), old_log_probs - engine_log_probs, 0)
+    return difference.clamp_(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
 
 
 def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
     """Return what each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask.
+    The suite's own functions look at each sequence alone, so they get some at a time, which takes less memory.
 
     Raises:
         WrongResult: a mode or a gating of the user's own returns something else.
     """
     assert config.is_correction_level != "off"
-    weights = per_token(correction, config.is_correction_mode, inputs, config)
-    return torch.where(inputs.mask.bool(), weights, 0).to(inputs.old_log_probs.dtype)
+    mode, weights = config.is_correction_mode, torch.empty_like(inputs.old_log_probs)
+    looks_at_all = registry.is_own(mode) or registry.is_own(config.is_correction_gating)
+    begin = 0
+    for part in [inputs] if looks_at_all else inputs.parts():
+        values = per_token(correction, mode, part, config)
+        weights[begin : begin + len(values)] = torch.where(part.mask.bool(), values, 0)
+        begin += len(values)
+    return weights
 
 
 def per_token(kind: registry.Kind, name: str, inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
@@ -206,8 +225,10 @@ def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, fl
     if not (count := int(inputs.mask.bool().sum())):
         return {}
     parts = []
-    for log_weights, chosen, mask in slabs(inputs.log_weights, weights, inputs.mask):
-        ratio, used = select_masked(log_weights, mask).double().exp(), select_masked(chosen, mask).double()
+    for old, engine, chosen, mask in slabs(inputs.old_log_probs, inputs.engine_log_probs, weights, inputs.mask):
+        kept = mask.bool()
+        ratio = select_masked(log_weights(old, engine, kept), kept).double().exp()
+        used = select_masked(chosen, kept).double()
         parts.append(torch.stack([(used == 0).sum(), *(x.sum() for x in (ratio, ratio**2, used, used**2))]))
     zero, ratios, ratio_squares, total, squares = (torch.stack(parts).sum(0) / count).tolist()
     return {

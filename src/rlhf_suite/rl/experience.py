@@ -89,11 +89,11 @@ class ExperienceMaker:
             require_column(batch.engine_log_probs, "engine_log_probs"),
             require_column(batch.old_log_probs, "old_log_probs"),
         )
-        metrics: dict[str, float] = {}
-        if (same := mismatch(engine, old, batch.mask * is_new)) is not None:
+        metrics, mask = dict[str, float](), batch.mask.bool()
+        if (same := mismatch(engine, old, mask & is_new)) is not None:
             check_mismatch(same.mean_abs, self.mismatch_limit)
             metrics |= {"mismatch/mean": same.mean_abs, "mismatch/max": same.max_abs, "train/vllm_kl": same.kl}
-        if (moved := mismatch(engine, old, batch.mask * ~is_new)) is not None:
+        if (moved := mismatch(engine, old, mask & ~is_new)) is not None:
             gaps = {"mean": moved.mean_abs, "max": moved.max_abs, "kl": moved.kl}
             metrics |= {f"async/policy_gap_{name}": value for name, value in gaps.items()}
         return metrics

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+import numpy as np
 import torch
 
-from rlhf_suite.data.batch import B, TokenBatch, take, token_places, weightless
+from rlhf_suite.data.batch import B, TokenBatch, take, weightless
 from rlhf_suite.data.packing import balance, micro_batches
 
 
@@ -59,22 +60,23 @@ class Division:
         """Where each sequence of the batch stands when the parts are laid end to end, [B]."""
         return torch.argsort(torch.tensor(list(chain.from_iterable(self.parts))))
 
-    @cached_property
-    def tokens(self) -> torch.Tensor:
-        """Where each token of the batch stands then, [T]."""
-        order = torch.tensor(list(chain.from_iterable(self.parts)))
-        return token_places(self.lengths[order], self.rows)
-
     def per_token(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the per-token results [T_part] of each part as one [T] in the order of the batch."""
-        return self._joined(results).index_select(0, self.tokens)
+        """Return the per-token results [T_part, ...] of each part as one [T, ...] in the order of the batch. Each
+        sequence is copied once: an index of all tokens, and results laid end to end, would take memory of their size.
+        """
+        ends = self.lengths.cumsum(0).tolist()
+        joined = np.empty((ends[-1], *results[0].shape[1:]), results[0].numpy().dtype)
+        for part, result in zip(self.parts, results, strict=True):
+            values, done = result.numpy(), 0
+            for row in part:
+                begin = ends[row - 1] if row else 0
+                joined[begin : ends[row]] = values[done : (done := done + ends[row] - begin)]
+        return torch.from_numpy(joined)
 
     def per_row(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the per-sequence results of each part as one [B] in the order of the batch."""
-        return self._joined(results)[self.rows]
-
-    def _joined(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([result for part, result in zip(self.parts, results, strict=True) if part])
+        own = [result for part, result in zip(self.parts, results, strict=True) if part]
+        return torch.cat(own)[self.rows]
 
 
 class ForwardBatch:
