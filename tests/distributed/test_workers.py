@@ -86,9 +86,9 @@ class Pupil(Worker):
         raise ArithmeticError(f"bad number on {self.rank.number}")
 
 
-def call(pupils: WorkerGroup, method: str, *args, what: str | None = None) -> list:
+def call(pupils: WorkerGroup, method: str, *args, activity: str | None = None) -> list:
     """Call a method of every rank and wait for the answers."""
-    return pupils.wait(pupils.start(method, *args), what or f"pupil.{method}")
+    return pupils.wait(pupils.start(method, *args), activity or f"pupil.{method}")
 
 
 @pytest.fixture(scope="module", autouse=True)
