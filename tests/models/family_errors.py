@@ -1,0 +1,88 @@
+"""How far a model of a family is from transformers' own, one sequence at a time: log-probs, and gradients of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.models.forward import ScalarModel, sequence_scores, token_log_probs
+from rlhf_suite.models.load import load_model
+
+LENGTHS = [5, 40, 1, 9, 9, 17]
+FLOOR = 1e-3  # of the norm of a gradient: where it is almost 0, only rounding is left
+Gradients = dict[str, Tensor]
+
+
+def batch() -> TokenBatch:
+    ids = torch.randint(0, 256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(3))
+    return TokenBatch(ids, torch.tensor(LENGTHS), torch.ones(len(ids)))
+
+
+def next_token(log_probs: Tensor) -> Tensor:
+    """A loss that weighs every token differently."""
+    return (log_probs * torch.linspace(0.1, 1, len(log_probs))).sum()
+
+
+def preference(log_probs: Tensor) -> Tensor:
+    """The loss of DPO for pairs of neighbours, without a reference."""
+    sums = torch.stack([part.sum() for part in log_probs.split(LENGTHS)])
+    return -F.logsigmoid(0.1 * (sums[0::2] - sums[1::2])).sum()
+
+
+def of_pairs(scores: Tensor) -> Tensor:
+    """The loss of a reward model for pairs of neighbours."""
+    return -F.logsigmoid(scores[0::2] - scores[1::2]).sum()
+
+
+@cache
+def alone(path: str, loss: Callable[[Tensor], Tensor] = next_token) -> tuple[Tensor, Gradients]:
+    """Log-probs [T] of each sequence alone by the eager forward pass of transformers, and the gradients of a loss."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    log_probs = []
+    for ids in batch().ids.split(LENGTHS):
+        log_p = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        log_probs.append(F.pad(log_p.gather(-1, ids[1:, None]).squeeze(-1), (1, 0)))
+    loss(torch.cat(log_probs)).backward()
+    return torch.cat(log_probs).detach(), gradients(model)
+
+
+def gradients(model: torch.nn.Module) -> Gradients:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def largest(found: Gradients, wanted: Gradients) -> float:
+    """The largest relative error of a tensor."""
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    return max(float((found[name] - wanted[name]).norm() / (wanted[name].norm() + FLOOR)) for name in wanted)
+
+
+def language_errors(
+    path: str, *, packed: bool, attention: str | None = None, loss: Callable[[Tensor], Tensor] = next_token
+) -> tuple[float, float]:
+    """The largest difference of a log-prob, and the largest relative error of a gradient."""
+    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
+    model = load_model(path, head="lm", ds=ds)
+    log_probs = token_log_probs(model, batch()).log_probs
+    loss(log_probs).backward()
+    expected, wanted = alone(path, loss)
+    return float((log_probs.detach() - expected).abs().max()), largest(gradients(model.model), wanted)
+
+
+def score_error(path: str, *, packed: bool) -> float:
+    """The largest relative error of a gradient of a reward model."""
+    model: ScalarModel = load_model(path, head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+    of_pairs(sequence_scores(model, batch())).backward()
+    found = gradients(model.model)
+    model.zero_grad()
+    hf = model.model
+    hf.set_attn_implementation("eager")
+    scores = [hf(input_ids=ids[None], use_cache=False).logits[0, 0] for ids in batch().ids.split(LENGTHS)]
+    of_pairs(torch.stack(scores)).backward()
+    return largest(found, gradients(hf))
