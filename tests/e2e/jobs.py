@@ -18,6 +18,7 @@ import psutil
 import pyarrow.parquet as pq
 
 import flag_reads
+from actor_processes import process_of
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -143,12 +144,7 @@ class Job:
 
     def actor(self, name: str) -> psutil.Process:
         """The process of an actor, known by the log that its output goes to."""
-        log = (self.folder.logs / f"{name}.log").resolve()
-        for process in self.family():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
-                    return process
-        raise AssertionError(f"nobody writes to {log}")
+        return process_of(self.folder.logs / f"{name}.log", self.family())
 
     def kill(self) -> set[psutil.Process]:
         """kill -9 of the driver alone; returns who was there."""

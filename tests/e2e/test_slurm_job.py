@@ -4,7 +4,6 @@ without Slurm. `nox -s slurm` runs all of them, `nox -s tests` only the short on
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import slurm_cluster
 
+from actor_processes import process_of
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -148,11 +148,8 @@ def status_of(slurm: slurm_cluster.Slurm, folder: Path) -> tuple[int, list[str]]
 
 def ray_node(log: Path) -> int:
     """The process of the Ray node whose actor writes to `log`."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if Path(f"/proc/{process.pid}/fd/1").readlink() == log.resolve():
-                return next(each.pid for each in process.parents() if each.name() == "raylet")
-    raise AssertionError(f"nobody writes to {log}")
+    actor = process_of(log, psutil.process_iter())
+    return next(each.pid for each in actor.parents() if each.name() == "raylet")
 
 
 @pytest.mark.proof

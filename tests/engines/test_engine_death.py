@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from actor_processes import kill_actor
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.engines.pool import EnginePool
@@ -84,25 +82,12 @@ def requests() -> list[GenerationRequest]:
     return [GenerationRequest(i, [3 + i % 50, 5, 7], size, i, SamplingSettings()) for i, size in enumerate(sizes)]
 
 
-def kill(pool: EnginePool, number: int) -> None:
-    """Kill the process of an engine, known by the log that its output goes to."""
-    log = pool.members[number].log.resolve()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
-                os.kill(process.pid, signal.SIGKILL)
-                return
-        except OSError:
-            continue
-    raise AssertionError(f"nobody writes to {log}")
-
-
 def answers_with_a_death(pool: EnginePool, number: int) -> list[Generation]:
     """Kill an engine when the short request that was sent last is answered: all others are under way."""
     *long, short = [pool.submit(request) for request in requests()]
     short.result()
     assert not any(future.done() for future in long)
-    kill(pool, number)
+    kill_actor(pool.members[number])
     return [*(future.result() for future in long), short.result()]
 
 

@@ -3,66 +3,33 @@ dies."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
-import signal
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+import time
 
-import numpy as np
+import episode_jobs
 import psutil
 import pytest
 import ray
-from plain_run import small
+from episode_jobs import CODE, Job, content, ledgers
 
-from given import prompt
-from rlhf_suite.agents.build import make_episodes
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, SamplingSettings
-from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.pool import EnginePool
+from actor_processes import kill_actor
+from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.engines.start import start
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.launch.actor_log import Member, redirect_output
+from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.polling import poll_until
-from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
-from rlhf_suite.rl.sampling import stop_token_ids
-from rlhf_suite.serving.chat_server import ChatServer
 from rlhf_suite.tracking.timeline import Timeline
 
 pytestmark = pytest.mark.stack
 
-CODE = """
-import os, subprocess
-from pathlib import Path
-from rlhf_suite.agents.base import Start, Step
-
-HERE = Path(__file__).parent
-
-class Environment:
-    async def reset(self, task):
-        self.label, self.turns = task.label, 0
-        print("an episode of", task.label, "begins", flush=True)
-        if task.label == "child" and not (HERE / "child").exists():
-            process = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, start_new_session=True)
-            (HERE / "child").write_text(str(process.pid))
-        return Start(text=f"{task.text} of {task.label}: ")
-
-    async def step(self, turn):
-        self.turns += 1
-        where = {"process": float(os.getpid())}
-        return Step(text=" more ", reward=len(turn.ids) / 8, done=self.turns == 3, extra=where)
-
-    async def close(self): ...
-"""
-
 
 @pytest.fixture(scope="module")
-def cluster(request):
-    ray.cloudpickle.register_pickle_by_value(request.module)
+def cluster():
+    ray.cloudpickle.register_pickle_by_value(episode_jobs)
     ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=1, logging_level="ERROR")
     yield
     ray.shutdown()
@@ -75,144 +42,7 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
-class Writer:
-    """An engine that writes tokens which follow from the seed and the prompt alone, while it is let."""
-
-    def __init__(self, log: Path) -> None:
-        redirect_output(log)
-        self.asked: list[GenerationRequest] = []
-        self.may_answer, self.interrupted = asyncio.Event(), asyncio.Event()
-        self.answering = self.most = 0  # requests at a time
-        self.error: Exception | None = None
-        self.broken: int | None = None  # the seed of a request that fails
-        self.outboxes: dict[str, asyncio.Queue] = {}
-        self.tasks: set[asyncio.Task] = set()
-        self.may_answer.set()
-
-    async def submit(self, client: str, requests) -> None:
-        outbox = self.outboxes.setdefault(client, asyncio.Queue())
-        for number, request in requests:
-            self.asked.append(request)
-            task = asyncio.create_task(self.write(outbox, number, request))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-
-    async def write(self, outbox: asyncio.Queue, number: int, request: GenerationRequest) -> None:
-        self.answering += 1
-        self.most = max(self.most, self.answering)
-        waits = [asyncio.create_task(event.wait()) for event in (self.may_answer, self.interrupted)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        self.answering -= 1
-        draw = np.random.default_rng([request.seed, *request.prompt_ids])
-        count = min(request.max_new_tokens, 2 + request.seed % 5) if self.may_answer.is_set() else 0
-        ids, log_probs = draw.integers(20, 80, count, np.int32), -draw.random(count).astype(np.float32)
-        ids[-1:] = request.sampling.stop_token_ids[0]
-        reason = "stop" if count else INTERRUPTED
-        failed = request.seed == self.broken
-        response: Any = Generation(request.id, ids, log_probs, reason, np.full(count, 7, np.int32), cached_tokens=1)
-        outbox.put_nowait((number, self.error or (RunError("the engine is gone") if failed else response)))
-
-    async def wait_for_finished(self, client: str):
-        done = [await self.outboxes[client].get()]
-        for _, response in done:
-            if isinstance(response, Exception):
-                raise response
-        return done
-
-    async def interrupt(self) -> None:
-        self.interrupted.set()
-        while self.answering:
-            await asyncio.sleep(0)
-        self.interrupted.clear()
-
-    async def ping(self) -> None: ...
-
-    async def ready(self) -> None: ...
-
-    async def let(self, answer: bool) -> None:
-        (self.may_answer.set if answer else self.may_answer.clear)()
-
-    async def have(self, **values) -> None:
-        vars(self).update(values)
-
-    async def state(self) -> tuple[list[GenerationRequest], int]:
-        return self.asked, self.most
-
-
-class Policy(EnginePool):
-    """Engines that stand in, and what they were asked."""
-
-    def __init__(self, logs: Path, engines: int) -> None:
-        members = [Member(f"engine-{number}", logs / f"engine-{number}.log") for number in range(engines)]
-
-        def create(number: int):
-            return ray.remote(Writer).options(num_cpus=0).remote(members[number].log.absolute())
-
-        super().__init__([create(number) for number in range(engines)], members, 120, create, max_restarts=1)
-
-    def tell(self, method: str, *args, **values) -> list:
-        return ray.get([getattr(handle, method).remote(*args, **values) for handle in self.handles], timeout=60)
-
-    def let(self, answer: bool) -> None:
-        self.tell("let", answer)
-
-    @property
-    def asked(self) -> list[GenerationRequest]:
-        return [each for asked, _ in self.tell("state") for each in asked]
-
-
-class Job:
-    """A run with an environment, its policy, and its workers if it has any. `folder` holds its files."""
-
-    def __init__(self, folder: Path, model: str, code: str = CODE, engines: int = 1, **flags) -> None:
-        self.logs, file = folder / "logs", folder / "environment.py"
-        folder.mkdir(exist_ok=True)
-        file.write_text(code)
-        given = {"actor__model_name_or_path": model, "train__agent_func_path": str(file), "reward__rule": None}
-        self.run = small(agent__kind="environment", rollout__max_new_tokens=64, data__max_len=256, **given, **flags)
-        self.policy, self.tokenizer = Policy(self.logs, engines), load_tokenizer(model, self.run.data)
-        self.stop_ids = stop_token_ids(model, self.tokenizer)
-
-    def workers(self) -> EpisodeWorkers:
-        workers = start_episode_workers(self.run, resolve(self.run, Machine("cpu", 0)), self.policy, self.logs)
-        assert workers is not None
-        workers.ready()
-        return workers
-
-    def here(self):
-        return make_episodes(self.run, self.policy, self.tokenizer, self.stop_ids, ChatServer)
-
-    def start(self, episodes, count: int, labels: str = "abc"):
-        """Start episodes, and return the futures of their ledgers."""
-        sampling = SamplingSettings(stop_token_ids=tuple(self.stop_ids))
-        found = []
-        for number in range(count):
-            text = f"number {number}"
-            task = prompt(number, self.tokenizer(text)["input_ids"], text, label=labels[number % len(labels)])
-            ledger = Trajectory.start(task, number // 2, number % 2)
-            found.append(self.policy.loop.start(episodes.run(ledger, sampling, (5, 0, 8, number))))
-        return found
-
-    def wait_for_requests(self, count: int) -> None:
-        assert poll_until(lambda: len(self.policy.asked) >= count, 60), len(self.policy.asked)
-
-
-def ledgers(futures) -> list[Trajectory]:
-    return [ledger for future in futures for ledger in future.result(120)]
-
-
-def content(found: list[Trajectory]) -> list[dict]:
-    """Return all that ledgers hold, but for the process in which they were made."""
-    rows = []
-    for each in found:
-        values = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(each).items()}
-        rows.append(values | {"extra": {name: v for name, v in each.extra.items() if name != "process"}})
-    return rows
-
-
-def processes(found: list[Trajectory]) -> set[int]:
+def processes(found) -> set[int]:
     return {int(each.extra["process"]) for each in found}
 
 
@@ -265,17 +95,6 @@ def test_agent_max_concurrent_is_the_limit_of_all_workers(cluster, model, tmp_pa
     workers.close()
 
 
-def kill(workers: EpisodeWorkers | EnginePool, number: int) -> None:
-    """Kill the process of a worker or an engine, known by the log that its output goes to."""
-    log = workers.members[number].log.resolve()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(OSError):
-            if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
-                os.kill(process.pid, signal.SIGKILL)
-                return
-    raise AssertionError(f"nobody writes to {log}")
-
-
 @pytest.mark.notices(
     "an episode worker may die as often as it likes",
     "rl/episode_workers.py",
@@ -288,12 +107,10 @@ def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is
     expected = ledgers(job.start(job.here(), 8))
     (tmp_path / "child").unlink(missing_ok=True)
     done = ledgers(job.start(workers, 8))  # a worker that is started again does not run them a second time
+    started = job.start_held(workers, 8)
     asked = len(job.policy.asked)
-    job.policy.let(False)
-    started = job.start(workers, 8)
-    job.wait_for_requests(asked + 8)
-    kill(workers, 1)
-    job.wait_for_requests(asked + 12)  # the four of the dead worker ask again, and get other numbers
+    kill_actor(workers.members[1])
+    job.wait_for_requests(asked + 4)  # the four of the dead worker ask again, and get other numbers
     job.policy.let(True)
     found = ledgers(started)
     assert content(done) == content(found) == content(expected)
@@ -302,10 +119,8 @@ def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is
     assert "episode-worker-1 died during" in said.err and "(restart 1 of 1, agent.max_restarts)" in said.err
     assert "episode-worker-1 runs again: its 4 unfinished episodes begin anew" in said.out
     assert (job.logs / "episode-worker-1.log").read_text().count(" begins") == 12
-    job.policy.let(False)
-    started = job.start(workers, 8)
-    job.wait_for_requests(asked + 8 * 3 + 4 + 8)
-    kill(workers, 1)
+    started = job.start_held(workers, 8)
+    kill_actor(workers.members[1])
     with pytest.raises(ActorDied, match=r"(?s)episode-worker-1 died during \d episodes.*started again 1 times"):
         started[1].result(120)
     job.policy.let(True)
@@ -324,7 +139,7 @@ def test_what_an_episode_started_ends_with_its_worker(cluster, model, tmp_path):
     when the workers are closed."""
     job = Job(tmp_path, model, agent__num_workers=1)
     workers = job.workers()
-    for end in (lambda: kill(workers, 0), workers.close):
+    for end in (lambda: kill_actor(workers.members[0]), workers.close):
         ledgers(job.start(workers, 1, ["child"]))
         child = psutil.Process(int((tmp_path / "child").read_text()))
         assert child.is_running() and child.cmdline() == ["sleep", "1000"]
@@ -363,11 +178,8 @@ def test_a_request_that_fails_ends_all_episodes_of_its_worker_and_those_of_no_ot
     workers = job.workers()
     for _ in range(3):  # the numbers of requests run ahead of those of episodes
         expected = ledgers(job.start(workers, 4))
-    job.policy.let(False)
-    asked = len(job.policy.asked)
-    started = job.start(workers, 4)
-    job.wait_for_requests(asked + 4)
-    job.policy.tell("have", broken=job.policy.asked[asked].seed)
+    started = job.start_held(workers, 4)
+    job.policy.tell("have", broken=job.policy.asked[-4].seed)
     job.policy.let(True)
     fates = [failure(future) for future in started]
     assert sorted(fates, key=str) == [None, None, "the engine is gone", "the engine is gone"]
@@ -397,19 +209,17 @@ def test_workers_pause_with_the_engines_also_one_that_is_started_again(cluster, 
     job = Job(tmp_path, model, agent__num_workers=2)
     workers = job.workers()
     expected = ledgers(job.start(workers, 6))
-    job.policy.let(False)
+    started = job.start_held(workers, 6)
     asked = len(job.policy.asked)
-    started = job.start(workers, 6)
-    job.wait_for_requests(asked + 6)
     job.policy.pause()
-    assert job.policy.tell("ping") and len(job.policy.asked) == asked + 6
-    kill(workers, 0)
+    assert job.policy.tell("ping") and len(job.policy.asked) == asked
+    kill_actor(workers.members[0])
     log = job.logs / "episode-worker-0.log"
     assert poll_until(lambda: log.read_text().count(" begins") == 3 * 3, 180), "its episodes begin anew"
     job.policy.let(True)
     job.policy.loop.start(workers.pause()).result(60)  # this takes a turn of their loops, and changes nothing
     assert job.policy.tell("ping")
-    assert len(job.policy.asked) == asked + 6 and not any(future.done() for future in started)
+    assert len(job.policy.asked) == asked and not any(future.done() for future in started)
     job.policy.resume()
     assert content(ledgers(started)) == content(expected)
     workers.close()
@@ -427,11 +237,8 @@ def test_turns_of_an_engine_that_dies_are_written_by_the_one_in_its_place(cluste
     workers = job.workers()
     expected = ledgers(job.start(workers, 6))
     for is_last in (False, True):
-        job.policy.let(False)
-        asked = len(job.policy.asked)
-        started = job.start(workers, 6)
-        job.wait_for_requests(asked + 6)
-        kill(job.policy, 0)
+        started = job.start_held(workers, 6)
+        kill_actor(job.policy.members[0])
         if not is_last:
             assert content(ledgers(started)) == content(expected)
             assert job.policy.restarts == 1
@@ -462,9 +269,7 @@ def test_engines_get_equal_shares_of_the_prompts_of_all_workers_and_all_turns_of
     job = Job(tmp_path, model, agent__num_workers=2, engines=2)
     workers, timeline = job.workers(), Timeline()
     workers.record_in(timeline)
-    job.policy.let(False)
-    started = job.start(workers, 8)
-    job.wait_for_requests(8)
+    started = job.start_held(workers, 8)
     job.policy.let(True)
     theirs, hits = ledgers(started), job.policy.cache_hits()
     assert content(theirs) == content(ledgers(job.start(job.here(), 8)))
@@ -477,6 +282,49 @@ def test_engines_get_equal_shares_of_the_prompts_of_all_workers_and_all_turns_of
     workers.close()
 
 
+GATE = """
+        self.turns += 1
+        if self.label in "abcd" and self.turns == 1:
+            (HERE / f"waits-{self.label}").touch()
+            await asyncio.to_thread(poll_until, (HERE / "gate").exists, 60)
+"""
+
+
+@pytest.mark.e2e
+def test_turns_of_a_real_engine_that_is_killed_are_the_same_and_its_second_death_is_final(
+    cluster, model, tmp_path, capfd
+):
+    """It dies when four episodes have one turn of it, and others are under way. Both workers find it dead, and it is
+    started again once."""
+    spec = EngineSpec(model, "float32", "cpu", 256, 0, VLLMConfig(kv_cache_mb=32, max_restarts=1))
+    code = CODE.replace("import os,", "import asyncio, os,").replace("\n        self.turns += 1\n", GATE)
+    code = code.replace("HERE =", "from rlhf_suite.polling import poll_until\nHERE =")
+    pool = start(spec, [Slot(0.1)], tmp_path / "logs", 120)
+    job = Job(tmp_path, model, code, policy=pool, agent__num_workers=2)
+    job.stop_ids += range(10, 50)  # so that turns end before they are cut off, which would end the episode
+    pool.ready()
+    workers, gate, labels = job.workers(), tmp_path / "gate", [*"abcd", *["free"] * 4]
+    gate.touch()
+    expected = ledgers(job.start(workers, 8, labels))
+    assert {each.extra["agent/turns"] for each in expected} == {3.0}
+    for is_last in (False, True):
+        for file in (gate, *tmp_path.glob("waits-*")):
+            file.unlink()
+        started = job.start(workers, 8, labels)
+        assert poll_until(lambda: len([*tmp_path.glob("waits-*")]) == 4, 60)
+        kill_actor(pool.members[0])
+        gate.touch()
+        if is_last:
+            said = {failure(future) for future in started[:4]}
+            assert len(said) == 1 and "It had been started again 1 times (vllm.max_restarts=1)" in str(said)
+        else:
+            assert content(ledgers(started)) == content(expected)
+            assert pool.restarts == 1 and workers.restarts.total == 0
+            assert capfd.readouterr().err.count("(restart 1 of 1, vllm.max_restarts)") == 1
+    workers.close()
+    pool.retire()
+
+
 def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):
     job = Job(tmp_path, model, agent__num_workers=1)
     workers = job.workers()
@@ -484,4 +332,26 @@ def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):
     for future in job.start(workers, 3):
         with pytest.raises(RunError, match="the engines are gone"):
             future.result(60)
+    workers.close()
+
+
+@pytest.mark.notices(
+    "workers do not report what they do when a step ends",
+    "tracking/timeline.py",
+    "        for bring in self.others:\n            bring()\n",
+    "",
+)
+def test_a_step_has_what_workers_and_engines_do_at_its_end(cluster, model, tmp_path):
+    """No turn is over, so nothing was reported before."""
+    job = Job(tmp_path, model, agent__num_workers=2)
+    workers, timeline, file = job.workers(), Timeline(), tmp_path / "timeline.jsonl"
+    workers.record_in(timeline)
+    started = job.start_held(workers, 4)
+    asked = time.time()
+    assert timeline.close_window(file)["perf/engine_idle"] < 1
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(row["who"] == "engines" and row["end"] >= asked for row in rows) == 2
+    job.policy.let(True)
+    ledgers(started)
+    assert job.policy.cache_hits() > 0
     workers.close()

@@ -48,6 +48,10 @@ class Client(Protocol):
         """Go on after `pause`."""
         ...
 
+    async def report(self) -> None:
+        """Have everything counted that was done until now."""
+        ...
+
 
 class EnginePool:
     """Handles of `engines.actor.Engine` actors. members[i] is the name of handles[i] in error messages.
@@ -114,7 +118,8 @@ class EnginePool:
         """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV cache;
         None without any."""
 
-        async def counted() -> float | None:  # on the loop of the requests, so that none ends between the two lines
+        async def count() -> float | None:  # on the loop of the requests, so that none ends between the last lines
+            await self._each(self.clients, "report")
             share = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
             self._prompt_tokens = self._cached_tokens = 0
             return share
@@ -141,16 +146,16 @@ class EnginePool:
 
     def pause(self) -> None:
         """Interrupt what is under way and return when no engine has a request. Later requests wait for `resume`."""
-        result(self.start(self._each_client("pause")), "the pause of the engines")
+        result(self.start(self._each([self.client, *self.clients], "pause")), "the pause of the engines")
         if self.clients:  # what a process that died had asked for is still under way
             self._all("the pause of the engines", "interrupt")
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        result(self.start(self._each_client("resume")), "the engines to go on")
+        result(self.start(self._each([self.client, *self.clients], "resume")), "the engines to go on")
 
-    async def _each_client(self, method: str) -> None:
-        await asyncio.gather(*(getattr(client, method)() for client in (self.client, *self.clients)))
+    async def _each(self, clients: Sequence[EngineClient | Client], method: str) -> None:
+        await asyncio.gather(*(getattr(client, method)() for client in clients))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""

@@ -83,11 +83,12 @@ class Link(Generic[Order, Result]):
         if not self.is_waiting:
             self.start(self.submit(bundle))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a coroutine."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     async def submit(self, bundle: list[tuple[int, Order]]) -> None:
         """Send orders, and begin to receive if nobody does. Orders that the actor refuses fail."""

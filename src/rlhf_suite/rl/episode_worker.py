@@ -126,6 +126,14 @@ class EpisodeWorker:
         with their numbers, engines that died, and a report at the end."""
         return await self._on_loop(self._news())
 
+    async def report(self) -> Report:
+        """Return what was done since the last report, until now."""
+
+        async def reported() -> Report:
+            return self._report()
+
+        return await self._on_loop(reported())
+
     async def pause(self) -> None:
         """Interrupt the turns under way, which keep their tokens, and begin no others until `resume`."""
         assert self._engines is not None

@@ -2,8 +2,8 @@
 
 An episode goes to the worker that has the fewest, and its turns to the engine that has the fewest. The worker asks this
 engine itself, so turns do not pass the driver. The driver pauses the workers with the engines, starts engines again
-that workers find dead, and gets reports of what was done. If a worker dies, another one is started in its place, and
-its unfinished episodes begin anew with their prompts and seeds.
+that workers find dead, and gets reports of what was done, now and then and when a step ends. If a worker dies, another
+one is started in its place, and its unfinished episodes begin anew with their prompts and seeds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from rlhf_suite.launch.link import Link, Restarts
 from rlhf_suite.launch.wait import ActorDied, wait_for
 from rlhf_suite.rl.episode_worker import EngineAccess, EngineDeath, EpisodeOrder, EpisodeWorker, Report
 from rlhf_suite.tracking.timeline import Timeline
-from rlhf_suite.waits import waiting
+from rlhf_suite.waits import result, waiting
 
 CLOSE_S = 5.0  # a worker that has not ended its children in this time is killed all the same
+REPORT_S = 1.0  # a worker that does not report in this time, since code of the user blocks it, is counted later
 
 
 class EpisodeWorkers:
@@ -92,6 +93,13 @@ class EpisodeWorkers:
     def record_in(self, timeline: Timeline) -> None:
         """From now on, record there when the engines and environments of the workers are busy."""
         self.timeline = timeline
+        timeline.others.append(lambda: result(self.engines.start(self.report()), "the reports of the episode workers"))
+
+    async def report(self) -> None:
+        """Have all workers report what they have done until now."""
+        reports = [link.start(link.report()) for link in self.links]
+        for done in (await asyncio.wait(reports, timeout=REPORT_S))[0]:
+            done.result()  # no-limit: it is done
 
     async def pause(self) -> None:
         """Interrupt the turns under way in all workers, and let none begin until `resume`."""
@@ -182,6 +190,15 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
                     await self.call(method.remote(), "the pause of the engines")
         except ActorDied as death:
             await self.recover(handle, death)
+
+    async def report(self) -> None:
+        """Have the worker report what it has done until now. One that has no engines yet has done nothing."""
+        handle = self.handle
+        try:
+            if self.connected is handle and not self.is_waiting:
+                self.take(0, await self.call(handle.report.remote(), "a report"))
+        except ActorDied as death:
+            self.start(self.recover(handle, death))
 
     def take(self, number: int, result: Any) -> None:
         """Take what the worker says: a report, an engine that died, or the ledgers of an episode."""

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,12 +30,14 @@ class Interval:
 
 
 class Timeline:
-    """Intervals of any thread, and the shares of time of the last step."""
+    """Intervals of any thread, and the shares of time of the last step. `others` are called before a window is closed:
+    they add the intervals of other processes until then."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.intervals = deque[Interval](maxlen=KEPT)  # that were not over when the window began
         self.window_begin = time.time()
+        self.others: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Begin the first window: the loading of models and the time in which a run was stopped are not part of it."""
@@ -57,6 +59,8 @@ class Timeline:
         """Begin a new window, write the intervals that are over, and return shares of the old window: the idle time of
         engines and trainer, and `perf/overlap`, the time in which both were busy, of the time of the less busy
         one; without it where one of them did nothing."""
+        for bring in self.others:
+            bring()
         with self.lock:
             intervals, now = self.intervals, time.time()
             self.intervals = deque((interval for interval in intervals if interval.end is None), KEPT)
