@@ -50,9 +50,11 @@ class Row:
 
 
 SCHEDULES, STREAM = "tests/rl/test_schedules.py", "tests/rl/test_stream.py"
+BESIDE = "tests/rl/test_evaluations_beside_steps.py"
 SLOTS = "tests/rl/test_slots.py"
 SESSION, ENDPOINT = "tests/agents/test_agent_session.py", "tests/agents/test_endpoint.py"
 FORKS, ADVANTAGE = "tests/rl/test_forked_episodes.py", "tests/algo/test_advantage.py"
+EPISODES = "tests/algo/test_advantage_of_episodes.py"
 KILLED = "{kills} kills at random instants in {runs} runs, {compared} files compared, different: {different}"
 RIGHT, CALLS = "{right, start} -> {right, end}", "{calls, start} -> {calls, end}"
 OVERLAP = (
@@ -129,8 +131,8 @@ ROWS = (
         (
             f"{SCHEDULES}::test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over",
             f"{SCHEDULES}::test_the_policy_trains_while_its_last_weights_are_probed",
-            f"{SCHEDULES}::test_the_policy_trains_while_its_weights_are_evaluated",
-            f"{SCHEDULES}::test_evaluations_beside_training_give_the_numbers_of_those_before_it",
+            f"{BESIDE}::test_the_policy_trains_while_its_weights_are_evaluated",
+            f"{BESIDE}::test_evaluations_beside_training_give_the_numbers_of_those_before_it",
             f"{SCHEDULES}::test_the_timeline_has_the_rollouts_beside_the_training",
             "tests/e2e/test_async_run.py::test_the_engine_works_while_the_policy_trains",
             "tests/tracking/test_timeline.py",
@@ -263,9 +265,9 @@ ROWS = (
         "Credit crosses what a tool wrote, and rewards of turns stand where the turns end, as computed by hand.",
         (
             "tests/rl/test_credit.py",
-            f"{ADVANTAGE}::test_reinforce_discounts_rewards_of_turns_from_where_they_stand",
-            f"{ADVANTAGE}::test_gae_has_rewards_of_turns_where_they_stand",
-            f"{ADVANTAGE}::test_a_baseline_compares_the_sums_of_all_rewards",
+            f"{EPISODES}::test_reinforce_discounts_rewards_of_turns_from_where_they_stand",
+            f"{EPISODES}::test_gae_has_rewards_of_turns_where_they_stand",
+            f"{EPISODES}::test_a_baseline_compares_the_sums_of_all_rewards",
             f"{ADVANTAGE}::test_discounted_sums_are_those_of_a_walk_from_the_last_token_to_the_first",
         ),
         mistakes=(

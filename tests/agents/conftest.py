@@ -1,11 +1,41 @@
-"""One tokenizer for the tests of agents."""
+"""The tokenizer and the endpoint of the tests of agents."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from scripted import make_tokenizer
+from scripted import chat_task, make_tokenizer, open_session
+
+from clock import HOURS_S
+from rlhf_suite.agents.episodes import with_outcome
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer(special=["<tool>", "</tool>"])
+
+
+@pytest.fixture(scope="module")
+def server():
+    from rlhf_suite.serving.chat_server import ChatServer  # a server of HTTP, which few tests need
+
+    return ChatServer("127.0.0.1")
+
+
+@pytest.fixture
+def play(tokenizer, server):
+    """Run an episode of a program; return it and its ledgers as they are trained on."""
+
+    from rlhf_suite.agents.endpoint import EndpointAgent
+
+    def played(program, model, *, max_turns=50, timeout_s=600.0, must_score=False, **limits):
+        async def episode():
+            agent = EndpointAgent(program, server, max_turns, timeout_s, 10**5, must_score=must_score)
+            return await agent.run(task, open_session(tokenizer, model, task, parser="hermes", **limits))
+
+        task = chat_task(tokenizer)
+        found = asyncio.run(asyncio.wait_for(episode(), HOURS_S))
+        return found, with_outcome(found)
+
+    return played

@@ -2,90 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from credit_inputs import (
+    ESTIMATORS,
+    ROWS,
+    WHITENED,
+    assert_same,
+    chosen,
+    float64,
+    inputs,
+    of_last_tokens,
+    of_rows,
+    random_inputs,
+    run,
+    tensors_of,
+    without_kl,
+)
 
-from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, clip_advantages, discounted_sums, whiten
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.algo.advantage import CreditInput, clip_advantages, discounted_sums, whiten
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
-
-WHITENED = ("gae", "reinforce", "reinforce_baseline")
-ESTIMATORS = estimator.without("parts")  # gdpo reads no rewards: tests/algo/test_group_objectives.py
-BASELINES = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "opo", "remax")
-ROWS = 12
-PER_TOKEN = ("kl_penalty", "values", "turn_rewards")
-float64 = torch.float64
-
-
-def inputs(rewards, lengths, groups=None, episodes=None, **further) -> CreditInput:
-    """Rows of so many tokens; what is per token is one flat list."""
-    given = {name: torch.tensor(values, dtype=float64) for name, values in further.items()}
-    return CreditInput(
-        rewards=torch.tensor(rewards, dtype=float64),
-        lengths=torch.tensor(lengths, dtype=torch.int64),
-        groups=torch.tensor([0] * len(lengths) if groups is None else groups, dtype=torch.int64),
-        episodes=None if episodes is None else torch.tensor(episodes, dtype=torch.int64),
-        **{"kl_penalty": torch.zeros(sum(lengths), dtype=float64), **given},
-    )
-
-
-def random_inputs(seed: int = 0) -> CreditInput:
-    """Three groups of four rows of 1 to 9 tokens, whose rewards are above 0; row 5 is empty."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 10, (ROWS,), generator=generator)
-    lengths[5] = 0
-    tokens = int(lengths.sum())
-    return CreditInput(
-        rewards=2 * torch.rand(ROWS, generator=generator, dtype=float64),
-        kl_penalty=0.1 * torch.randn(tokens, generator=generator, dtype=float64),
-        lengths=lengths,
-        groups=torch.arange(ROWS) % 3,
-        values=torch.randn(tokens, generator=generator, dtype=float64),
-        greedy=torch.randn(3, generator=generator, dtype=float64)[torch.arange(ROWS) % 3],
-        turn_rewards=torch.rand(tokens, generator=generator, dtype=float64),
-    )
-
-
-def without_kl(given: CreditInput) -> CreditInput:
-    return replace(given, kl_penalty=torch.zeros_like(given.kl_penalty))
-
-
-def of_rows(values: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What belongs to the tokens of some of the rows."""
-    parts = values.split(lengths.tolist())
-    return torch.cat([parts[row] for row in rows.tolist()])
-
-
-def chosen(given: CreditInput, rows: torch.Tensor) -> CreditInput:
-    """Some of the rows, or all in another order."""
-    found = {
-        name: of_rows(value, given.lengths, rows) if name in PER_TOKEN else value[rows]
-        for name, value in tensors_of(given).items()
-    }
-    return replace(given, **found)
-
-
-def tensors_of(given: CreditInput) -> dict[str, torch.Tensor]:
-    found = {each.name: getattr(given, each.name) for each in fields(given)}
-    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-
-
-def run(name: str, given: CreditInput, **options) -> Credit:
-    return assign_credit(given, AdvantageConfig(estimator=name, **options))
-
-
-def of_last_tokens(credit: Credit, given: CreditInput) -> torch.Tensor:
-    """Without a KL penalty and turns: what is left of each row's reward, [rows that are not empty]."""
-    return credit.advantages[given.lengths.cumsum(0)[given.lengths > 0] - 1]
-
-
-def assert_same(one: Credit, other: Credit) -> None:
-    torch.testing.assert_close(one.advantages, other.advantages)
-    torch.testing.assert_close(one.returns, other.returns)
-
 
 # By hand
 
@@ -347,122 +286,6 @@ def test_opo_with_equal_lengths_is_dr_grpo():
 def test_remax_compares_with_the_greedy_response():
     given = inputs([3.0, 1.0], [2, 1], greedy=[2.0, 2.0], kl_penalty=[0.1, 0.2, 0])
     assert run("remax", given).advantages.tolist() == pytest.approx([0.7, 0.8, -1])
-
-
-# Rewards of turns: row 0 earns 1 at its second token and 2 at its fourth beside R = 4, row 1 earns R = 3 alone.
-
-
-def turns(**further) -> CreditInput:
-    return inputs([4.0, 3.0], [4, 2], turn_rewards=[0, 1.0, 0, 2.0, 0, 0], **further)
-
-
-@pytest.mark.notices(
-    "rewards of turns wait for the end of the response",
-    "algo/advantage.py",
-    "    rewards = with_outcomes(inputs, inputs.rewards)\n"
-    "    return rewards if inputs.turn_rewards is None else rewards + inputs.turn_rewards",
-    "    return with_outcomes(inputs, whole_rewards(inputs))",
-)
-def test_reinforce_discounts_rewards_of_turns_from_where_they_stand():
-    """2 + 4 = 6 at the last token; 3; 1 + 1.5 = 2.5; 1.25. The other row: 3; 1.5."""
-    credit = run("reinforce", turns(), gamma=0.5, no_std_norm=True)
-    assert credit.returns.tolist() == [1.25, 2.5, 3, 6, 1.5, 3]
-    mean = 17.25 / 6
-    assert credit.advantages.tolist() == pytest.approx([each - mean for each in (1.25, 2.5, 3, 6, 1.5, 3)])
-
-
-def test_gae_has_rewards_of_turns_where_they_stand():
-    """Deltas with gamma 0.5: 0.5 x 2 - 1 = 0; 1 + 0.5 x 4 - 2 = 1; 0.5 x 8 - 4 = 0; 6 - 8 = -2; weight 0.25."""
-    given = turns(values=[1.0, 2.0, 4.0, 8.0, 0.0, 0.0])
-    credit = run("gae", given, gamma=0.5, lambd=0.5, no_std_norm=True)
-    third = 0.25 * -2
-    second = 1 + 0.25 * third
-    assert credit.returns[:4].tolist() == [0.25 * second + 1, second + 2, third + 4, -2 + 8]
-
-
-@pytest.mark.notices(
-    "baselines compare rewards without those of turns",
-    "algo/advantage.py",
-    "inputs.rewards.double() + episode_sum(",
-    "inputs.rewards.double() + 0 * episode_sum(",
-)
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("reinforce_baseline", 2),  # 7 against 3: the mean is 5
-        ("dr_grpo", 2),
-        ("flash_reinforce", 2),
-        ("rloo", 4),
-        ("group_norm", 0.5**0.5),  # 2 over the deviation, sqrt(2 x 4)
-        ("opo", 7 - (7 * 4 + 3 * 2) / 6),
-        ("remax", 7 - 2.5),
-    ],
-)
-def test_a_baseline_compares_the_sums_of_all_rewards(name, wanted):
-    """The KL penalty stays at its token: 0.25 at the second."""
-    given = turns(greedy=[2.5, 2.5], kl_penalty=[0, 0.25, 0, 0, 0, 0])
-    returns = run(name, given).returns
-    assert returns[:4].tolist() == pytest.approx([wanted - 0.25, wanted - 0.25, wanted, wanted])
-
-
-def test_on_policy_distillation_has_no_rewards_of_turns_either():
-    assert not run("on_policy_distill", turns()).advantages.any()
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_turns_that_earn_nothing_change_no_bit(name):
-    given = random_inputs()
-    silent = replace(given, turn_rewards=torch.zeros_like(given.kl_penalty))
-    one, other = run(name, silent), run(name, replace(given, turn_rewards=None))
-    assert torch.equal(one.advantages, other.advantages) and torch.equal(one.returns, other.returns)
-
-
-# Episodes of several rows
-
-
-@pytest.mark.notices(
-    "baselines count every row of an episode",
-    "algo/advantage.py",
-    "    return rows == first[index]",
-    "    return written",
-)
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("reinforce_baseline", [2, -2]),  # (5 + 1) / 2, where rows would have (5 + 5 + 1) / 3
-        ("dr_grpo", [2, -2]),
-        ("flash_reinforce", [2, -2]),
-        ("rloo", [4, -4]),
-        ("group_norm", [0.5**0.5, -(0.5**0.5)]),
-        ("opo", [5 - 32 / 8, 1 - 32 / 8]),  # 7 tokens of the first: (5 x 6 + 1 x 2) / 8
-    ],
-)
-def test_baselines_count_an_episode_once(name, wanted):
-    """The first episode has four rows: the first without tokens of the model, the others with 3, 2 and 1."""
-    given = inputs([5.0, 5.0, 1.0, 5.0, 5.0], [0, 3, 2, 2, 1], episodes=[8, 8, 3, 8, 8])
-    credit = run(name, given)
-    first, second = wanted
-    assert credit.returns.tolist() == pytest.approx([first] * 3 + [second] * 2 + [first] * 3)
-
-
-def test_rewards_of_turns_count_for_all_rows_of_their_episode():
-    """4 + 1 + 2 = 7 against 3."""
-    given = inputs([4.0, 4.0, 3.0], [2, 1, 1], episodes=[0, 0, 1], turn_rewards=[1.0, 0, 2.0, 0])
-    assert run("dr_grpo", given).advantages.tolist() == [2, 2, 2, -2]
-
-
-def test_an_episode_alone_in_its_group_has_nothing_to_compare_with():
-    given = inputs([5.0, 5.0], [1, 2], episodes=[1, 1])
-    for name in ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "opo"):
-        assert not run(name, given).returns.any()
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_episodes_of_one_row_each_change_no_bit(name):
-    given = replace(random_inputs(), turn_rewards=None)
-    named = replace(given, episodes=7 * torch.arange(ROWS).flip(0))
-    one, other = run(name, named), run(name, given)
-    assert torch.equal(one.advantages, other.advantages) and torch.equal(one.returns, other.returns)
 
 
 # Sums over ragged rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from command_lines import GENERATE, PPO, SFT
 from remedies import advised
-from test_mistakes import GENERATE, PPO, SFT
 
 from rlhf_suite.composition.arguments import quote
 from rlhf_suite.composition.compose import hydra_ready

@@ -8,8 +8,7 @@ import torch
 ray = pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
-import test_engine  # noqa: E402 - it needs them
-from test_engine import MAX_LEN, gap, make_model, requests  # noqa: E402
+from probed_engines import MAX_LEN, gap, make_model, requests  # noqa: E402 - it needs them
 
 from rlhf_suite.config.placement import Placement, Pool, Role  # noqa: E402
 from rlhf_suite.config.rollout import VLLMConfig  # noqa: E402
@@ -24,7 +23,6 @@ BF16_GAP = 0.05  # of a log-prob, on average
 
 @pytest.fixture(scope="module")
 def gpus():
-    ray.cloudpickle.register_pickle_by_value(test_engine)
     ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, logging_level="ERROR")
     yield int(ray.cluster_resources().get("GPU", 0))
     ray.shutdown()

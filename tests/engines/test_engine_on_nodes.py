@@ -9,10 +9,9 @@ from functools import partial
 
 import pytest
 import ray
-import test_engine
 import torch
+from probed_engines import MAX_LEN, ProbedEngine, Trainer, checkpoint, gap, make_model, requests
 from ray.cluster_utils import Cluster
-from test_engine import MAX_LEN, ProbedEngine, Trainer, checkpoint, gap, make_model, requests
 
 from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.config.rollout import VLLMConfig
@@ -35,7 +34,6 @@ def slot():
         environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         nodes = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
         nodes.add_node(**NODE)
-        ray.cloudpickle.register_pickle_by_value(test_engine)
         ray.init(address=nodes.address, log_to_driver=False)
         (slot,) = reserve(Placement("cuda", (Pool((Role("engine", 1, 2),)),)), timeout_s=60)["engine"]
         yield slot

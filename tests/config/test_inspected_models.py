@@ -1,0 +1,212 @@
+"""Models that a run cannot use are found in their files before it starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from inspected_lines import CONFIG, PPO, RULE, SCORE, SFT, found, one
+
+from rlhf_suite.preflight.inspections import hub as hub_inspection
+
+
+def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
+    path, judge = (
+        model(tokenizer={"chat_template": "x"}),
+        model("rm", SCORE, architectures=["Qwen3ForSequenceClassification"]),
+    )
+    assert found(SFT + f"actor.model_name_or_path={path} data.apply_chat_template=true") == []
+    words = f"actor.model_name_or_path={path} reward.rule=null reward.model_name_or_path={judge}"
+    assert found(RULE + words) == []
+    assert found(f"task=serve_rm serve.max_len=512 reward.model_name_or_path={judge}") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"without": ["config.json"]}, "has no config.json"),
+        ({"without": ["model.safetensors"]}, "has no weights"),
+        ({"without": ["tokenizer.json", "tokenizer_config.json"]}, "has no tokenizer"),
+        ({"model_type": "qwen99"}, "'qwen99', which the installed transformers does not know"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "x.C"}}, "add launch.trust_remote_code=true"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights (gptq), which cannot be trained"),
+        (
+            {"shapes": SCORE, "architectures": ["Qwen3ForSequenceClassification"]},
+            "is a Qwen3ForSequenceClassification, which scores texts and cannot write them",
+        ),
+    ],
+)
+@pytest.mark.parametrize("line", [SFT, RULE], ids=["sft", "ppo"])
+def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
+    key, said = found(line + f"actor.model_name_or_path={model(**changes)}")[0]
+    assert key == "actor.model_name_or_path" and words in said
+
+
+def test_a_model_that_reads_no_images_is_refused(model):
+    path = model(tokenizer={"chat_template": "x"})
+    line = f"{SFT}data.apply_chat_template=true data.output_key=output actor.model_name_or_path={path}"
+    assert found(line) == []
+    key, said = one(f"{line} data.image_key=output")
+    assert key == "actor.model_name_or_path" and "reads images (idefics3), and" in said and "is a qwen3; give" in said
+    seeing = model("seeing", model_type="idefics3", tokenizer={"chat_template": "x"})
+    _, said = one(f"{line.replace(str(path), str(seeing))} data.image_key=output")
+    assert "has no processor_config.json" in said
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "ppo"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [24, 20, 20]}}},
+    ],
+)
+def test_a_model_with_positions_along_several_axes_reads_no_images_and_the_reason_is_given(model, task, rope):
+    """Packed with one position per token, Qwen2.5-VL would compute other log-probs without a word."""
+    path = model("axes", model_type="qwen2_5_vl", tokenizer={"chat_template": "x"}, **rope)
+    lines = {
+        "sft": f"{SFT}data.output_key=output ",
+        "dpo": "task=dpo data.dataset=builtin:reverse_pairs ",
+        "ppo": f"{RULE}algo.advantage.estimator=reinforce ",
+    }
+    line = f"{lines[task]}data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
+    (key, said) = one(line)
+    assert key == "actor.model_name_or_path"
+    assert "is a qwen2_5_vl, whose tokens have positions along several axes" in said
+
+
+@pytest.mark.parametrize("task", ["ppo", "score", "serve_rm", "rejection_sampling"])
+def test_a_language_model_does_not_score(model, task, tmp_path):
+    words = {
+        "ppo": RULE + "reward.rule=null actor.model_name_or_path=builtin:tiny ",
+        "score": "task=score data.dataset=builtin:reverse data.output_key=output data.max_len=256 ",
+        "serve_rm": "task=serve_rm serve.max_len=256 ",
+        "rejection_sampling": "task=rejection_sampling actor.model_name_or_path=builtin:tiny "
+        "data.prompt_dataset=builtin:reverse data.max_len=256 rollout.max_new_tokens=64 ",
+    }[task]
+    key, said = one(words + f"reward.model_name_or_path={model()}")
+    assert key == "reward.model_name_or_path"
+    assert "has no tensor score.weight to score with (Qwen3ForCausalLM)" in said
+
+
+def test_a_reward_model_may_call_its_head_otherwise_and_has_one_output(model):
+    line = "task=serve_rm serve.max_len=512 reward.model_name_or_path="
+    named = model("named", {"value_head.weight": [1, 4]})
+    assert "ds.value_head_prefix=<name>" in one(line + str(named))[1]
+    assert found(line + f"{named} ds.value_head_prefix=value_head") == []
+    assert "has 3 outputs in score.weight" in one(line + str(model("three", {"score.weight": [3, 4]})))[1]
+
+
+def test_the_head_that_openrlhf_names_in_the_checkpoint_is_found(model):
+    folder = model("named", {"value_head.weight": [1, 4]}, value_head_prefix="value_head")
+    assert found(f"task=serve_rm serve.max_len=512 reward.model_name_or_path={folder}") == []
+
+
+def with_vocabulary(folder, vocabulary, special):
+    tokens = [{"content": token, "id": number} for token, number in special.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": tokens}))
+    return folder
+
+
+def test_a_reward_model_that_reads_other_words_in_the_policys_tokens_is_found(model):
+    policy = with_vocabulary(model(), {"a": 0, "b": 1}, {"<eos>": 2})
+    line = RULE + f"reward.rule=null actor.model_name_or_path={policy} data.apply_chat_template=false "
+    line += "reward.model_name_or_path="
+    for name, more in (("same", {}), ("with another token", {"<pad>": 3})):
+        fine = with_vocabulary(model(name.replace(" ", "_"), SCORE), {"b": 1, "a": 0}, {"<eos>": 2} | more)
+        assert found(line + str(fine)) == []
+    for number, (vocabulary, special, said) in enumerate((
+        ({"a": 1, "b": 0}, {"<eos>": 2}, "'a' is 1 and 0"),
+        ({"a": 0, "b": 1}, {}, "2 and 3 tokens; '<eos>' is None and 2"),
+        ([["a", -1.0], ["c", -2.0]], {"<eos>": 2}, "'b' is None and 1"),
+    )):  # fmt: skip
+        other = with_vocabulary(model(f"other{number}", SCORE), vocabulary, special)
+        key, words = one(line + str(other))
+        assert key == "reward.model_name_or_path" and said in words
+    several = f"'reward.sources={{a: {{model_name_or_path: {fine}}}, b: {{model_name_or_path: {other}}}}}'"
+    assert one(line.rpartition(" ")[0] + f" {several}")[0] == "reward.sources.b.model_name_or_path"
+    sizes = [model(name, SCORE, ["tokenizer.json"], vocab_size=size) for name, size in (("few", 2), ("as_many", 3))]
+    line = line.replace(str(policy), str(model("sized", vocab_size=3)))
+    assert "has a vocabulary of 2 tokens, but the policy has 3" in one(line + str(sizes[0]))[1]
+    assert found(line + str(sizes[1])) == []
+
+
+def test_weights_that_are_not_whole_are_named(model):
+    folder = model()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(60)
+    assert "model.safetensors is not complete" in one(SFT + f"actor.model_name_or_path={folder}")[1]
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (sharded := model("sharded")).joinpath("model.safetensors.index.json").write_text(json.dumps(index))
+    (sharded / "model.safetensors").rename(sharded / "model-1.safetensors")
+    assert "has no file model-2.safetensors" in one(SFT + f"actor.model_name_or_path={sharded}")[1]
+
+
+def test_an_adapter_is_not_a_model(model, tmp_path):
+    folder = model(without=["config.json"])
+    (folder / "adapter_config.json").write_text("{}")
+    assert f"task=merge_lora lora.path={folder}" in one(SFT + f"actor.model_name_or_path={folder}")[1]
+
+
+@pytest.mark.parametrize("line", [SFT, RULE, "task=generate data.prompt_dataset=builtin:reverse data.max_len=256 "])
+def test_a_missing_chat_template_is_found(model, line):
+    path = model()
+    key, said = one(line + f"actor.model_name_or_path={path} data.apply_chat_template=true")
+    assert key == "data.apply_chat_template" and "has no chat template" in said
+    words = f"actor.model_name_or_path={path} data.apply_chat_template=true "
+    assert found(line + words + "data.tokenizer_chat_template=t.jinja") == []
+    (path / "chat_template.jinja").write_text("x")
+    assert found(line + words) == []
+
+
+@pytest.mark.notices(
+    "an answer in a chat may fill all positions of the model",
+    "preflight/inspections/model_uses.py",
+    "length=run.chat.max_new_tokens + 1)",
+    "length=run.chat.max_new_tokens)",
+)
+def test_an_answer_in_a_chat_leaves_room_for_a_message(model):
+    """As much room as the model has is the default, so only the length of an answer may be too large."""
+    line = f"task=chat actor.model_name_or_path={model()} "  # of 512 positions
+    assert found(line + "chat.max_new_tokens=511") == []
+    for words in ("", "chat.max_new_tokens=512"):
+        key, said = one(line + words)
+        assert key == "chat.max_new_tokens" and "write chat.max_new_tokens=256, or less" in said
+    key, said = one(line + "chat.max_len=600")
+    assert key == "chat.max_len" and "write chat.max_len=512, or less" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "positions"),
+    [
+        ({}, 512),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}, 2048),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, 1024),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 512),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 128}}, 128),
+    ],
+)
+def test_more_tokens_than_a_model_has_positions_are_refused(model, settings, positions):
+    path = model(tokenizer={"chat_template": "x"}, **{k: v for k, v in settings.items() if v is not None})
+    if "text_config" in settings:
+        kept = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+        (path / "config.json").write_text(json.dumps(kept | {"text_config": settings["text_config"]}))
+    for line in (SFT, PPO + "reward.rule=exact_match rollout.max_new_tokens=64 "):
+        words = line + f"actor.model_name_or_path={path} data.max_len="
+        key, said = one(words + str(positions + 1))
+        assert key == "data.max_len" and f"write data.max_len={positions}" in said
+        assert found(words + str(positions)) == []
+
+
+def test_a_hub_name_in_the_cache_is_inspected_as_a_folder(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub_inspection, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--org--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots").mkdir()
+    model().rename(cached / "snapshots" / "abc")
+    line = SFT + "actor.model_name_or_path=org/model "
+    assert found(line, tmp_path) == []
+    assert "512 positions" in one(line + "data.max_len=600", tmp_path)[1]
