@@ -183,6 +183,12 @@ def test_only_whitening_estimators_mix_groups(name):
     assert same == (name not in (*WHITENED, "flash_reinforce"))
 
 
+def test_whitening_divides_by_the_deviation_which_has_a_floor():
+    assert whiten(torch.tensor([0.0, 0.5], dtype=float64), no_std_norm=False).tolist() == pytest.approx([-1, 1])
+    tiny = torch.tensor([0.0, 1e-5], dtype=float64)
+    assert whiten(tiny, no_std_norm=False).tolist() == pytest.approx([-0.05, 0.05]), "divided by 1e-4"
+
+
 def test_whitening_constant_advantages_gives_zeros():
     assert not whiten(torch.full((6,), 0.7), no_std_norm=False).abs().gt(1e-3).any()
 
@@ -224,10 +230,18 @@ def test_no_tokens_at_all_have_no_credit(name, rows):
     assert credit.advantages.shape == credit.returns.shape == (0,)
 
 
-@pytest.mark.parametrize("name", ["rloo", "group_norm", "dr_grpo", "reinforce_baseline", "maxrl", "pkpo"])
-def test_a_row_alone_in_its_group_has_nothing_to_compare_with(name):
-    given = inputs([5.0, 1.0, 3.0], [2, 1, 2], groups=[0, 1, 1])
-    assert run(name, given, no_std_norm=True).returns[:2].tolist() == [0, 0]
+@pytest.mark.parametrize("own", [1, 2])
+@pytest.mark.parametrize("name", ["rloo", "group_norm", "dr_grpo", "reinforce_baseline", "opo", "maxrl", "pkpo"])
+def test_a_row_alone_in_its_group_has_nothing_to_compare_with(name, own):
+    given = inputs([5.0, 1.0, 3.0], [own, 1, 2], groups=[0, 1, 1])
+    assert run(name, given, no_std_norm=True).returns[:own].tolist() == [0] * own
+
+
+def test_a_row_without_model_tokens_does_not_decide_whether_a_group_agrees():
+    """Neither by its distance from the others nor by its size."""
+    agree, differ = inputs([0.3, 0.3 + 1e-9, 5.0], [1, 1, 0]), inputs([0.0, 1e-5, 1e6], [1, 1, 0])
+    assert run("group_norm", agree).advantages.tolist() == [0, 0]
+    assert run("group_norm", differ).advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-3)
 
 
 # Inputs stay as they were
@@ -316,6 +330,8 @@ def test_shapes_that_do_not_fit_are_refused():
         inputs([1.0, 2.0], [1])
     with pytest.raises(AssertionError, match="lengths"):
         inputs([1.0], [2], kl_penalty=[0.5])
+    with pytest.raises(AssertionError, match="lengths"):
+        inputs([1.0], [1], kl_penalty=[0.5, 0.5])
 
 
 def test_an_own_estimator_that_returns_another_shape_is_told_so(tmp_path):

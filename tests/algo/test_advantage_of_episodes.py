@@ -15,6 +15,7 @@ from credit_inputs import (
 )
 
 from rlhf_suite.algo.advantage import CreditInput
+from rlhf_suite.errors import UserError
 
 # Rewards of turns: row 0 earns 1 at its second token and 2 at its fourth beside R = 4, row 1 earns R = 3 alone.
 
@@ -116,6 +117,23 @@ def test_rewards_of_turns_count_for_all_rows_of_their_episode():
     """4 + 1 + 2 = 7 against 3."""
     given = inputs([4.0, 4.0, 3.0], [2, 1, 1], episodes=[0, 0, 1], turn_rewards=[1.0, 0, 2.0, 0])
     assert run("dr_grpo", given).advantages.tolist() == [2, 2, 2, -2]
+
+
+@pytest.mark.notices(
+    "an estimator with a discount takes episodes whose order of tokens nobody knows",
+    "algo/advantage.py",
+    "if config.estimator in WITH_TIME and has_forks(inputs):",
+    "if False:",
+)
+@pytest.mark.parametrize("name", ["gae", "reinforce"])
+def test_an_estimator_with_a_discount_refuses_an_episode_of_several_rows(name):
+    given = inputs([5.0, 5.0, 1.0], [1, 1, 2], episodes=[0, 0, 1], values=[0.5] * 4)
+    with pytest.raises(UserError, match=rf"estimator={name}: .* which token of two ledgers came first is not known"):
+        run(name, given)
+    for one_row_each in (replace(given, episodes=None), replace(given, episodes=torch.tensor([2, 0, 1]))):
+        assert len(run(name, one_row_each).advantages) == 4
+    silent = inputs([5.0, 5.0, 1.0], [2, 0, 2], episodes=[0, 0, 1], values=[0.5] * 4)
+    assert len(run(name, silent).advantages) == 4, "in the second row of the episode only a tool spoke"
 
 
 def test_an_episode_alone_in_its_group_has_nothing_to_compare_with():

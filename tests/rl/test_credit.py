@@ -242,6 +242,22 @@ def test_the_adaptive_controller_learns_from_the_measured_kl(batch):
     assert fixed.kl_coef == 0.1
 
 
+@pytest.mark.notices(
+    "an episode of several ledgers counts with the reward of each",
+    "rl/credit.py",
+    "own = rewards / ledgers - ",
+    "own = rewards - ",
+)
+def test_the_return_of_an_episode_of_two_ledgers_is_one_reward_less_the_penalties_of_both(batch):
+    batch = replace(batch, reward=torch.tensor([2.0, 2.0]), episode=torch.tensor([0, 0]))
+    assert assigner().assign(batch)[1]["train/return"] == pytest.approx(2 - 0.03 - 0.04)
+
+
+def test_one_model_token_is_enough_for_metrics(batch):
+    batch = replace(batch, mask=torch.tensor([0.0, 1.0, 0, 0, 0, 0, 0]))
+    assert assigner().assign(batch)[1]["train/kl"] == pytest.approx(0.5)
+
+
 def test_a_rollout_without_model_tokens_is_no_nan(batch):
     batch.mask.zero_()
     result, metrics = assigner().assign(batch)
@@ -270,15 +286,15 @@ def test_a_turn_is_rewarded_where_it_ends_and_a_baseline_takes_the_whole_reward(
     "clip_advantages(put_back(credit.advantages, mask), clip_range), advantages",
 )
 def test_advantages_are_clipped_after_the_teacher_and_the_share_of_clipped_tokens_is_measured(batch):
-    """RLOO without KL gives 1, 1, -1, -1; the teacher's gaps of 0.5, -3, 0.5 and 0 are taken away from them."""
-    gaps = torch.tensor([0, 0.5, 0, -3, 0, 0.5, 0])
+    """RLOO without KL gives 1, 1, -1, -1; the teacher's gaps of 0.5, -3, 0.5 and 1.5 are taken away from them."""
+    gaps = torch.tensor([0, 0.5, 0, -3, 0, 0.5, 1.5])
     batch = replace(batch, ref_log_probs=None, teacher_log_probs=batch.old_log_probs - gaps)
     config = AlgoConfig(
         advantage=AdvantageConfig(estimator="rloo", clip_range=[-1.25, 2.0]), distill=DistillTermConfig(coef=1.0)
     )
     result, metrics = CreditAssigner(config).assign(batch)
-    assert result.advantages.tolist() == pytest.approx([0, 0.5, 0, 2, 0, -1.25, -1])
-    assert metrics["train/advantage_clip_ratio"] == pytest.approx(2 / 4)
+    assert result.advantages.tolist() == pytest.approx([0, 0.5, 0, 2, 0, -1.25, -1.25])
+    assert metrics["train/advantage_clip_ratio"] == pytest.approx(3 / 4)
     assert (
         "train/advantage_clip_ratio"
         not in CreditAssigner(replace(config, advantage=AdvantageConfig("rloo"))).assign(batch)[1]
