@@ -147,7 +147,7 @@ def test_a_server_starts_with_the_first_call_of_an_episode(tokenizer, tmp_path):
 
 
 @pytest.mark.notices(
-    "what an MCP server wrote before it died is not told",
+    "the last words of an MCP server that died are not reported",
     "agents/mcp_tools.py",
     "self.said = (self.said + text)[-TAIL:]",
     "self.said = self.said[-TAIL:]",

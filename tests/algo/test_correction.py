@@ -174,10 +174,12 @@ def test_the_mismatch_of_many_tokens_is_measured_part_by_part(monkeypatch):
 @pytest.mark.parametrize("level", ["token", "seq", "geo"])
 @pytest.mark.parametrize("gating", ["ratio", "binary_kl"])
 def test_the_weights_do_not_depend_on_how_many_sequences_are_weighed_at_a_time(monkeypatch, level, gating):
+    """Every other sequence is far from what the engine wrote."""
     torch.manual_seed(0)
     lengths = torch.tensor([3, 1, 40, 7, 7, 0, 100, 2])
     old, mask = -torch.rand(160), (torch.rand(160) < 0.8).float()
-    inputs = CorrectionInput(old, old + torch.randn(160) / 4, mask, lengths)
+    far = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]).repeat_interleave(lengths)
+    inputs = CorrectionInput(old, old - torch.rand(160) / 1000 - far / 2, mask, lengths)
     threshold = (0.7, 1.3) if gating == "ratio" else (0.02,)
     flags = config(level, "mask", gating, threshold)
     whole = correction_weights(inputs, flags)

@@ -52,7 +52,7 @@ each_mistake = pytest.mark.parametrize(
     cases="deepcompile",
 )
 @pytest.mark.notices(
-    "problems that are told twice stay twice",
+    "problems that are reported twice stay twice",
     "config/problems.py",
     "return list(dict.fromkeys(problems))",
     "return list(problems)",

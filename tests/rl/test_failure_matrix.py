@@ -20,7 +20,7 @@ def recorded(ranks, tmp_path_factory):
 
 
 @pytest.mark.notices(
-    "a rollout that fails out of turn is never told to the driver",
+    "a rollout that fails out of turn is never reported to the driver",
     "launch/loop_thread.py",
     "(error := done.exception()) is not None:\n                self.fail(error)",
     "(error := done.exception()) is not None:\n                pass",

@@ -9,7 +9,7 @@ from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
-from rlhf_suite.rl.mismatch import check_mismatch, corrected, mismatch_limit
+from rlhf_suite.rl.mismatch import check_mismatch, correct, mismatch_limit
 
 
 def test_the_limit_is_that_of_the_precision_unless_the_flag_says_another():
@@ -33,8 +33,8 @@ def test_a_correction_that_leaves_no_token_stops_the_run_instead_of_training_on_
         old_log_probs=torch.tensor([0.0, -1.0, -1.0]),
         engine_log_probs=torch.tensor([0.0, -0.5, -0.9]),
     )
-    left, metrics = corrected(batch, AdvantageConfig(is_correction_level="token", is_correction_threshold=[0.7, 2.0]))
+    left, metrics = correct(batch, AdvantageConfig(is_correction_level="token", is_correction_threshold=[0.7, 2.0]))
     assert metrics["correction/masked"] == 0.5 and left.correction[1] == 0
     narrow = AdvantageConfig(is_correction_level="token", is_correction_threshold=[0.99, 2.0])
     with pytest.raises(RunError, match=r"drops every token.*is_correction_threshold=\[0\.99, 2\.0\].*0\.756.*Widen"):
-        corrected(batch, narrow)
+        correct(batch, narrow)

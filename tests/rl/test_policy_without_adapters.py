@@ -26,8 +26,8 @@ def numbers(folder):
 @pytest.mark.notices(
     "the reference of a run with adapters has them",
     "rl/roles.py",
-    "self.masked_log_probs(WithoutAdapters(self.model), batch",
-    "self.masked_log_probs(self.model, batch",
+    "self.compute_log_probs(WithoutAdapters(self.model), batch",
+    "self.compute_log_probs(self.model, batch",
 )
 @pytest.mark.parametrize(
     "loss", [{}, {"algo__kl__use_loss": True, "algo__kl__estimator": "k2"}], ids=["reward", "loss"]

@@ -129,8 +129,8 @@ def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, f
 @pytest.mark.notices(
     "the critic's schedule counts RL steps",
     "rl/update.py",
-    "steps, step * self.steps_per_rollout, what)",
-    "steps, step, what)",
+    "steps, step * self.steps_per_rollout, activity)",
+    "steps, step, activity)",
 )
 def test_the_policys_schedule_begins_after_the_critics_warm_up():
     policy, critic, metrics = updated(4)

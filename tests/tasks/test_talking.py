@@ -81,25 +81,25 @@ def test_a_pipe_gets_the_answers_of_transformers_and_imports_no_engine(model, tm
 
 
 def test_commands_do_what_they_say_and_only_quit_ends(chat, capsys, tmp_path):
-    assert chat.take("/system Be brief.") and chat.conversation.system == "Be brief."
-    assert chat.take("hello") and [message["role"] for message in chat.conversation.turns] == ["user", "assistant"]
-    assert chat.take("/reset") and not chat.conversation.turns and chat.conversation.system == "Be brief."
-    assert chat.take("/system") and chat.conversation.system is None
-    assert chat.take(f"/save {tmp_path}/x.jsonl") and not (tmp_path / "x.jsonl").exists()
-    assert chat.take(" /etc is a folder") and chat.conversation.turns[0]["content"] == "/etc is a folder"
-    assert chat.take(f"/save {tmp_path}/no/x.jsonl") and chat.take("/save") and chat.take("/help")
+    assert chat.handle("/system Be brief.") and chat.conversation.system == "Be brief."
+    assert chat.handle("hello") and [message["role"] for message in chat.conversation.turns] == ["user", "assistant"]
+    assert chat.handle("/reset") and not chat.conversation.turns and chat.conversation.system == "Be brief."
+    assert chat.handle("/system") and chat.conversation.system is None
+    assert chat.handle(f"/save {tmp_path}/x.jsonl") and not (tmp_path / "x.jsonl").exists()
+    assert chat.handle(" /etc is a folder") and chat.conversation.turns[0]["content"] == "/etc is a folder"
+    assert chat.handle(f"/save {tmp_path}/no/x.jsonl") and chat.handle("/save") and chat.handle("/help")
     notes = capsys.readouterr().err
     for words in ("nothing to save yet", "x.jsonl: No such file", "write /save <file>", "/system <text>"):
         assert words in notes
-    assert not chat.take("/quit")
+    assert not chat.handle("/quit")
 
 
 def test_dropped_turns_and_messages_that_do_not_fit_are_reported(chat, capsys):
     chat.conversation.max_prompt_tokens = 40
     for _ in range(3):
-        assert chat.take("0123456789012345")
+        assert chat.handle("0123456789012345")
     assert capsys.readouterr().err.count("(turns dropped from the start of the conversation: 1;") == 2
-    assert chat.take("x" * 99) and len(chat.conversation.turns) == 2
+    assert chat.handle("x" * 99) and len(chat.conversation.turns) == 2
     assert "; 40 are possible" in capsys.readouterr().err
 
 
@@ -109,10 +109,10 @@ def test_an_interrupted_response_ends_a_pipe_but_not_a_terminal(chat, capsys, mo
 
     hook = chat.chat_model.model.register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        chat.take("hello")
+        chat.handle("hello")
     chat.conversation.reset()
     chat.is_terminal = True
-    assert chat.take("hello") and chat.conversation.turns == []
+    assert chat.handle("hello") and chat.conversation.turns == []
     hook.remove()
     lines = iter(["hello\\", "you", KeyboardInterrupt(), EOFError()])
 

@@ -16,7 +16,7 @@ def begun(tmp_path):
         folder = RunFolder(tmp_path)
         folder.start("")
         journal = Journal(LoggerConfig(progress=False, **config), folder, "sft")
-        journal.begin(0, 9)
+        journal.open(0, 9)
         return journal
 
     return make
@@ -40,14 +40,17 @@ def test_the_seconds_of_a_phase_are_recorded_once(begun, tmp_path):
 
 
 @pytest.mark.notices(
-    "the first step was idle while models were loaded", "tracking/journal.py", "        self.timeline.begin()\n", ""
+    "the first step was idle while models were loaded",
+    "tracking/journal.py",
+    "        self.timeline.open_window()\n",
+    "",
 )
 def test_what_came_before_the_first_step_is_no_time_in_which_engines_were_idle(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("")
     journal = Journal(LoggerConfig(progress=False), folder, "ppo")
     created = journal.timeline.window_begin = 1.0
-    journal.begin(0, 9)
+    journal.open(0, 9)
     assert journal.timeline.window_begin > created
 
 

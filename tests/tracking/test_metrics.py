@@ -172,7 +172,7 @@ def progress(**kwargs) -> tuple[Progress, io.StringIO]:
 def test_without_a_terminal_there_is_a_line_now_and_then():
     shown, out = progress()
     for step in range(1, 41):
-        shown.update(step, {"train/reward": step / 40, "train/kl": 0.5})
+        shown.show_step(step, {"train/reward": step / 40, "train/kl": 0.5})
     shown.close()
     lines = out.getvalue().splitlines()
     assert len(lines) == 21  # the first step, and each twentieth of the run
@@ -183,7 +183,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
 def test_the_flag_and_other_ranks_are_silent():
     for options in ({"enabled": False}, {"visible": False}):
         shown, out = progress(**options)
-        shown.update(1, {"train/reward": 1.0})
+        shown.show_step(1, {"train/reward": 1.0})
         shown.close()
         assert out.getvalue() == ""
 
@@ -192,7 +192,7 @@ def test_a_terminal_has_a_bar_with_the_phase_and_the_numbers():
     out = io.StringIO()
     shown = Progress(LoggerConfig(), "ppo", 4, 0, console=Console(file=out, force_terminal=True, width=200))
     shown.phase("generate")
-    shown.update(1, {"train/reward": 0.25})
+    shown.show_step(1, {"train/reward": 0.25})
     shown.close()
     assert "1/4" in out.getvalue()
     assert "generate" in out.getvalue()
@@ -209,7 +209,7 @@ def test_every_evaluation_is_printed_with_and_without_a_terminal():
         out = io.StringIO()
         console = Console(file=out, force_terminal=terminal, width=200)
         shown = Progress(LoggerConfig(), "ppo", total=40, start=0, console=console)
-        shown.update(7, {"train/reward": 0.5})
+        shown.show_step(7, {"train/reward": 0.5})
         shown.print_evaluation(7, results)
         shown.close()
         assert "ppo 7/40  evaluation: pass1 0.8926 ± 0.019  pass4 0.98" in out.getvalue()
@@ -226,7 +226,7 @@ def test_a_damaged_line_is_named_and_ignored_and_the_others_stay(tmp_path, capsy
     folder.metrics.write_bytes(sound[0] + line + sound[1] + b'{"step": 3, "tra')
     assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
     journal = Journal(LoggerConfig(progress=False), folder, "sft")
-    journal.begin(2, 5)
+    journal.open(2, 5)
     journal.close()
     said = capsys.readouterr().err.replace("\n", "")
     assert said == f"{folder.metrics}:2 is damaged, so it is ignored: it is not a row of metrics", (

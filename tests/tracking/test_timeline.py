@@ -91,7 +91,7 @@ def test_the_first_window_begins_with_the_run_and_not_with_the_loading_of_models
     timeline = Timeline()
     with timeline.busy("trainer", "make_experience"):
         clock.now = 160.0
-    timeline.begin()
+    timeline.open_window()
     with timeline.busy("engines", "generation"):
         clock.now = 163.0
     clock.now = 164.0
@@ -120,7 +120,7 @@ def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_pa
 
 
 @pytest.mark.notices(
-    "intervals of another process that are not over are told twice",
+    "intervals of another process that are not over are recorded twice",
     "tracking/timeline.py",
     "                interval.begin = now\n",
     "                pass\n",
@@ -136,11 +136,11 @@ def test_intervals_that_are_taken_in_parts_are_those_of_the_whole_time(clock, tm
     requests = Activity(other, "engines", "generation")
     requests.begin()
     clock.now = 101.0
-    timeline.add(other.take())
+    timeline.add(other.drain())
     clock.now = 103.0
     requests.end()
-    timeline.add(other.take())
+    timeline.add(other.drain())
     requests.begin()
     clock.now = 104.0
-    timeline.add(other.take())
+    timeline.add(other.drain())
     assert [(each.begin, each.end) for each in timeline.intervals] == [(100.0, 101.0), (101.0, 103.0), (103.0, 104.0)]

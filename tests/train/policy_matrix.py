@@ -44,7 +44,7 @@ from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.world import World
 from rlhf_suite.registry import aggregation, estimator, policy_loss
 from rlhf_suite.rl.credit import CreditAssigner
-from rlhf_suite.rl.mismatch import corrected
+from rlhf_suite.rl.mismatch import correct
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.shaping import Shaper
@@ -199,7 +199,7 @@ def experience(case: Case, batch: Experience) -> Experience:
     config = algo_config(case)
     parts = [dict(zip(PARTS, row.tolist(), strict=True)) for row in PART_ROWS[: len(batch)]]
     batch, _ = CreditAssigner(config).assign(batch, parts)
-    batch, _ = corrected(batch, config.advantage)
+    batch, _ = correct(batch, config.advantage)
     actor = actor_config(case)
     return choose_tokens(batch, actor, (0, 0))[0] if actor.chooses_tokens else batch
 

@@ -335,7 +335,7 @@ class Session:
         assert branch.ends[-1] == end and branch is not self.latest, "a turn that something follows"
         branch.ends.pop()
         if branch.ends:
-            branch.ledger = branch.ledger.begin(branch.ends[-1][1])
+            branch.ledger = branch.ledger.cut(branch.ends[-1][1])
 
     def episode(
         self,

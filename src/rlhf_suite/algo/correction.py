@@ -99,7 +99,7 @@ class CorrectionInput:
         begin = self.lengths.cumsum(0) - self.lengths
         sizes = torch.unique_consecutive(begin // SLAB, return_counts=True)[1].tolist()  # sequences
         tokens = [int(lengths.sum()) for lengths in self.lengths.split(sizes)]
-        columns = (each.split(tokens) for each in (self.old_log_probs, self.engine_log_probs, self.mask))
+        columns = (column.split(tokens) for column in (self.old_log_probs, self.engine_log_probs, self.mask))
         yield from map(CorrectionInput, *columns, self.lengths.split(sizes))
 
 

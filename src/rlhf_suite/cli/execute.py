@@ -69,7 +69,7 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
 
     try:
         with stoppable():
-            plan = planned(run)
+            plan = plan_workers(run)
             if not join_node(folder, launch_of(run, plan)):
                 train(run, folder, plan)
     except Stopped as stop:
@@ -97,7 +97,7 @@ def describe_unexpected(error: Exception, folder: Path) -> str:
     return f"{said}\nthe traceback is in {log}"
 
 
-def planned(run: Run) -> WorkerPlan | None:
+def plan_workers(run: Run) -> WorkerPlan | None:
     """Return what is decided about a run with workers; None for others."""
     from rlhf_suite.launch.ray_cluster import machine
 

@@ -187,7 +187,7 @@ class ItemCodec:
         def flat(name: str) -> list[np.ndarray[Any, Any]]:
             return [np.concatenate([np.asarray(getattr(sequence, name)) for sequence in row]) for row in rows]
 
-        def named(field: str, name: str) -> list[list[float]]:
+        def column_of(field: str, name: str) -> list[list[float]]:
             return [[getattr(sequence, field)[name] for sequence in row] for row in rows]
 
         return {
@@ -198,7 +198,7 @@ class ItemCodec:
             "ids": pa.array(flat("ids"), pa.list_(pa.int32())),
             "mask": pa.array(flat("mask"), pa.list_(pa.int8())),
             **({} if first.images is None else {"images": pa.array([image_rows(row) for row in rows], IMAGE_ROWS)}),
-            **{f"rows.{name}": pa.array(named("numbers", name), pa.list_(pa.float64())) for name in first.numbers},
+            **{f"rows.{name}": pa.array(column_of("numbers", name), pa.list_(pa.float64())) for name in first.numbers},
             **{
                 f"tokens.{name}": pa.array(
                     [[value for sequence in row for value in sequence.token_numbers[name]] for row in rows],

@@ -79,7 +79,7 @@ class Trajectory:
         self.images += images
         self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)
 
-    def begin(self, length: int) -> Trajectory:
+    def cut(self, length: int) -> Trajectory:
         """Return the ledger as it was when it had `length` tokens, the last of which ended a turn."""
         names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
         cut = {name: getattr(self, name)[:length] for name in names}

@@ -124,7 +124,7 @@ class EnginePool:
             self._prompt_tokens = self._cached_tokens = 0
             return share
 
-        return result(self.start(counted()), "the hits of the prefix cache")
+        return result(self.start(count()), "the hits of the prefix cache")
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""

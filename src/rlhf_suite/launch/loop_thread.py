@@ -136,7 +136,7 @@ class LoopThread:
         """Cancel all coroutines, raise `error` in everyone who waits for one, and end the thread. A coroutine that
         blocks the loop, or refuses to be cancelled, is not waited for."""
 
-        async def cancelled() -> None:
+        async def cancel_all() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
@@ -148,5 +148,5 @@ class LoopThread:
 
         self.fail(error)
         if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(lambda: self.ending.append(self.loop.create_task(cancelled())))
+            self.loop.call_soon_threadsafe(lambda: self.ending.append(self.loop.create_task(cancel_all())))
             self.thread.join(2 * END_S)

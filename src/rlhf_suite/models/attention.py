@@ -238,7 +238,7 @@ def _flash_kernel() -> _FlashKernel:
     except ImportError:
         return _torch_flash
 
-    def packaged(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
+    def call_package(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
         borders, longest = sequences.cu_lengths, sequences.max_length
         window = (-1, -1) if call.window is None else (call.window - 1, 0)
         return flash_attn_varlen_func(
@@ -246,7 +246,7 @@ def _flash_kernel() -> _FlashKernel:
             dropout_p=call.dropout, softmax_scale=call.scaling, causal=True, window_size=window,
         )  # fmt: skip
 
-    return packaged
+    return call_package
 
 
 def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:

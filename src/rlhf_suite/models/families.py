@@ -212,11 +212,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def num_experts(setting: Callable[[str], Any]) -> tuple[str, int] | None:
     """Return the setting with the number of experts of a layer, and its value; None for a model without experts."""
-    found = ((name, setting(name)) for name in EXPERTS)
-    return next(((name, value) for name, value in found if isinstance(value, int) and value > 0), None)
+    settings = ((name, setting(name)) for name in EXPERTS)
+    return next(((name, value) for name, value in settings if isinstance(value, int) and value > 0), None)
 
 
 def undeclared_head_setting(head: Head, setting: Callable[[str], Any]) -> tuple[str, Any] | None:
     """Return a setting of a model, and its value, that changes logits in a way that its family does not declare."""
-    found = ((name, setting(name)) for name in HEAD_SETTINGS if name not in head.settings)
-    return next(((name, value) for name, value in found if value not in (None, 1.0)), None)
+    settings = ((name, setting(name)) for name in HEAD_SETTINGS if name not in head.settings)
+    return next(((name, value) for name, value in settings if value not in (None, 1.0)), None)

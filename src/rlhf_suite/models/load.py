@@ -269,11 +269,11 @@ def head_prefix(config: PretrainedConfig, ds: ForwardConfig) -> str:
 def check_head(config: PretrainedConfig, family: Family, flag: str, path: str) -> None:
     """Raise UserError for a head that changes its logits in a way that is not declared for its family."""
     text = config.get_text_config()
-    found = undeclared_head_setting(family.head, lambda name: getattr(text, name, None))
-    if found is not None:
+    undeclared = undeclared_head_setting(family.head, lambda name: getattr(text, name, None))
+    if undeclared is not None:
         raise UserError(
-            f"{flag}={path}: the head of this model has {found[0]} ({found[1]}), whose meaning is not known for models "
-            f"of type {config.model_type}. Choose another model"
+            f"{flag}={path}: the head of this model has {undeclared[0]} ({undeclared[1]}), whose meaning is not known "
+            f"for models of type {config.model_type}. Choose another model"
         )
 
 

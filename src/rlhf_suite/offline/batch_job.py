@@ -54,7 +54,7 @@ class BatchJob:
                     self.part.append(done.rows, done.stop, done.sums)
                     count += done.sums[unit]
                     self.speed = {f"{unit}_per_s": count / (time.perf_counter() - began)}
-                    progress.update(done.stop - start, means(self.part.progress.totals) | self.speed)
+                    progress.show_step(done.stop - start, means(self.part.progress.totals) | self.speed)
                     if (number := get_stop_signal()) is not None:
                         raise Stopped(number, f"row {done.stop}")
         finally:

@@ -114,7 +114,7 @@ class ScoredChunks:
         outcomes = self.scorer.score_batch([[(row.where, sample) for row, sample in group] for group in groups])
         for group, known in zip(groups, outcomes, strict=True):
             if known is not None:
-                of_group = [self.number(each) for each in known]
+                of_group = [self.number(outcome) for outcome in known]
                 scores += of_group
                 written += self.choose_rows([row.values for row, _ in group], known, of_group)
         rows = sum(map(len, groups))

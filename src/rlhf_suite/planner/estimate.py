@@ -294,11 +294,11 @@ class Planner:
         """Return what /dev/shm must hold, on one node."""
         if not (isinstance(self.run, PPORun) and isinstance(self.plan, Plan)):
             return {}
-        found = {"object store of Ray": self.plan.object_store_mb * memory.MIB}
+        terms = {"object store of Ray": self.plan.object_store_mb * memory.MIB}
         if self.plan.engines.sync_backend == "shm":
             size = memory.SIZES[self.run.ds.param_dtype]
-            found["weights on their way to the engines"] = size * self.parameters(self.plan.models[ACTOR]).total
-        return found
+            terms["weights on their way to the engines"] = size * self.parameters(self.plan.models[ACTOR]).total
+        return terms
 
     def disk(self) -> dict[str, int]:
         """Return what a run writes: checkpoints with the one that is being written, the model, and the rollouts of all

@@ -45,7 +45,7 @@ def load_documents(
         return None
     from rlhf_suite.data.load import Loader, show_nothing  # pyarrow: a policy without documents needs none
 
-    shared = {each.name: getattr(data, each.name) for each in fields(DataConfig)}
+    shared = {flag.name: getattr(data, flag.name) for flag in fields(DataConfig)}
     own = {"row_format": None, "max_samples": None, "input_key": data.pretrain_key}
     config, bad = SFTDataConfig(**shared | own), BadRows(data.on_bad_row)
     loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad, shown or show_nothing)

@@ -228,6 +228,6 @@ class EpisodeWorker:
         return [*news, (0, self._report())]
 
     def _report(self) -> Report:
-        report = Report(self._timeline.take(), self._prompt_tokens, self._cached_tokens)
+        report = Report(self._timeline.drain(), self._prompt_tokens, self._cached_tokens)
         self._turns = self._prompt_tokens = self._cached_tokens = 0
         return report

@@ -13,7 +13,7 @@ from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience, to_batch
 from rlhf_suite.distributed.group import Pending
-from rlhf_suite.rl.mismatch import check_mismatch, corrected
+from rlhf_suite.rl.mismatch import check_mismatch, correct
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sharding import ForwardBatch
@@ -61,7 +61,7 @@ class ExperienceMaker:
         batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
         batch = replace(batch, **self.forward(ForwardBatch(batch)))
         metrics = self.mismatch(batch, version) if self.needs_old_log_probs else {}
-        batch, correction = corrected(batch, self.algo.advantage)
+        batch, correction = correct(batch, self.algo.advantage)
         return batch, metrics | correction
 
     def forward(self, batch: ForwardBatch) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Filters:
     def observe(self, group: ScoredTrajectories, history: History) -> None:
         """Take note of the scores of a group, if the filter of prompts reads them."""
         if self.of_prompts is not None:
-            history.add(group.trajectories[0].prompt.index, scores_of(sampled_episodes(group)))
+            history.add(group.trajectories[0].prompt.index, scores_of(select_sampled(group)))
 
     def objection(self, group: ScoredTrajectories) -> Objection | None:
         """Return why a group is not trained on, by the samples of it that would be; None for one that is.
@@ -114,7 +114,7 @@ class Filters:
         Raises:
             UserError: the user's function raised an error, or returned neither a reason nor None.
         """
-        trained = sampled_episodes(group)
+        trained = select_sampled(group)
         scores = scores_of(trained)
         if self.algo.dynamic_filtering_enable:
             low, high = self.algo.dynamic_filtering_range
@@ -139,7 +139,7 @@ class Objection:
     metric: str | None = None
 
 
-def sampled_episodes(group: ScoredTrajectories) -> ScoredTrajectories:
+def select_sampled(group: ScoredTrajectories) -> ScoredTrajectories:
     """Return one row for each episode of a group, without the greedy response."""
     episodes = group.episodes()
     return episodes.take([place for place, t in enumerate(episodes.trajectories) if not t.greedy])

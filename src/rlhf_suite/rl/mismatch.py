@@ -28,7 +28,7 @@ def check_mismatch(mean: float, limit: float) -> None:
         )
 
 
-def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, dict[str, float]]:
+def correct(batch: Experience, config: AdvantageConfig) -> tuple[Experience, dict[str, float]]:
     """Return the batch with `correction` and metrics of it, where algo.advantage.is_correction_level asks for it.
 
     The weights are those of the start of the update: constants of all its optimiser steps.

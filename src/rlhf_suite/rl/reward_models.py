@@ -31,9 +31,9 @@ class RewardModelSource:
         """Return one outcome per sample; the ranks of the model share the work."""
         unique, places = once(samples, lambda sample: bytes(np.asarray(sample.ids, np.int64)))
         with self.lock:
-            found = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
-        rewards = found if self.constants is None else normalize_scores(found, *self.constants)
-        return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
+            scores = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
+        rewards = scores if self.constants is None else normalize_scores(scores, *self.constants)
+        return [Scored(reward, score) for reward, score in zip(rewards.tolist(), scores.tolist(), strict=True)]
 
     def close(self) -> None:
         """The model ends with the run."""
@@ -50,12 +50,12 @@ class ProcessRewardSource:
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample, with the scores of its steps; the ranks of the model share the work."""
         unique, places = once(samples, lambda sample: (sample.prompt, sample.response))
-        examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in unique]
+        examples = [self.encoder.encode(sample.prompt, sample.response, is_rendered=True) for sample in unique]
         batch = collate(examples, TokenBatch)
         with self.lock:
-            found = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
-        steps = split_step_scores(batch, found, [example.truncated for example in examples])
-        outcomes = [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
+            probabilities = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
+        steps = split_step_scores(batch, probabilities, [example.truncated for example in examples])
+        outcomes = [outcome(step_scores, self.aggregate, self.encoder.form.max_len) for step_scores in steps]
         return [outcomes[place] for place in places]
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Role(Worker):
         results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
         return Division(batch.lengths, groups), results
 
-    def masked_log_probs(
+    def compute_log_probs(
         self, model: Callable[..., Any], batch: TokenBatch, temperature: float, entropy: bool = False
     ) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere. With `entropy`, the
@@ -100,8 +100,12 @@ class Role(Worker):
 
         def compute(part: TokenBatch) -> torch.Tensor:
             needed = part.mask.bool()
-            found = token_log_probs(model, part, temperature=temperature, entropy=entropy, needed=needed)
-            return found.log_probs if found.entropy is None else torch.stack([found.log_probs, found.entropy], 1)
+            log_probs = token_log_probs(model, part, temperature=temperature, entropy=entropy, needed=needed)
+            return (
+                log_probs.log_probs
+                if log_probs.entropy is None
+                else torch.stack([log_probs.log_probs, log_probs.entropy], 1)
+            )
 
         division, results = self.forward(batch, compute)
         return division.per_token(results)
@@ -124,7 +128,7 @@ class ReferenceRole(Role):
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T], computed as `PolicyRole.log_probs` does."""
-        return self.masked_log_probs(self.model, batch, temperature)
+        return self.compute_log_probs(self.model, batch, temperature)
 
 
 class TrainedRole(Role, TrainedWorker):
@@ -167,7 +171,7 @@ class TrainedRole(Role, TrainedWorker):
         finally:
             self.model.module.train()
 
-    def updated(self) -> None:
+    def follow_update(self) -> None:
         """Do what follows an optimiser step that has changed the weights."""
 
     def beside(self, step: int) -> Sequence[TokenBatch]:
@@ -180,15 +184,15 @@ class TrainedRole(Role, TrainedWorker):
         micro_batches = [*(take(batch, group) for group in groups), *self.beside(step)]
         row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
         if not row["skipped"]:
-            self.updated()
+            self.follow_update()
         return row
 
     def train(self, batches: list[Experience], first_step: int) -> dict[str, float]:
         """Take one optimiser step per batch, and return the mean of each metric over them."""
         with self.awake():
             rows = [self.train_step(batch, first_step + offset) for offset, batch in enumerate(batches)]
-        found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
-        means = {name: sum(values) / len(values) for name, values in found.items()}
+        by_name = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
+        means = {name: sum(values) / len(values) for name, values in by_name.items()}
         result = {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
         return result | {f"perf/{self.prefix}memory_gb": self.world.peak_memory_gb()}
 
@@ -223,16 +227,16 @@ class PolicyRole(TrainedRole):
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T] in the order of the shard."""
-        return self.masked_log_probs(self.model, batch, temperature)
+        return self.compute_log_probs(self.model, batch, temperature)
 
     def log_probs_and_entropies(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs and the entropies of the masked tokens, [T, 2] in the order of the shard."""
-        return self.masked_log_probs(self.model, batch, temperature, entropy=True)
+        return self.compute_log_probs(self.model, batch, temperature, entropy=True)
 
     def log_probs_without_adapters(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens as the model without its adapters gives them: those of the
         reference."""
-        return self.masked_log_probs(WithoutAdapters(self.model), batch, temperature)
+        return self.compute_log_probs(WithoutAdapters(self.model), batch, temperature)
 
     def update(
         self, batches: list[Experience], first_step: int, kl_coef: float, entropy_coef: float | None
@@ -245,7 +249,7 @@ class PolicyRole(TrainedRole):
     def beside(self, step: int) -> Sequence[TokenBatch]:
         return () if self.documents is None else self.documents.step(step)
 
-    def updated(self) -> None:
+    def follow_update(self) -> None:
         if self.average is not None:
             self.average.update()
 

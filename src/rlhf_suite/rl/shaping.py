@@ -27,7 +27,7 @@ class Shaper:
         """Return the samples that are trained on, with shaped rewards and, where there are greedy samples, `greedy`."""
         rewards, penalties = self.rewards(scored)
         logged = [dict(zip(penalties, row, strict=True)) for row in zip(*penalties.values(), strict=True)]
-        extra = [each | more for each, more in zip(scored.extra, logged, strict=True)] if logged else scored.extra
+        extra = [numbers | more for numbers, more in zip(scored.extra, logged, strict=True)] if logged else scored.extra
         return without_greedy(replace(scored, rewards=rewards, extra=extra))
 
     def rewards(self, scored: ScoredTrajectories) -> tuple[np.ndarray, dict[str, list[float]]]:
@@ -42,8 +42,8 @@ class Shaper:
             lengths = torch.tensor([t.response_length for t in trajectories])
             longest = torch.tensor([self.longest(t) for t in trajectories])
             factor = config.overlong_penalty_factor
-            each = overlong_penalty(lengths, longest, config.overlong_buffer_len, factor).numpy()
-            penalty = torch.from_numpy(np.maximum.reduceat(each, rows.starts)[rows.numbers])
+            penalties = overlong_penalty(lengths, longest, config.overlong_buffer_len, factor).numpy()
+            penalty = torch.from_numpy(np.maximum.reduceat(penalties, rows.starts)[rows.numbers])
             result, changes["overlong_penalty"] = result - penalty, (0 - penalty).tolist()
         if config.stop_properly_penalty_coef is not None:
             truncated = torch.tensor([trajectories[last].truncated for last in rows.lasts])[rows.numbers]

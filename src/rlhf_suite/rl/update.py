@@ -77,14 +77,14 @@ class Updater:
         steps = [experience.ledgers_of(numbers) for numbers in episodes]
         if self.actor.chooses_tokens:
             experience, metrics = choose_tokens(experience, self.actor, seed)
-        running, what = [], f"update of step {step + 1}"
+        running, activity = [], f"update of step {step + 1}"
         if step >= self.critic_warm_up:
             first = (step - self.critic_warm_up) * self.steps_per_rollout
             entropy_coef, measured = self.steer_entropy(experience)
             metrics |= measured
-            running.append(self.policy.update(experience, steps, first, kl_coef, entropy_coef, what))
+            running.append(self.policy.update(experience, steps, first, kl_coef, entropy_coef, activity))
         if self.critic is not None:
-            running.append(self.critic.update(experience, steps, step * self.steps_per_rollout, what))
+            running.append(self.critic.update(experience, steps, step * self.steps_per_rollout, activity))
         for pending in running:
             metrics |= pending.result()
         if (gap := metrics.pop("train/engine_gap", None)) is not None:

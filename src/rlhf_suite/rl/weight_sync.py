@@ -126,7 +126,7 @@ class WeightSync:
         sequences = [ids.tolist() for ids in torch.split(probe.batch.ids, probe.batch.lengths.tolist())]
         theirs = self.engines.score(sequences)
         ours, mask = probe.ours.result().numpy(), probe.batch.mask.numpy().astype(bool)
-        worst = float(np.max([np.abs(np.concatenate(each) - ours)[mask].mean() for each in theirs]))
+        worst = float(np.max([np.abs(np.concatenate(log_probs) - ours)[mask].mean() for log_probs in theirs]))
         if not worst <= self.mismatch_limit:  # NaN passes it too
             raise WeightSyncError(
                 f"sync of version {probe.version}: all tensors arrived, but an engine's log-probs differ from the "

@@ -71,7 +71,7 @@ class Chat:
                     raise
                 self.note("\n/quit or Ctrl-D ends the chat")
                 continue
-            goes_on = self.take(message)
+            goes_on = self.handle(message)
 
     def read(self) -> str:
         """Return the next message: a line, joined with the next line as long as it ends with a backslash."""
@@ -81,7 +81,7 @@ class Chat:
             lines.append(input(". " if self.is_terminal else ""))
         return "\n".join(lines)
 
-    def take(self, message: str) -> bool:
+    def handle(self, message: str) -> bool:
         """Answer a message or carry out a command. Return whether the chat continues."""
         if message.startswith("/"):
             return self.command(*message.partition(" ")[::2])

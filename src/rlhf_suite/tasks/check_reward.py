@@ -56,7 +56,7 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
         with closing(progress):
             for row in score_alone(config, given, rewards):
                 checked.append(row)
-                progress.update(len(checked), {})
+                progress.show_step(len(checked), {})
         items = {row.where: row.item for row in checked if row.item is not None}
         began = time.perf_counter()
         outcomes = rewards.score([*items.values()])[0] if items else []

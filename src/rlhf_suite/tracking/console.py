@@ -99,7 +99,7 @@ class Progress:
         assert self._bar is not None
         self._bar.update(self._id, phase=text)
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that optimiser step `step` (from 1) is done."""
         self._latest |= metrics
         if self._bar is not None:

@@ -32,13 +32,13 @@ class Journal:
         self.lock = threading.Lock()  # of `beside`
         self.timeline = Timeline()
 
-    def begin(self, start: int, total: int) -> None:
+    def open(self, start: int, total: int) -> None:
         """Open the metric sinks. Metrics of steps after `start` are dropped, since these steps will be run again."""
         for number in find_damaged_lines(self.folder.metrics):
             self.warn(f"{self.folder.metrics}:{number} is damaged, so it is ignored: it is not a row of metrics")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
-        self.timeline.begin()
+        self.timeline.open_window()
 
     def info(self, message: str) -> None:
         """Print a message to the console, unless logger.progress is off."""
@@ -111,7 +111,7 @@ class Journal:
         self.seconds.clear()
         self.write(step, metrics | timings, always)
         if not always:
-            self.progress.update(step, metrics)
+            self.progress.show_step(step, metrics)
         self.folder.record_step(step)
 
     def log_late(self, step: int, metrics: dict[str, float], always: bool = False) -> None:

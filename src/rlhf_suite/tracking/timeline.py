@@ -39,7 +39,7 @@ class Timeline:
         self.window_begin = time.time()
         self.others: list[Callable[[], None]] = []
 
-    def begin(self) -> None:
+    def open_window(self) -> None:
         """Begin the first window: the loading of models and the time in which a run was stopped are not part of it."""
         with self.lock:
             self.window_begin = time.time()
@@ -83,7 +83,7 @@ class Timeline:
         with self.lock:
             self.intervals.extend(intervals)
 
-    def take(self) -> list[Interval]:
+    def drain(self) -> list[Interval]:
         """Return and forget all intervals until now. Those that are not over begin anew."""
         with self.lock:
             now = self.window_begin = time.time()  # what has ended is not continued

@@ -37,7 +37,7 @@ class TrainingLoop(ABC):
         for said in self.saver.rehearse(self.exported):
             self.journal.warn(said)
         start = self.saver.resume(self.journal.warn)
-        self.journal.begin(start, self.total_steps)
+        self.journal.open(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
         self.begin(start)
         if start == 0 and self.evaluation.on_start:

@@ -123,15 +123,15 @@ class Saver:
         """
         if problem := optimizer_problem(checkpoint, self.config):
             raise UserError(f"{problem.what}: {problem.fix}")
-        found = [Change("ckpt.reset_optimizer", False, True, NAMED)] if self.config.reset_optimizer else []
+        changed_flags = [Change("ckpt.reset_optimizer", False, True, NAMED)] if self.config.reset_optimizer else []
         if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
-            return found
+            return changed_flags
         now, before = load(self.folder.config), load(checkpoint.config)
         assert isinstance(now, ResumableRun)
         changed = changes(before, now)
         if problem := refusal(changed, now, list_allowed_changes(now), checkpoint.config):
             raise UserError(f"{problem.what}: {problem.fix}")
-        return [*changed, *found]
+        return [*changed, *changed_flags]
 
     def save_if_due(self, step: int, evaluation: Mapping[str, float], metrics: Metrics = dict) -> None:
         """The periodic checkpoint, and the best one when this step's evaluation beats all before; the model of that

@@ -61,26 +61,28 @@ def rounds_fit(run: PPORun) -> Iterator[Problem]:
     if run.algo.filters or prompts == size or run.replays:
         return
     if prompts < size:
-        what = f"a round of {prompts} prompts is less than a step of rollout.batch_size={size}, and nothing is filtered"
-        yield Problem(key, what, f"write {size} or more, or leave it out")
+        text = f"a round of {prompts} prompts is less than a step of rollout.batch_size={size}, and nothing is filtered"
+        yield Problem(key, text, f"write {size} or more, or leave it out")
         return
     later = (size - gcd(prompts, size) + prompts - 1) // size  # steps after the first one that a round reaches
     ages = number_of(later, "step")
     if not makes_rollouts_ahead(train):
         if run.algo.advantage.is_correction_level == "off":
-            what = f"rollouts by weights that are up to {ages} old are trained on as if the policy had written them"
-            yield Problem(key, what, f"add correction=tis (or icepop), or leave {key} out")
+            problem = f"rollouts by weights that are up to {ages} old are trained on as if the policy had written them"
+            yield Problem(key, problem, f"add correction=tis (or icepop), or leave {key} out")
     elif train.partial_rollout_enable and bound > 0:
         most = (bound - train.async_run_ahead + 1) * size
         if train.async_run_ahead <= bound and prompts > most:
-            what = f"{prompts - size} groups more than train.async_run_ahead={train.async_run_ahead} batches of {size} "
-            what += f"cannot be trained within train.async_queue_size={bound} steps"
+            problem = (
+                f"{prompts - size} groups more than train.async_run_ahead={train.async_run_ahead} batches of {size} "
+            )
+            problem += f"cannot be trained within train.async_queue_size={bound} steps"
             least = train.async_run_ahead - 1 - (-prompts // size)
-            yield Problem(key, what, f"write {most} or less, or train.async_queue_size={least}")
+            yield Problem(key, problem, f"write {most} or less, or train.async_queue_size={least}")
     elif later > bound:
-        what = f"the last of {prompts} prompts would be trained {ages} after the first ones, and may be "
-        what += f"train.async_queue_size={bound} old"
-        yield Problem(key, what, f"write train.async_queue_size={later} or more, or leave {key} out")
+        problem = f"the last of {prompts} prompts would be trained {ages} after the first ones, and may be "
+        problem += f"train.async_queue_size={bound} old"
+        yield Problem(key, problem, f"write train.async_queue_size={later} or more, or leave {key} out")
 
 
 @rule

@@ -186,8 +186,8 @@ def scorer_types() -> tuple[str, ...]:
     """Return the types of models of which transformers has one with a score head, read from its source; none if the
     source has another form."""
     source = (package("transformers") / "models" / "auto" / "modeling_auto.py").read_text()
-    found = re.search(r"^MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = (.*?)^\)", source, LINES)
-    return tuple(re.findall(r'\("(\w[\w-]*)", ', found[1])) if found else ()
+    match = re.search(r"^MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = (.*?)^\)", source, LINES)
+    return tuple(re.findall(r'\("(\w[\w-]*)", ', match[1])) if match else ()
 
 
 @cache
