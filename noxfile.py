@@ -58,7 +58,7 @@ ATTACKS = (
 # What Python is to run for each proof page in docs/.
 PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "gradient_equality": ("benchmarks/gradient_equality.py",),
-    "support": ("benchmarks/families.py",),
+    "support": ("benchmarks/support.py",),
     "oracles": ("benchmarks/oracles.py",),
     "mutations": ("benchmarks/mutations.py",),
     "resume_matrix": ("benchmarks/resume_matrix.py",),

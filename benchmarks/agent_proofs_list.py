@@ -82,8 +82,9 @@ ROWS = (
         (
             f"{SCHEDULES}::test_rollouts_made_0_steps_ahead_are_those_of_a_synchronous_run",
             f"{STREAM}::test_a_stream_without_staleness_is_a_synchronous_run",
+            "tests/rl/test_rounds_of_rollouts.py::test_each_round_of_filtering_draws_other_samples",
         ),
-        mistakes=("a group of a stream draws other random numbers than in a synchronous run",),
+        mistakes=("a group draws by its own number, not by that of its round",),
     ),
     Row(
         "Rollouts that are made ahead have the same numbers in each run, also after kills.",
@@ -247,7 +248,13 @@ ROWS = (
     Row(
         "The client of OpenAI works unchanged: tools, streams, repetitions after a cut connection, 64 sessions at a "
         "time; a wrong key and a sampling of its own are refused.",
-        (ENDPOINT, "tests/e2e/test_foreign_agents.py::test_a_program_with_the_client_of_openai_trains"),
+        (
+            ENDPOINT,
+            "tests/agents/test_endpoint_requests.py",
+            "tests/agents/test_endpoint_ledgers.py",
+            "tests/agents/test_endpoint_results.py",
+            "tests/e2e/test_foreign_agents.py::test_a_program_with_the_client_of_openai_trains",
+        ),
         (
             Count(
                 "reward_attacks.md", "attack | what limits it | answer", "answer", "", "{1} attacks by clients in a run"
@@ -349,7 +356,10 @@ ROWS = (
             "tests/rl/test_update.py",
         ),
         (Saved("driver", DRIVER),),
-        ("the numbers of the tokens come back in the order of the parts", "the critic is trained without its targets"),
+        (
+            "the numbers of the tokens come back in another order than they were sent",
+            "the critic is trained without its targets",
+        ),
     ),
     Row(
         "Each row has the agent of its datasource, and a row of one turn is sampled as in a run without agents.",

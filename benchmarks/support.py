@@ -1,4 +1,4 @@
-"""What each family of models can do, measured: `python benchmarks/families.py` writes docs/support.md; with words only
+"""What each family of models can do, measured: `python benchmarks/support.py` writes docs/support.md; with words only
 the rows of types with one of them."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlhf_suite.train.tensor_parallel import check_plan  # noqa: E402
 PAGE = ROOT / "docs" / "support.md"
 HEAD = """# Families of models
 
-`python benchmarks/families.py` writes this page, with tiny random models in fp32 on a CPU. A number is the relative
+`python benchmarks/support.py` writes this page, with tiny random models in fp32 on a CPU. A number is the relative
 error |g - g*| / |g*| of a gradient, for the weight tensor with the largest error; g* is that of transformers' own
 eager forward pass, one sequence at a time. The columns of ranks compare two ranks with one. Errors up to 1e-5 come
 from the order in which fp32 numbers are added. Decay rates of states have gradients that are small differences of
