@@ -195,7 +195,7 @@ def test_the_chosen_tokens_reach_the_policy_alone():
 @pytest.mark.notices(
     "the entropy bonus is steered while the policy stays as it is",
     "rl/update.py",
-    "        running, what = [], f",
+    "        running, activity = [], f",
     "        self.steer_entropy(experience)\n        running, what = [], f",
 )
 @pytest.mark.notices(
