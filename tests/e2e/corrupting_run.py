@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf_suite.cli import main
 from rlhf_suite.rl import actors
 from rlhf_suite.rl.roles import PolicyRole
-from rlhf_suite.weight_sync.digests import Manifest
+from rlhf_suite.weight_sync.digests import WHOLE, Manifest
 
 TENSOR = "model.layers.1.mlp.gate_proj.weight"
 
@@ -15,8 +15,8 @@ TENSOR = "model.layers.1.mlp.gate_proj.weight"
 class Corrupting(PolicyRole):
     """The policy, with memory that fails once."""
 
-    def publish(self, version: int) -> Manifest | None:
-        manifest = super().publish(version)
+    def publish(self, version: int, part: str = WHOLE) -> Manifest | None:
+        manifest = super().publish(version, part)
         assert manifest is not None and manifest.path is not None
         if version == 2:
             entry = next(entry for entry in manifest.entries if entry.name == TENSOR)

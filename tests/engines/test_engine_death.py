@@ -151,7 +151,7 @@ def test_one_of_two_engines_gets_the_weights_of_the_last_sync_again_by_stream(cl
     def meet() -> None:
         pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, members[0])
 
-    def send_again() -> None:
+    def send_again(published) -> None:
         meet()
         pool.stream(1, lambda: [trainer.publish_again.remote()], members)
 

@@ -90,7 +90,7 @@ def test_an_engine_on_two_nodes_samples_proves_its_weights_and_is_started_again(
     with pytest.raises(WeightSyncError, match=r"tensor model\.norm\.weight .* differs in .* after loading"):
         ray.get(handle.attest.remote())
 
-    def send_again() -> None:
+    def send_again(published) -> None:
         meet()
         pool.stream(3, lambda: [trainer.publish.remote(3, weights)], [member])
 

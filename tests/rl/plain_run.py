@@ -46,6 +46,7 @@ class PlainEngines:
     """In place of vLLM. `asked` is every request that it got; a deaf one receives weights and does not load them."""
 
     restarts = 0
+    takes_adapters = False  # they are merged
 
     def __init__(self, folder: str, is_deaf: bool = False, trip: Trip = lambda place: None) -> None:
         self.trip = trip

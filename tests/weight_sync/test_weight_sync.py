@@ -21,6 +21,9 @@ from rlhf_suite.weight_sync import digests as weights
 from rlhf_suite.weight_sync import sender as weight_sender
 from rlhf_suite.weight_sync.cuda_ipc import handle_from_json, handle_to_json
 from rlhf_suite.weight_sync.digests import (
+    ADAPTER,
+    BASE,
+    WHOLE,
     Attested,
     Part,
     TensorEntry,
@@ -181,7 +184,7 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
         store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
         group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
         bucket = 0
-        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(0, 3, bucket)))):
+        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(0, 3, WHOLE, bucket)))):
             flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
             broadcast(group, flat)
             received.update({entry.name: entry.view(flat) for entry in entries})
@@ -199,8 +202,8 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
 @pytest.mark.notices(
     "weights that are sent again have the descriptions of those that were sent before",
     "weight_sync/sender.py",
-    'return f"header/{meeting}/{version}/{bucket}"',
-    'return f"header/{version}/{bucket}"',
+    'return f"header/{meeting}/{version}/{part}/{bucket}"',
+    'return f"header/{version}/{part}/{bucket}"',
 )
 def test_weights_that_are_sent_again_have_descriptions_of_their_own():
     """An engine may ask for the first one before the sender deletes those of the sending before."""
@@ -209,10 +212,32 @@ def test_weights_that_are_sent_again_have_descriptions_of_their_own():
     sender.connect(1, 1)
     sender.send(3, {"a": torch.ones(2)}.items())
     sender.connect(1, 2)
-    asked = [weight_sender.header_key(meeting, 3, 0) for meeting in (1, 2)]
+    asked = [weight_sender.header_key(meeting, 3, WHOLE, 0) for meeting in (1, 2)]
     assert [store.check([key]) for key in asked] == [True, False]
     sender.send_again(3)
     assert [store.check([key]) for key in asked] == [False, True]
+
+
+@pytest.mark.notices(
+    "an adapter has the descriptions of the model that was sent before it",
+    "weight_sync/sender.py",
+    'return f"header/{meeting}/{version}/{part}/{bucket}"',
+    'return f"header/{meeting}/{version}/{bucket}"',
+)
+def test_an_adapter_that_is_sent_after_its_model_has_descriptions_of_its_own():
+    """An engine may ask for the first one before the sender deletes those of the model. The model is not kept."""
+    sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30, keep=True)
+    store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
+    sender.connect(1, 1)
+    sender.send(3, {"a": torch.ones(2)}.items(), BASE)
+    asked = [weight_sender.header_key(1, 3, part, 0) for part in (BASE, ADAPTER)]
+    assert [store.check([key]) for key in asked] == [True, False]
+    assert sender.send_again(3, BASE) is None
+    sender.send(3, {"a.lora_A": torch.ones(2)}.items(), ADAPTER)
+    assert [store.check([key]) for key in asked] == [False, True]
+    sender.send(3, {"a": torch.ones(2)}.items(), BASE)
+    again = sender.send_again(3, ADAPTER)
+    assert again is not None and [entry.name for entry in again.entries] == ["a.lora_A"]
 
 
 def test_an_ipc_handle_is_text_and_takes_the_receivers_index_of_the_gpu():

@@ -115,6 +115,7 @@ METRICS: dict[str, Metric] = {
     "correction/chi2": Metric("Mean of (p / q)^2 less 1"),
     "correction/ess": Metric("Effective share of the samples under the correction's weights", HIGHER, is_share=True),
     "sync/tensors": Metric("Tensors that a weight sync sent"),
+    "sync/bytes": Metric("Their size in bytes; with LoRA that of the adapters, where the engines hold the base model"),
     "sync/read_back": Metric("Tensors that were read back from the engines and compared"),
     "sync/probe": Metric("Largest |log-prob difference| of engine and trainer on the probe, in nats", LOWER),
     # rollouts beside training

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_true
+from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_positive, is_true
 
 SAMPLED = is_null(".replay")  # in a task that has this flag
 
@@ -102,3 +102,6 @@ class VLLMConfig(EngineConfig):
     """How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)"""
     sync_check: str = flag("full", choices=("off", "digest", "full"))
     """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe"""
+    sync_adapters: bool = flag(True, resume=SHAPE, when=is_positive("ds.lora.rank", "<rank>"))
+    """With LoRA: engines hold the base model, and a sync brings them the adapters alone where vLLM can apply them.
+    false: it brings the whole weights with adapters merged, with which engines generate faster"""

@@ -27,10 +27,11 @@ from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
 from rlhf_suite.launch.placement import Slot, show_own_gpus
-from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combine_reports
+from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest, SyncReport, combine_reports
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
 
 T = TypeVar("T")
 Outbox = asyncio.Queue[tuple[int, Future[Generation]]]  # the finished requests of a client, by number
@@ -58,7 +59,9 @@ class Engine:
         """Return once the engine is running. Raise its error if it cannot start."""
         cache = await self._call(lambda engine: engine.vllm_config.cache_config)
         tokens = cache.num_gpu_blocks * cache.block_size
-        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, ray.util.get_node_ip_address())
+        takes_adapter = await self._call(_takes_adapter)
+        node = ray.util.get_node_ip_address()
+        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, node, takes_adapter)
 
     async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Begin requests of a client, each with a number. The sample of a request depends only on its seed, not on
@@ -132,8 +135,9 @@ class Engine:
         return await self._call(lambda engine: self._update(engine, manifest))
 
     async def attest(self) -> SyncReport:
-        """Compare the weights in the model now with the last sync."""
-        return await self._call(_attest)
+        """Compare the weights in the model now with the last sync, and so the adapter if there is one."""
+        report = await self._call(_attest)
+        return await self._call(partial(_attest, part=ADAPTER)) if await self._call(_takes_adapter) else report
 
     async def sleep(self) -> None:
         """Free the GPU memory for the trainer: move weights to host memory and drop the KV cache.
@@ -189,10 +193,8 @@ class Engine:
         """Load and verify weights; if that fails, the engine is unusable, since it may have some of the new weights."""
         began = time.perf_counter()
         try:
-            engine.collective_rpc("start_weight_update")
-            engine.collective_rpc("update_weights", args=(manifest.as_update_info(),))
-            engine.collective_rpc("finish_weight_update")
-            report = _attest(engine)
+            _load(engine, manifest)
+            report = _attest(engine, manifest.part)
         except BaseException as error:
             end_with_a_worker(engine, error)
             raise self._loop.fail(error, "loading weights") from None
@@ -202,7 +204,7 @@ class Engine:
             engine.reset_mm_cache()
             engine.reset_encoder_cache()
         engine.set_weight_version(str(manifest.version))
-        self._has_weights = True
+        self._has_weights = manifest.part != BASE
         return SyncReport(report.received, report.read_back, report.not_readable, time.perf_counter() - began)
 
 
@@ -211,11 +213,39 @@ def _hand_over(loop: asyncio.AbstractEventLoop, outbox: Outbox, number: int, res
     loop.call_soon_threadsafe(outbox.put_nowait, (number, result))
 
 
-def _attest(engine: LLMEngine) -> SyncReport:
-    """Return what all workers together verified."""
-    from rlhf_suite.weight_sync.receiver import attest
+def _takes_adapter(engine: LLMEngine) -> bool:
+    """Return whether the engine gets an adapter beside the weights of the model."""
+    return engine.vllm_config.lora_config is not None
 
-    return combine_reports(engine.collective_rpc(attest))
+
+def _load(engine: LLMEngine, manifest: Manifest) -> None:
+    """Load what was sent into the model of every worker."""
+    if manifest.part == ADAPTER:
+        from rlhf_suite.weight_sync.receiver import receive_adapter
+
+        engine.collective_rpc(receive_adapter, args=(manifest.as_update_info(),))
+        return
+    engine.collective_rpc("start_weight_update")
+    engine.collective_rpc("update_weights", args=(manifest.as_update_info(),))
+    engine.collective_rpc("finish_weight_update")
+
+
+def _attest(engine: LLMEngine, part: str = WHOLE) -> SyncReport:
+    """Return what all workers together verified."""
+    from rlhf_suite.weight_sync import receiver
+
+    return combine_reports(engine.collective_rpc(receiver.attest_adapter if part == ADAPTER else receiver.attest))
+
+
+def _adapter_of(engine: LLMEngine) -> LoRARequest | None:
+    """Return what tells vLLM to apply the adapter to a request. It has no file: the last sync has installed it."""
+    if not _takes_adapter(engine):
+        return None
+    from vllm.lora.request import LoRARequest
+
+    from rlhf_suite.weight_sync.adapter import NUMBER
+
+    return LoRARequest("policy", NUMBER, "/installed by weight syncs")
 
 
 def _add(image_token: int | None, engine: LLMEngine, name: str, job: Job[Any]) -> None:
@@ -223,15 +253,16 @@ def _add(image_token: int | None, engine: LLMEngine, name: str, job: Job[Any]) -
     would be expanded a second time."""
     from vllm import TokensPrompt
 
+    adapter = _adapter_of(engine)
     if not job.images:
-        engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params)
+        engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params, lora_request=adapter)
         return
     assert image_token is not None
     prompt = TokensPrompt(
         prompt_token_ids=collapse_images(job.prompt_ids, job.images, image_token),
         multi_modal_data={"image": [open_image(image.data) for image in job.images]},
     )
-    engine.add_request(name, prompt, job.params)
+    engine.add_request(name, prompt, job.params, lora_request=adapter)
 
 
 def _sampling_params(request: GenerationRequest) -> SamplingParams:

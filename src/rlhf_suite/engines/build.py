@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
@@ -21,6 +21,7 @@ from rlhf_suite.launch.wait import CAUSE_S
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
+    from vllm.config import ModelConfig
 
 CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
@@ -51,6 +52,8 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         arguments.distributed_executor_backend = NodesExecutor
     try:
         config = arguments.create_engine_config()
+        if config.lora_config is not None and not adapts(config.model_config):
+            config.lora_config = None
         if spec.device == "cpu":
             check_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -70,6 +73,14 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         engine.collective_rpc(unname_shared_memory)
         unname_shared_memory()
     return engine
+
+
+def adapts(config: ModelConfig) -> bool:
+    """Return whether vLLM's model can have adapters."""
+    from vllm.model_executor.model_loader.utils import get_model_cls
+    from vllm.model_executor.models import supports_lora
+
+    return supports_lora(get_model_cls(config))
 
 
 def what_is_wrong(error: Mapping[str, Any]) -> str:
@@ -122,6 +133,7 @@ def check_head_size(size: int) -> None:
 def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     """Return the arguments of vLLM's EngineArgs."""
     from vllm.config import WeightTransferConfig
+    from vllm.config.lora import MaxLoRARanks
 
     config, cpu = spec.vllm, spec.device == "cpu"
     cache_mb = config.kv_cache_mb or (CPU_KV_CACHE_MB if cpu else None)
@@ -147,6 +159,10 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if spec.adapter is not None:
+        rank = next(size for size in get_args(MaxLoRARanks) if size >= spec.adapter.rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        arguments["lora_target_modules"] = list(spec.adapter.modules)
     if spec.image_token is not None:
         arguments["limit_mm_per_prompt"] = {"image": spec.max_images}
     if cache_mb is not None:

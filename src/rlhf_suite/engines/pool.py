@@ -29,7 +29,7 @@ from rlhf_suite.launch.link import Restarts
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.wait import ActorDied, wait_for
 from rlhf_suite.waits import result
-from rlhf_suite.weight_sync.digests import Manifest, SyncReport
+from rlhf_suite.weight_sync.digests import ADAPTER, WHOLE, Manifest, SyncReport
 
 T = TypeVar("T")
 
@@ -70,10 +70,12 @@ class EnginePool:
         self._handles, self.members, self.timeout_s = list(handles), list(members), timeout_s
         self._create, self._restarts = create, Restarts(len(self._handles), max_restarts, "vllm.max_restarts")
         self._lock = threading.RLock()  # no thread replaces an engine while another one calls all of them
-        self._published: Manifest | None = None  # of the last sync; None: engines have the weights of their folder
+        # What brings a new engine to the last sync: the weights, or a model and the adapter of the last sync beside it.
+        self._published: list[Manifest] = []
         self._meetings = 0
         self._is_retired = False
-        self.send_again: Callable[[], None] | None = None  # brings the last weights to all engines by stream
+        # Brings what was published to all engines by stream.
+        self.send_again: Callable[[Sequence[Manifest]], None] | None = None
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
         self.client = EngineClient(self._handles, self.members, timeout_s, self.replacement)
         self.clients: list[Client] = []  # other processes that ask the engines
@@ -172,10 +174,21 @@ class EnginePool:
             refs.append(handle.connect.remote(host, port, rank, ranks[-1], self._meetings))
         self._wait(refs, "the connection of trainer and engines", [trainer, *self.members])
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Return whether the engines get adapters beside the weights of the model."""
+        return all(info.takes_adapter for info in self.ready())
+
     def sync(
-        self, backend: str, version: int, send: Callable[[], Sequence[ray.ObjectRef]], trainers: Sequence[Member]
+        self,
+        backend: str,
+        version: int,
+        send: Callable[[], Sequence[ray.ObjectRef]],
+        trainers: Sequence[Member],
+        part: str = WHOLE,
     ) -> tuple[Manifest, list[SyncReport]]:
-        """Bring the weights to every engine. `send()` starts the senders; the result of the first one is the manifest.
+        """Bring the weights to every engine, or a `part` of them. `send()` starts the senders; the result of the first
+        one is the manifest.
 
         An engine that died before is started again first; a stream cannot be sent again once it has begun.
 
@@ -186,16 +199,25 @@ class EnginePool:
             if backend in STREAMS:
                 for number, death in [*self._dead().items()][:1]:
                     self._restart(number, death)
-                self._published = Manifest(version)
-                return self.stream(version, send, trainers)
-            self._published = self._wait(send(), f"the weight sync of version {version}", trainers)[0]
-            return self._published, self.update_weights(self._published)
+                self._publish(Manifest(version, part=part))
+                return self.stream(version, send, trainers, part)
+            manifest = self._wait(send(), f"the weight sync of version {version}", trainers)[0]
+            self._publish(manifest)
+            return manifest, self.update_weights(manifest)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Take note of what engines have from now on: an adapter takes the place of the one before."""
+        self._published = [*(self._published[:1] if manifest.part == ADAPTER else ()), manifest]
 
     def stream(
-        self, version: int, send: Callable[[], Sequence[ray.ObjectRef]], trainers: Sequence[Member]
+        self,
+        version: int,
+        send: Callable[[], Sequence[ray.ObjectRef]],
+        trainers: Sequence[Member],
+        part: str = WHOLE,
     ) -> tuple[Manifest, list[SyncReport]]:
         """Let all engines receive what `send()` starts to send."""
-        refs = [handle.update_weights.remote(Manifest(version)) for handle in self._handles]
+        refs = [handle.update_weights.remote(Manifest(version, part=part)) for handle in self._handles]
         members = [*trainers, *self.members]
         replies = self._wait([*send(), *refs], f"the weight sync of version {version}", members)
         return replies[0], replies[len(trainers) :]
@@ -258,14 +280,12 @@ class EnginePool:
 
     def _restore(self, engines: Iterable[int]) -> None:
         """Bring the weights of the last sync to engines that were started again."""
-        manifest = self._published
-        if manifest is None:
-            return
-        if manifest.path is None:
+        if any(manifest.path is None for manifest in self._published):
             assert self.send_again is not None
-            self.send_again()
+            self.send_again(self._published)
             return
-        self._some(engines, f"the weights of version {manifest.version}", "update_weights", manifest)
+        for manifest in self._published:
+            self._some(engines, f"the weights of version {manifest.version}", "update_weights", manifest)
 
     def _dead(self) -> dict[int, ActorDied]:
         """Return the engines whose process has ended, by number."""

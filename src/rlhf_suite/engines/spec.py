@@ -8,6 +8,14 @@ from rlhf_suite.config.rollout import EngineConfig
 
 
 @dataclass(frozen=True)
+class AdapterSpec:
+    """The adapter that an engine gets beside the weights of the model."""
+
+    rank: int
+    modules: tuple[str, ...]  # the last parts of the names of the modules that it changes
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """The settings that an engine is started with."""
 
@@ -22,6 +30,7 @@ class EngineSpec:
     enable_sleep: bool = False  # free the GPU memory on request
     image_token: int | None = None  # the placeholder of images; None: there are none
     max_images: int = 0  # of a request
+    adapter: AdapterSpec | None = None  # None: its weights come with adapters merged
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 
@@ -33,3 +42,4 @@ class EngineInfo:
     num_workers: int  # processes that hold weights: one for each device
     kv_tokens: int  # tokens that fit in the KV cache
     node: str  # address of the node it runs on
+    takes_adapter: bool = False  # whether it gets an adapter beside the weights of the model

@@ -9,24 +9,31 @@ from typing import Any
 
 import ray
 
-from rlhf_suite.config.plan import ACTOR, Plan
+from rlhf_suite.config.plan import ACTOR, ModelPlan, Plan
 from rlhf_suite.config.runs import GenerateRun, PPORun
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.engines.spec import AdapterSpec, EngineSpec
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
+from rlhf_suite.models.adapters import adapted_modules
 from rlhf_suite.models.load import model_folder
 
+LARGEST_RANK = 512  # of an adapter that vLLM applies
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def start_engines(
-    run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path, image_token: int | None = None
+    run: PPORun,
+    plan: Plan,
+    slots: Sequence[Slot],
+    log_dir: Path,
+    image_token: int | None = None,
+    adapter: AdapterSpec | None = None,
 ) -> EnginePool:
     """Start one actor per engine with random weights; the first sync brings the policy's weights. Does not wait.
-    `image_token`: the placeholder of images, if the run has any."""
+    `image_token`: the placeholder of images, if the run has any; `adapter`: what syncs bring beside the model."""
     actor = plan.models[ACTOR]
     spec = EngineSpec(
         model=model_folder(actor.path, actor.flag),
@@ -40,9 +47,33 @@ def start_engines(
         enable_sleep=run.vllm.enable_sleep,
         image_token=image_token,
         max_images=run.data.max_images_per_prompt if image_token is not None else 0,
+        adapter=adapter,
         detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings,
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)
+
+
+def engine_adapter(run: PPORun, actor: ModelPlan) -> tuple[AdapterSpec | None, str]:
+    """Return the adapter that engines get beside the weights of the model; None if adapters are merged, and why."""
+    if run.ds.lora.rank == 0 or run.replays:
+        return None, "there are no adapters"
+    if not run.vllm.sync_adapters:
+        return None, "vllm.sync_adapters=false"
+    if run.data.image_key is not None:
+        return None, "the model reads images"
+    if run.ds.lora.rank > LARGEST_RANK:
+        return None, f"ds.lora.rank={run.ds.lora.rank} is above vLLM's {LARGEST_RANK}"
+    names, problem = adapted_modules(actor.path, actor.flag, run.ds)
+    if problem is not None:
+        return None, problem
+    return AdapterSpec(run.ds.lora.rank, tuple(sorted({name.rpartition(".")[2] for name in names}))), ""
+
+
+def describe_syncs(engines: EnginePool, why: str) -> str:
+    """Return a line that says what weight syncs of a run with adapters bring. `why`: why they are merged."""
+    if engines.takes_adapters:
+        return "Weight syncs: the adapters alone, after the model without them at the first one"
+    return f"Weight syncs: whole weights with adapters merged ({why or 'vLLM does not adapt this model'})"
 
 
 def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:

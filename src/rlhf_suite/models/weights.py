@@ -53,6 +53,12 @@ class Piece:
         merged = merge_tensors(self.adapter, exact)
         return {f"{self.name}.{name}": tensor.to(types[name]) for name, tensor in merged.items()}
 
+    def base_values(self, plain: Values) -> dict[str, Tensor]:
+        """Return tensors by their names in a model without adapters, as if there were none."""
+        if self.adapter is None:
+            return {self.name: plain(self.tensors[0])}
+        return {f"{self.name}.{name}": plain(tensor) for name, tensor in list_stored(base_of(self.adapter))}
+
     @property
     def memory(self) -> frozenset[tuple[int, ...]]:
         """Return where its tensors lie. A transposed view lies where its tensor does, which partitioned tensors have
@@ -87,26 +93,31 @@ def find_changed_ties(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def iterate_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
-    """Yield (checkpoint name, tensor) of every weight, dequantised, with adapters merged and without tied heads.
+def iterate_weights(
+    model: LanguageModel | ScalarModel, gather: Gather = whole, *, merges: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (checkpoint name, tensor) of every weight, dequantised, with adapters merged (`merges`) or left out, and
+    without tied heads.
 
     `gather` makes parameters whole that ZeRO-3 partitions. It is entered for one layer at a time and on every rank in
     the same order, so every rank must iterate to the end. A tensor may be the parameter itself, and it is whole only
     until the next one is requested: copy it to keep it.
     """
-    for name, tensor in iterate_merged(model.model, gather):
+    for name, tensor in iterate_merged(model.model, gather, merges=merges):
         sign_of_life()
         yield checkpoint_name(model, name), tensor
 
 
 @torch.no_grad()
-def iterate_merged(model: PreTrainedModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+def iterate_merged(
+    model: PreTrainedModel, gather: Gather = whole, *, merges: bool = True
+) -> Iterator[tuple[str, Tensor]]:
     """Yield as `iterate_weights` does, for a model of transformers."""
     for group in _layers(pieces(model)):
         with gather([tensor for piece in group for tensor in piece.tensors]):
             layer: dict[str, Tensor] = {}
             for piece in group:
-                layer |= piece.values(in_full, dequantize)
+                layer |= piece.values(in_full, dequantize) if merges else piece.base_values(dequantize)
             for name, tensor in revert_weight_conversion(model, layer).items():
                 yield name, tensor.detach()
 

@@ -12,6 +12,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.spec import AdapterSpec
 from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
@@ -53,16 +54,18 @@ class Actors:
             self.engines.ready()
 
 
-def start_actors(
+def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
     run: PPORun,
     plan: Plan,
     slots: Mapping[str, list[Slot]],
     log_dir: Path,
     rollouts: int,
     image_token: int | None = None,
+    adapter: AdapterSpec | None = None,
 ) -> Actors:
     """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
-    run, which set the schedules; `image_token`: the placeholder of images, if the run has any."""
+    run, which set the schedules; `image_token`: the placeholder of images, if the run has any; `adapter`: what engines
+    get beside the model's weights, if they do."""
     axes = plan.placement.sequence, plan.placement.tensor
     options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes)
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
@@ -77,7 +80,7 @@ def start_actors(
         worker = (plan.models[name], run.ds, settings.micro_batches, run.train)
         return handle(WorkerGroup(Judge, name, slots[name], options, worker))
 
-    engines = None if run.replays else start_engines(run, plan, slots[ENGINE], log_dir, image_token)
+    engines = None if run.replays else start_engines(run, plan, slots[ENGINE], log_dir, image_token, adapter)
     if engines is not None and plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()

@@ -15,7 +15,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.group import ModelGroup, Pending
 from rlhf_suite.rl.sharding import Division, ForwardBatch, split
 from rlhf_suite.train.trained_worker import TrainedGroup
-from rlhf_suite.weight_sync.digests import Manifest
+from rlhf_suite.weight_sync.digests import WHOLE, Manifest
 
 # Columns that become others before the models train.
 OF_THE_DRIVER = ("owner", "weight_version", "entropies", "teacher_log_probs", "turn_rewards")
@@ -121,13 +121,13 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Start to wait for the workers of the engines."""
         return self.submit("connect_sender", world_size, meeting, activity="meeting the engines")
 
-    def publish(self, version: int) -> Pending[Manifest]:
-        """Start to send all weights."""
-        return self.submit("publish", version, activity=f"sending the weights of version {version}")
+    def publish(self, version: int, part: str = WHOLE) -> Pending[Manifest]:
+        """Start to send all weights, or a part of them."""
+        return self.submit("publish", version, part, activity=f"sending the weights of version {version}")
 
-    def publish_again(self, version: int) -> Pending[Manifest]:
-        """Start to send the weights of the last sync, of `version`, again."""
-        return self.submit("publish_again", version, activity=f"sending the weights of version {version} again")
+    def publish_again(self, version: int, part: str = WHOLE) -> Pending[Manifest]:
+        """Start to send what was sent by the last sync, of `version`, again."""
+        return self.submit("publish_again", version, part, activity=f"sending the weights of version {version} again")
 
     def release(self) -> Pending[None]:
         """Start to free what the last sync took."""

@@ -24,6 +24,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import seed_process
+from rlhf_suite.models.adapters import iterate_adapters
 from rlhf_suite.models.forward import LanguageModel, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import iterate_weights
@@ -38,7 +39,7 @@ from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
 from rlhf_suite.train.task import Objective
 from rlhf_suite.train.trained_worker import TrainedWorker
-from rlhf_suite.weight_sync.digests import Manifest
+from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest
 from rlhf_suite.weight_sync.sender import IpcSender, Sender, ShmSender, StreamSender
 
 STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy and critic share
@@ -202,6 +203,7 @@ class PolicyRole(TrainedRole):
 
     prefix = "actor_"
     sender: Sender | None = None
+    base_sender: ShmSender | None = None  # of the model without its adapters, whose file may stay beside theirs
 
     def __init__(
         self,
@@ -274,6 +276,8 @@ class PolicyRole(TrainedRole):
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
         tensor is sent with its digest; with `keep` what was sent last stays in memory."""
         self.host, self.check, self.timeout_s, self.keep = os.environ["MASTER_ADDR"], check, timeout_s, keep
+        if backend == "shm" and self.world.is_main and self.model.module.lora is not None:
+            self.base_sender = ShmSender(DTYPES[self.settings.ds.param_dtype], check, keep)
         return self.host, self._open(backend, 0) if self.world.is_main else 0
 
     def join_sender(self, host: str, port: int) -> None:
@@ -297,26 +301,34 @@ class PolicyRole(TrainedRole):
         if isinstance(self.sender, StreamSender):
             self.sender.connect(world_size, meeting)
 
-    def publish(self, version: int) -> Manifest | None:
-        """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
-        weights = iterate_weights(self.model.module, self.model.gather)
-        if self.sender is not None:
-            return self.sender.send(version, weights)
+    def publish(self, version: int, part: str = WHOLE) -> Manifest | None:
+        """Send all weights or a part of them, named as in an HF checkpoint; every rank gathers, those with a sender
+        send."""
+        module, gather = self.model.module, self.model.gather
+        if part == ADAPTER:
+            weights = iterate_adapters(module.model, gather)
+        else:
+            weights = iterate_weights(module, gather, merges=part == WHOLE)
+        sender = (part == BASE and self.base_sender) or self.sender
+        if sender is not None:
+            return sender.send(version, weights, part)
         for _ in weights:
             pass
         return None
 
-    def publish_again(self, version: int) -> Manifest | None:
-        """Send the weights of the last sync, of `version`, again: those that were kept, else those of the model, which
-        has not been trained since."""
-        if isinstance(self.sender, StreamSender) and (sent := self.sender.send_again(version)) is not None:
+    def publish_again(self, version: int, part: str = WHOLE) -> Manifest | None:
+        """Send what the last sync, of `version`, has sent again: what was kept, else what the model has, which has not
+        been trained since."""
+        if isinstance(self.sender, StreamSender) and (sent := self.sender.send_again(version, part)) is not None:
             return sent
-        return None if self.keep and not self.world.is_main else self.publish(version)
+        is_kept = self.keep and part != BASE
+        return None if is_kept and not self.world.is_main else self.publish(version, part)
 
     def release(self) -> None:
         """Free what the last sync took: the engines have loaded the weights."""
-        if self.sender is not None:
-            self.sender.release()
+        for sender in (self.sender, self.base_sender):
+            if sender is not None:
+                sender.release()
 
 
 class CriticRole(TrainedRole):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import ray
@@ -15,7 +16,7 @@ from rlhf_suite.distributed.group import Pending
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.sharding import ForwardBatch
-from rlhf_suite.weight_sync.digests import WeightSyncError
+from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest, SyncReport, WeightSyncError
 
 PROBE_SEQUENCES = 4
 
@@ -44,6 +45,8 @@ class WeightSync:
         # while the policy trains.
         restarts = config.max_restarts > 0
         self.keeps = (restarts or is_async) if backend == "shm" else (restarts and is_async)
+        self.takes_adapters = config.sync_adapters and engines.takes_adapters
+        self.has_base = False  # the engines have the model without its adapters
         self.probe: Probe | None = None  # of the newest sync
 
     def connect(self) -> None:
@@ -61,12 +64,13 @@ class WeightSync:
             trainer = self.policy.group.members[0]
             self.engines.connect(*self.address, lambda *asked: self.policy.connect_sender(*asked).refs[0], trainer)
 
-    def send_again(self) -> None:
-        """Bring the weights of the last sync to all engines again, since at least one of them was started again. The
-        policy does this behind what it is doing now; no response waits for anything else."""
+    def send_again(self, published: Sequence[Manifest]) -> None:
+        """Bring what was published last to all engines again, since at least one of them was started again. The policy
+        does this behind what it is doing now; no response waits for anything else."""
         self.meet()
-        version = self.version
-        self.engines.stream(version, lambda: self.policy.publish_again(version).refs, self.policy.group.members)
+        for each in published:
+            again = partial(self.policy.publish_again, each.version, each.part)
+            self.engines.stream(each.version, lambda: again().refs, self.policy.group.members, each.part)  # noqa: B023
 
     def close(self) -> None:
         """Take note that the run ends: an engine that dies now is not started again."""
@@ -82,7 +86,7 @@ class WeightSync:
         """
 
         def send() -> Sequence[ray.ObjectRef]:
-            refs = self.policy.publish(version).refs
+            refs = self.policy.publish(version, ADAPTER if self.takes_adapters else WHOLE).refs
             self.probe = self.begin_probe(version, self.prompts if batch is None else batch)
             queued()
             return refs
@@ -91,18 +95,29 @@ class WeightSync:
         if self.config.enable_sleep:
             self.engines.wake("weights")
         try:
-            manifest, reports = self.engines.sync(self.backend, version, send, self.policy.group.members)
+            manifest, reports = self.send(version, send)
         finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
-        self.version = version
         if self.config.enable_sleep:
             self.engines.wake("kv_cache")
             self.engines.resume()
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
+        metrics["sync/bytes"] = float(manifest.nbytes)
         if self.config.enable_prefix_caching and (hits := self.engines.cache_hits()) is not None:
             metrics["perf/prefix_cache_hits"] = hits  # of the cache that this sync has emptied
         return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
+
+    def send(self, version: int, send: Callable[[], Sequence[ray.ObjectRef]]) -> tuple[Manifest, list[SyncReport]]:
+        """Bring the engines what `send()` starts to send: the weights, or an adapter. Before the first adapter they get
+        the model without it."""
+        sync, members = partial(self.engines.sync, self.backend, version), self.policy.group.members
+        if not self.takes_adapters:
+            return sync(send, members)
+        if not self.has_base:
+            sync(lambda: self.policy.publish(version, BASE).refs, members, BASE)
+            self.has_base = True
+        return sync(send, members, ADAPTER)
 
     def begin_probe(self, version: int, batch: TokenBatch) -> Probe | None:
         """Start the policy's part of a probe (vllm.sync_check=full). An engine generates one more token, so a sequence

@@ -16,6 +16,7 @@ from rlhf_suite.config.reward import has_source, reward_models
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
+from rlhf_suite.engines.start import describe_syncs, engine_adapter
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.processes import keep_freed_memory
@@ -54,7 +55,9 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         stack.enter_context(ray_cluster(config.launch, folder, plan.placement.num_devices))
         slots = reserve(plan.placement, config.launch.timeout_s)
         image_token = None if data.vision is None else data.vision.placeholder
-        actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order), image_token)
+        adapter, why = engine_adapter(config, plan.models[ACTOR])
+        steps = rollouts(config, plan, data.order)
+        actors = start_actors(config, plan, slots, record.logs, steps, image_token, adapter)
         if actors.episodes is not None:
             stack.enter_context(closing(actors.episodes))
         rewards = None
@@ -62,6 +65,8 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
             sources = judges.sources(actors, config.reward.process.aggregate)
             rewards = stack.enter_context(closing(Rewards(config.reward, record.logs / REWARD_LOG, *sources)))
         actors.ready()
+        if config.ds.lora.rank > 0 and actors.engines is not None:
+            journal.info(describe_syncs(actors.engines, why))
         return build_pipeline(config, plan, record, journal, data, actors, rewards).run()
 
 

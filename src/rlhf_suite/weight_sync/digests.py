@@ -20,7 +20,9 @@ from rlhf_suite.errors import RunError
 
 # Elements digested at a time: few enough for a CPU's cache, enough to keep a GPU busy.
 _CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}
+WHOLE, BASE, ADAPTER = "whole", "base", "adapter"  # what is sent: adapters merged, the model without them, them alone
 CONSEQUENCE = "it would sample from another model than the one trained"  # of an engine that lacks a tensor
+WITHOUT_ADAPTERS = "Write vllm.sync_adapters=false: engines then get the weights with adapters merged"
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -53,6 +55,7 @@ class Manifest:
     version: int
     entries: tuple[TensorEntry, ...] = ()  # for a stream the engine's manifest has none; headers carry them
     path: str | None = None  # until the next sync, if the sender keeps what it sent
+    part: str = WHOLE
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +67,7 @@ class Manifest:
         return {
             "version": self.version,
             "path": self.path,
+            "part": self.part,
             "entries": [asdict(entry) for entry in self.entries] if self.path else [],
         }
 
@@ -93,6 +97,7 @@ class Attested:
 
     parts: Mapping[str, Part]
     is_checked: bool = True  # whether the tensors came with digests
+    needs_all: bool = False  # whether every tensor must have a place: those of an adapter
     wrong: str | None = None  # the first difference
 
 
@@ -110,6 +115,8 @@ def combine_reports(workers: Sequence[Attested]) -> SyncReport:
     for name, whole in workers[0].parts.items():
         parts = [worker.parts[name] for worker in workers if worker.parts[name].placed]
         placed = sum(part.placed for part in parts)
+        if not placed and any(worker.needs_all for worker in workers):
+            raise WeightSyncError(f"tensor {name} has no place in vLLM's model: {CONSEQUENCE}. {WITHOUT_ADAPTERS}")
         if 0 < placed < whole.numbers:
             raise WeightSyncError(
                 f"tensor {name} has {whole.numbers} numbers, and vLLM's model has a place for {placed}: {CONSEQUENCE}"

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rlhf_suite.weight_sync.adapter import Slots, install
 from rlhf_suite.weight_sync.cuda_ipc import open_handle
 from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.weight_sync.loads import Loads
@@ -55,6 +56,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
     version: int
     path: str | None
+    part: str
     entries: list[dict[str, Any]]
 
 
@@ -66,7 +68,8 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.loads: Loads | None = None  # of the last update; None before the first
+        self.loads: Loads | None = None  # of the last update of the model's weights; None before the first
+        self.adapter: tuple[Slots, Loads] | None = None  # the adapter's, and where it lies
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         """Connect to the trainer; backends that need no connection do not implement this."""
@@ -85,13 +88,31 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         Raises:
             WeightSyncError: a tensor differs from what the trainer sent.
         """
+        self.receive(update_info, self.load)
+
+    def receive_adapter(self, update_info: UpdateInfo) -> None:
+        """Do as `receive_weights` does with the tensors of an adapter, which take the place of the one before."""
+        entries, tensors = list[TensorEntry](), list[torch.Tensor]()
+
+        def collect(more: Sequence[TensorEntry], arrived: Sequence[torch.Tensor]) -> None:
+            entries.extend(more)
+            tensors.extend(arrived)
+
+        self.adapter = None
+        self.receive(update_info, collect)
+        self.adapter = install(self.model, entries, tensors)
+
+    def receive(
+        self, update_info: UpdateInfo, take: Callable[[Sequence[TensorEntry], list[torch.Tensor]], object]
+    ) -> None:
+        """Receive all tensors, compare them with their digests, and hand them to `take`."""
         wrong = list[str]()
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
             problems = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
             wrong += [message for message in problems if message]
             if not wrong:
-                self.load(entries, tensors)
+                take(entries, tensors)
         if wrong:
             raise WeightSyncError(f"weights {update_info.version}: {wrong[0]}")
 
@@ -146,7 +167,7 @@ class StreamReceiver(WeightReceiver):
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         bucket = 0
-        while entries := self.entries(header_key(self._meeting, update.version, bucket)):
+        while entries := self.entries(header_key(self._meeting, update.version, update.part, bucket)):
             size = -(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64
             flat = torch.empty(size, dtype=torch.uint8, device=self.device)
             broadcast(self._group, flat)
@@ -192,19 +213,34 @@ class WorkerExtension:
     """An empty class. Worker processes import this module because of it, which registers the backends there."""
 
 
+def receive_adapter(worker: Any, update_info: dict[str, Any]) -> None:
+    """Receive an adapter and install it in a worker's model."""
+    worker.weight_transfer_engine.receive_adapter(UpdateInfo(**update_info))
+
+
 def attest(worker: Any) -> Attested:
-    """Compare the weights in a worker's model with the last sync that it received.
+    """Compare the weights in a worker's model with the last sync of weights that it received.
 
     A difference is returned and not raised: vLLM would turn the error of a worker process into another one.
     """
     transfer = worker.weight_transfer_engine
-    loads: Loads | None = transfer.loads
+    return compare_loads(transfer.model, transfer.loads)
+
+
+def attest_adapter(worker: Any) -> Attested:
+    """Compare the adapter in a worker's model with the last one that it received, as `attest` does."""
+    slots, loads = worker.weight_transfer_engine.adapter
+    return replace(compare_loads(slots, loads), needs_all=True)
+
+
+def compare_loads(model: torch.nn.Module, loads: Loads | None) -> Attested:
+    """Compare what a model holds at the places of `loads` with what arrived."""
     if loads is None:
         return Attested({}, is_checked=False)
     if missing := loads.without_place():
         return Attested({}, wrong=missing)
     read = dict[int, tuple[str, int]]()  # of each place: its tensor, and how many numbers of it
-    for part in read_back(transfer.model, loads) if loads.is_checked else ():
+    for part in read_back(model, loads) if loads.is_checked else ():
         entry = part.place.entry
         if wrong := compare(f"differs in {part.where} after loading", entry, part.values):
             return Attested({}, wrong=wrong)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync.cuda_ipc import export_handle
-from rlhf_suite.weight_sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
+from rlhf_suite.weight_sync.digests import BASE, WHOLE, Manifest, TensorEntry, as_bytes, digest, dtype_name
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend
@@ -57,7 +57,7 @@ class ShmSender:
         _remove_orphans()
         atexit.register(self.close)
 
-    def send(self, version: int, weights: NamedWeights) -> Manifest:
+    def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Write the file. It stays until the next call, or without `keep` until `release`, which must be called after
         the engines have loaded it."""
         self.close()
@@ -79,7 +79,7 @@ class ShmSender:
         if self._keep:
             path.unlink()
             path = Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
-        return Manifest(version, tuple(entries), str(path))
+        return Manifest(version, tuple(entries), str(path), part)
 
     def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
         """Append a tensor to the file and return its entry."""
@@ -131,28 +131,31 @@ class StreamSender:
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout, meeting)
         self._meeting = meeting
 
-    def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path)."""
-        self._kept = []
-        return self._send(version, _buckets(weights, self._dtype, self._check, self._device), self._keep)
+    def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
+        """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path). A model
+        without its adapters is not kept: it never changes."""
+        if part != BASE:
+            self._kept = []
+        buckets = _buckets(weights, self._dtype, self._check, self._device)
+        return self._send(version, buckets, self._keep and part != BASE, part)
 
-    def send_again(self, version: int) -> Manifest | None:
+    def send_again(self, version: int, part: str = WHOLE) -> Manifest | None:
         """Send what was sent last once more; return None if it was not kept."""
-        return self._send(version, self._kept, keep=False) if self._kept else None
+        return self._send(version, self._kept, False, part) if self._kept and part != BASE else None
 
-    def _send(self, version: int, buckets: Iterable[Bucket], keep: bool) -> Manifest:
+    def _send(self, version: int, buckets: Iterable[Bucket], keep: bool, part: str) -> Manifest:
         assert self._group is not None, "connect() comes first"
         for key in self._headers:
             self._store.delete_key(key)
         self._headers, sent = [], list[TensorEntry]()
         for entries, flat in buckets:
-            self._announce(version, entries)
+            self._announce(version, part, entries)
             broadcast(self._group, flat.to(self._device))
             sent += entries
             if keep:
                 self._kept.append((entries, flat.cpu()))
-        self._announce(version, [])
-        return Manifest(version, tuple(sent))
+        self._announce(version, part, [])
+        return Manifest(version, tuple(sent), part=part)
 
     def release(self) -> None:
         """Do nothing: a stream leaves nothing behind."""
@@ -165,9 +168,9 @@ class StreamSender:
     def _device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
 
-    def _announce(self, version: int, entries: list[TensorEntry]) -> None:
+    def _announce(self, version: int, part: str, entries: list[TensorEntry]) -> None:
         """Put the description of the next bucket into the store."""
-        key = header_key(self._meeting, version, len(self._headers))
+        key = header_key(self._meeting, version, part, len(self._headers))
         self._store.set(key, json.dumps([asdict(entry) for entry in entries]))
         self._headers.append(key)
 
@@ -191,7 +194,7 @@ class IpcSender:
     def connect(self, world_size: int, meeting: int) -> None:
         """Do nothing: the engines use the store, so no group is formed."""
 
-    def send(self, version: int, weights: NamedWeights) -> Manifest:
+    def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""
         gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
         for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
@@ -202,7 +205,7 @@ class IpcSender:
             sent, number = sent + entries, number + 1
         self._store.set(ipc_key(version, number, gpu), END_OF_BUCKETS)
         torch.cuda.ipc_collect()
-        return Manifest(version, tuple(sent))
+        return Manifest(version, tuple(sent), part=part)
 
     def release(self) -> None:
         """Do nothing: a stream leaves nothing behind."""
@@ -232,10 +235,11 @@ def broadcast(group: Backend, flat: torch.Tensor) -> None:
     group.broadcast([flat], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
-def header_key(meeting: int, version: int, bucket: int) -> str:
-    """Return the key of a bucket's description in the store. Weights that are sent again have other keys, in a meeting
-    of their own: who gets a key that the sender is about to delete would read nothing."""
-    return f"header/{meeting}/{version}/{bucket}"
+def header_key(meeting: int, version: int, part: str, bucket: int) -> str:
+    """Return the key of a bucket's description in the store. Each part of a sync has other keys, and so have weights
+    that are sent again, in a meeting of their own: who gets a key that the sender is about to delete would read another
+    description, or none."""
+    return f"header/{meeting}/{version}/{part}/{bucket}"
 
 
 def ipc_key(version: int, bucket: int, gpu: str) -> str:

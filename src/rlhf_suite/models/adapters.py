@@ -1,0 +1,63 @@
+"""The adapters of a model apart from its weights: what rollout engines get that hold the model already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.models.forward import LanguageModel
+from rlhf_suite.models.load import auto_class, model_config, model_folder, quiet_transformers
+from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted
+from rlhf_suite.models.weights import Gather, whole
+
+
+@torch.no_grad()
+def iterate_adapters(model: PreTrainedModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+    """Yield (<module>.lora_A, A) and (<module>.lora_B, B) of every adapter: y = W x + B A x, so B has the scale of the
+    adapter. `gather` is that of `iterate_weights`."""
+    for name, module in find_adapted(model).items():
+        layer: Any = module
+        down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        with gather([down, up]):
+            stem = stored_name(model, name)
+            assert stem is not None, f"{name}: checked when the run began"
+            yield f"{stem}.lora_A", down.detach()
+            yield f"{stem}.lora_B", up.detach().float() * layer.scaling[ADAPTER]
+
+
+def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str], str | None]:
+    """Return the names of the modules of a model that LoRA adapts, and why their adapters cannot be applied beside the
+    weights by an engine; None if they can. The model is built without content."""
+    with quiet_transformers(), torch.device("meta"):
+        config = model_config(model_folder(path, flag), "lm", ds)
+        model = LanguageModel(auto_class("lm", False).from_config(config), False)
+    add_lora(model, ds.lora, 0)
+    names = []
+    for name, module in find_adapted(model.model).items():
+        if (problem := kind_problem(name, module, model.model)) is not None:
+            return [], problem
+        names.append(name)
+    return names, None
+
+
+def kind_problem(name: str, module: nn.Module, model: PreTrainedModel) -> str | None:
+    """Return why vLLM cannot apply an adapter beside the weights; None if it can: a plain one of a linear layer."""
+    layer: Any = module
+    if not isinstance(base_of(module), nn.Linear | Conv1D):
+        return f"{name} ({type(base_of(module)).__name__}) is not a linear layer"
+    if ADAPTER in layer.lora_variant or layer.lora_bias[ADAPTER]:
+        return f"{name} has an adapter that is not a plain LoRA"
+    return None if stored_name(model, name) is not None else f"{name} has another form in a checkpoint"
+
+
+def stored_name(model: PreTrainedModel, name: str) -> str | None:
+    """Return the name of a module in checkpoints; None if they have its weights in another form."""
+    found = list(revert_weight_conversion(model, {f"{name}.weight": torch.empty(2, 2, device="meta")}))
+    return found[0].removesuffix(".weight") if len(found) == 1 and found[0].endswith(".weight") else None
