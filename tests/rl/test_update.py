@@ -196,13 +196,13 @@ def test_the_chosen_tokens_reach_the_policy_alone():
     "the entropy bonus is steered while the policy stays as it is",
     "rl/update.py",
     "        running, activity = [], f",
-    "        self.steer_entropy(experience)\n        running, what = [], f",
+    "        self.steer_entropy(experience)\n        running, activity = [], f",
 )
 @pytest.mark.notices(
     "the steered coefficient does not reach the policy",
     "rl/update.py",
-    "first, kl_coef, entropy_coef, what",
-    "first, kl_coef, None, what",
+    "first, kl_coef, entropy_coef, activity",
+    "first, kl_coef, None, activity",
 )
 def test_the_entropy_bonus_is_steered_by_the_entropy_before_each_update_of_the_policy():
     """Entropies of 3, 4 and 5 nats in the steps that train the policy, the target 4."""

@@ -59,5 +59,5 @@ def kind_problem(name: str, module: nn.Module, model: PreTrainedModel) -> str | 
 
 def stored_name(model: PreTrainedModel, name: str) -> str | None:
     """Return the name of a module in checkpoints; None if they have its weights in another form."""
-    found = list(revert_weight_conversion(model, {f"{name}.weight": torch.empty(2, 2, device="meta")}))
-    return found[0].removesuffix(".weight") if len(found) == 1 and found[0].endswith(".weight") else None
+    stored = list(revert_weight_conversion(model, {f"{name}.weight": torch.empty(2, 2, device="meta")}))
+    return stored[0].removesuffix(".weight") if len(stored) == 1 and stored[0].endswith(".weight") else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import ray
@@ -68,9 +69,13 @@ class WeightSync:
         """Bring what was published last to all engines again, since at least one of them was started again. The policy
         does this behind what it is doing now; no response waits for anything else."""
         self.meet()
-        for each in published:
-            again = partial(self.policy.publish_again, each.version, each.part)
-            self.engines.stream(each.version, lambda: again().refs, self.policy.group.members, each.part)  # noqa: B023
+        for sent in published:
+            publish = partial(self.publish_again, sent)
+            self.engines.stream(sent.version, publish, self.policy.group.members, sent.part)
+
+    def publish_again(self, sent: Manifest) -> Sequence[Any]:
+        """Have the policy publish once more what it has sent, and return the calls of its ranks."""
+        return self.policy.publish_again(sent.version, sent.part).refs
 
     def close(self) -> None:
         """Take note that the run ends: an engine that dies now is not started again."""

@@ -43,7 +43,7 @@ def install(model: nn.Module, entries: Sequence[TensorEntry], tensors: Sequence[
     slots = Slots(manager)
     loads = Loads(slots)
     arrived = dict(loads.watch(entries, tensors))
-    named = {renamed(model, name.rpartition(".")[0]): name.rpartition(".")[0] for name in arrived}
+    named = {name_in_engine(model, name.rpartition(".")[0]): name.rpartition(".")[0] for name in arrived}
     with loads:
         for name, layer in manager.modules.items():
             parts = [named.get(part) for part in manager.packed_modules.get(name, [name])]
@@ -59,7 +59,7 @@ def install(model: nn.Module, entries: Sequence[TensorEntry], tensors: Sequence[
     return slots, loads
 
 
-def renamed(model: nn.Module, name: str) -> str:
+def name_in_engine(model: nn.Module, name: str) -> str:
     """Return the name of a module of a checkpoint in vLLM's model."""
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     return name if mapper is None else str(mapper.get_rename_mapper()._map_name(name))
