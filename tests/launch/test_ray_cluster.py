@@ -84,7 +84,7 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
     """Ray leaves SIGTERM to the system, which ends a process that is still writing its last files."""
     code = """if True:
-        import os, signal, sys
+        import signal, sys
         from pathlib import Path
         from rlhf_suite.config.launch import LaunchConfig
         from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -95,8 +95,8 @@ def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
                 with stoppable():
                     with ray_cluster(config, Path(sys.argv[1]), slots=1):
                         pass
-                    os.kill(os.getpid(), number)
-                    signal.pause()
+                    signal.raise_signal(number)  # to the main thread: another one that took it would not wake it
+                    raise AssertionError("nobody has heard the signal")
             except Stopped as stop:
                 print(stop)
     """
