@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def run_task(run: Any, folder: Path) -> dict[str, float]:
     """Run the task of a configuration as the command line does, with the plan that it resolves; its metrics."""
     import importlib
 
-    from rlhf_suite.config.plan import PlannedRun, resolve
-    from rlhf_suite.launch.ray_cluster import machine
+    from rlhf_suite.cli.execute import launch_of, plan_workers
 
     task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
-    plan = [resolve(run, machine(run.launch))] if isinstance(run, PlannedRun) else []
-    result: dict[str, float] = task.run(run, folder, *plan)
+    plan = plan_workers(run)
+    run = replace(run, launch=launch_of(run, plan))
+    result: dict[str, float] = task.run(run, folder, *([] if plan is None else [plan]))
     return result

@@ -81,7 +81,7 @@ def test_an_error_of_the_program_is_a_failure_and_no_reward_is_one_where_nobody_
         ask(base_url, api_key, task.messages)
 
     episode, _ = play(broken, None)
-    assert re.fullmatch(r"run_agent failed: test_endpoint\.py:\d+: KeyError: 'x'", episode.outcome.reason)
+    assert re.fullmatch(r"run_agent failed: test_endpoint_results\.py:\d+: KeyError: 'x'", episode.outcome.reason)
     assert play(silent, Model(tokenizer, echo))[0].outcome is None
     episode, _ = play(silent, Model(tokenizer, echo), must_score=True)
     assert isinstance(episode.outcome, RewardFailure) and "no reward" in episode.outcome.reason
@@ -151,7 +151,7 @@ def test_a_program_that_goes_on_behind_a_limit_may_still_fail(play, tokenizer):
         raise ValueError("something else")
 
     failure = play(run_agent, Model(tokenizer, echo))[0].outcome
-    assert re.fullmatch(r"run_agent failed: test_endpoint\.py:\d+: ValueError: something else", failure.reason)
+    assert re.fullmatch(r"run_agent failed: test_endpoint_results\.py:\d+: ValueError: something else", failure.reason)
 
 
 def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(play, tokenizer, clock):

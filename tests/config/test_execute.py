@@ -127,7 +127,7 @@ def test_a_stop_that_a_library_turned_into_another_exit_is_recorded_as_a_stop(mo
 
     def run(_, folder, plan):
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         except SystemExit:
             raise SystemExit(1) from None
 

@@ -136,7 +136,7 @@ def test_help_without_a_task_lists_tasks_and_presets():
     code, _, _, out, _ = run("--help")
     assert code == 0
     assert "task=sft" in out
-    assert "experiment=<" in out and "dr_grpo | grpo |" in out
+    assert "experiment=<" in out and "flash_reinforce | grpo |" in out
 
 
 @pytest.mark.stack

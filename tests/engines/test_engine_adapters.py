@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from test_engine import CONFIGS, MAX_LEN, gap, log_probs_of, requests
+from probed_engines import CONFIGS, MAX_LEN, gap, log_probs_of, requests
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from rlhf_suite.config.ds import LoRAConfig

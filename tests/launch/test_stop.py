@@ -117,7 +117,7 @@ from rlhf_suite.launch import stop
 stop.REPEATED_S, stop.END_S = 0.0, 0.1
 record = Path(sys.argv[1])
 within = getattr(stop, "WITHIN", nullcontext)
-with stop.stoppable(), stop.recorded_end(lambda end: record.write_text(str(end))), within():
+with stop.stoppable(), stop.record_end(lambda end: record.write_text(str(end))), within():
     for number in stop.SIGNALS:
         signal.signal(number, lambda *_: None)
     print("up", flush=True)
@@ -146,7 +146,7 @@ with stop.stoppable(), stop.recorded_end(lambda end: record.write_text(str(end))
 )
 @pytest.mark.parametrize(
     ("within", "said"),
-    [("nullcontext", "the run ends"), ("deferred", "the run stops after this step and saves it")],
+    [("nullcontext", "the run ends"), ("defer_signals", "the run stops after this step and saves it")],
 )
 def test_a_stuck_process_answers_a_signal_at_once_and_is_ended_by_a_second_one(tmp_path, within, said):
     code = STUCK.replace("WITHIN", within)

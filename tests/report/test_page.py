@@ -267,7 +267,7 @@ def test_shares_are_fair_and_use_what_others_leave():
 def test_only_the_longest_texts_are_cut():
     texts = Texts()
     assert [texts.add(text) for text in ("short", "long" * 10, "short", None)] == [0, 1, 0, 2]
-    assert texts.shown(15) == ["short", "longlonglo... (40 characters)", ""]
+    assert texts.shorten(15) == ["short", "longlonglo... (40 characters)", ""]
 
 
 def test_numbers_of_16_bits_are_near_and_know_what_is_missing():

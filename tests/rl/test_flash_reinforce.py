@@ -14,7 +14,7 @@ from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.credit import CreditAssigner
-from rlhf_suite.rl.mismatch import corrected
+from rlhf_suite.rl.mismatch import correct
 from rlhf_suite.rl.objectives import PolicyObjective
 
 PRESET = yaml.safe_load((conf_dir() / "experiment" / "flash_reinforce.yaml").read_text())
@@ -56,7 +56,7 @@ def test_the_gradient_is_that_of_the_paper():
     assert {*kept} == {True, False}, "some responses are dropped and some are not"
     config = AlgoConfig(advantage=AdvantageConfig(**PRESET["algo"]["advantage"]), kl=KLConfig(**PRESET["algo"]["kl"]))
     batch, _ = CreditAssigner(config).assign(batch)
-    batch, _ = corrected(batch, config.advantage)
+    batch, _ = correct(batch, config.advantage)
     objective = PolicyObjective(PolicyConfig(**PRESET["actor"]), config.kl, temperature=1.0, horizon=8)
     log_probs = batch.old_log_probs.clone().requires_grad_()
     loss = objective.surrogate(log_probs, batch).total / objective.units(batch)["policy_units"]

@@ -18,6 +18,7 @@ from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.scoring import ScoredGroup, Scores
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -87,11 +88,13 @@ def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
         def settings(self, temperature):
             return temperature
 
-        def sample(self, *_):
-            return []
+        reads_text_alone = False
 
         def score(self, _):
-            return scored(self.sources, [1, 0, 1, 1]), {}
+            samples = scored(self.sources, [1, 0, 1, 1])
+            return Scores({0: ScoredGroup(0, samples, episodes=4, failures=0)}, {})
+
+        def check(self, groups): ...
 
     config, two = RLEvalConfig(n_samples_per_prompt=1), Samples("sums", "sums", "words", "words")
     several = Evaluator(config, [], two, two, tmp_path, SampleFiles()).evaluate(0)
