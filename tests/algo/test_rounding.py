@@ -62,8 +62,8 @@ def advantages(estimator: str, ways: list[list[float]], scale: float) -> torch.T
 @pytest.mark.notices(
     "of the rewards of turns only a first token counts",
     "rl/scoring.py",
-    "for each in ledgers for reward in each.turn_rewards.tolist()",
-    "for each in ledgers for reward in each.turn_rewards.tolist()[:1]",
+    "for ledger in ledgers for reward in ledger.turn_rewards.tolist()",
+    "for ledger in ledgers for reward in ledger.turn_rewards.tolist()[:1]",
 )
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 @pytest.mark.parametrize("estimator", DIVIDING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
+from rlhf_suite.rl.samples import ScoredTrajectories, concatenate_samples
 from rlhf_suite.rl.scoring import Scorer
 
 
@@ -17,4 +17,4 @@ def score_ledgers(scorer: Scorer, ledgers: Sequence[Trajectory]) -> tuple[Scored
     scores = scorer.score([*groups.values()])
     scorer.check(scores.groups.values())
     kept = [group.samples for group in scores.groups.values() if group.samples is not None]
-    return concatenated(kept), scores.counts
+    return concatenate_samples(kept), scores.counts

@@ -47,7 +47,7 @@ def processes(found) -> set[int]:
 
 
 @pytest.mark.notices(
-    "ledgers of episode workers cannot be changed", "rl/episode_workers.py", "name: each.copy()", "name: each"
+    "ledgers of episode workers cannot be changed", "rl/episode_workers.py", "name: value.copy()", "name: value"
 )
 @pytest.mark.notices(
     "allowed calls do not hold in episode workers",
@@ -228,7 +228,7 @@ def test_workers_pause_with_the_engines_also_one_that_is_started_again(cluster, 
 @pytest.mark.notices(
     "an episode worker does not hear of the engine in the place of one that died",
     "rl/episode_workers.py",
-    "            self.engines[found.engine] = answer\n",
+    "            self.engines[report.engine] = answer\n",
     "            pass\n",
 )
 def test_turns_of_an_engine_that_dies_are_written_by_the_one_in_its_place(cluster, model, tmp_path):

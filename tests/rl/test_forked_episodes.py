@@ -28,7 +28,7 @@ from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_samples, write_samples
-from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.update import step_indices
@@ -278,7 +278,7 @@ def test_failures_are_counted_by_episodes(score):
 
 def test_forks_that_wait_on_disk_are_the_same(tmp_path):
     groups = [scored([*forked(0), *other(1)], [1.0, 1.0, 0.0]), scored([*other(0), *forked(1)], [2.0, 3.0, 3.0])]
-    write_samples(tmp_path, joined(groups))
+    write_samples(tmp_path, join_groups(groups))
     for ours, theirs in zip(read_samples(tmp_path).by_group(), groups, strict=True):
         assert [(t.sample, t.fork) for t in ours.trajectories] == [(t.sample, t.fork) for t in theirs.trajectories]
         assert ours.rewards.tolist() == theirs.rewards.tolist()

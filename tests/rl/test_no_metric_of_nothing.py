@@ -69,8 +69,8 @@ def test_a_loss_over_nothing_says_nothing(name, metrics):
 @pytest.mark.notices(
     "a mean over no tokens is 0",
     "rl/credit.py",
-    "masked_sum(each, mask) / count) for name, each in values.items()} if count > 0 else {}",
-    "masked_sum(each, mask) / count.clamp(min=1)) for name, each in values.items()}",
+    "masked_sum(column, mask) / count) for name, column in values.items()} if count > 0 else {}",
+    "masked_sum(column, mask) / count.clamp(min=1)) for name, column in values.items()}",
 )
 @pytest.mark.parametrize("name", sorted(set(estimator.names())))
 def test_credit_of_samples_without_tokens_says_nothing_about_tokens(name):

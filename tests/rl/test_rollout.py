@@ -16,7 +16,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_samples, write_samples
-from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 from rlhf_suite.rl.shaping import Shaper
 
 
@@ -118,7 +118,7 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
         scored([trajectory(p, g, s, own=3 + s, greedy=s == 1) for s in range(2)], [0.1 * g, math.pi])
         for g, p in enumerate((5, 3))
     ]
-    write_samples(tmp_path, joined(groups))
+    write_samples(tmp_path, join_groups(groups))
     for ours, theirs in zip(read_samples(tmp_path).by_group(), groups, strict=True):
         assert ours.rewards.tobytes() == theirs.rewards.tobytes() and ours.prompts == theirs.prompts
         for one, other in zip(ours.trajectories, theirs.trajectories, strict=True):
@@ -130,7 +130,7 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
 
 def test_groups_put_together_are_numbered_anew():
     groups = [scored([trajectory(p, 7, s) for s in range(2)], [0, 1]) for p in (5, 3)]
-    assert [t.group for t in joined(groups).trajectories] == [0, 0, 1, 1]
+    assert [t.group for t in join_groups(groups).trajectories] == [0, 0, 1, 1]
     assert [t.group for t in groups[0].trajectories] == [7, 7]
 
 

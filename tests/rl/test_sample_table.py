@@ -15,7 +15,7 @@ from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.images import Image
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.sample_table import FILE, read_samples, write_samples
-from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 
 SEEN = (Image(1, 1, b"\x89PNG\0\xff"),)
 ASKED = {
@@ -85,7 +85,7 @@ def test_samples_are_read_as_they_were_written(tmp_path, case):
 
 
 def test_groups_of_several_prompts_share_a_file(tmp_path):
-    whole = joined([CASES["one turn each"], CASES["several ledgers"]])
+    whole = join_groups([CASES["one turn each"], CASES["several ledgers"]])
     write_samples(tmp_path, whole)
     read = read_samples(tmp_path)
     assert content(read) == content(whole)

@@ -22,7 +22,7 @@ from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore, remove
-from rlhf_suite.train.checkpoint_files import Entry, digested, file_digests, share
+from rlhf_suite.train.checkpoint_files import Entry, digest_new_file, file_digests, share
 
 KILLS = 12
 
@@ -173,7 +173,7 @@ def test_every_file_is_digested_by_one_rank_and_its_own_by_the_one_that_loads_it
 
 
 def test_a_digest_computed_while_a_file_is_written_is_that_of_the_file(tmp_path):
-    with digested(tmp_path / "file") as file:
+    with digest_new_file(tmp_path / "file") as file:
         torch.save({"weight": torch.randn(1000), "steps": 3}, file)
     assert file.entry == Entry((tmp_path / "file").stat().st_size, file_digest(tmp_path / "file"))
     assert torch.load(tmp_path / "file", mmap=True, weights_only=True)["steps"] == 3

@@ -15,7 +15,7 @@ from rlhf_suite.disk import DiskError
 from rlhf_suite.distributed.group import LocalGroup
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.checkpoint_files import Entries, digested
+from rlhf_suite.train.checkpoint_files import Entries, digest_new_file
 from rlhf_suite.train.parts import write_tensors
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup, TrainedWorker
@@ -39,7 +39,7 @@ class Counter(TrainedWorker):
 
     def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
         self.asked = (*self.asked, with_optimizer)
-        with digested(folder / "number") as file:
+        with digest_new_file(folder / "number") as file:
             file.write(str(self.number).encode())
         return {"number": file.entry}
 

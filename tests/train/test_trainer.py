@@ -14,7 +14,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.checkpoint_files import Entries, digested, file_digests
+from rlhf_suite.train.checkpoint_files import Entries, digest_new_file, file_digests
 from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trained_worker import SupervisedGroup
@@ -45,7 +45,7 @@ class Model:
         return {"eval/gpt_loss": 10.0 - min(self.trained, self.improves_until)}
 
     def save_state(self, folder: Path, with_optimizer: bool) -> Entries:
-        with digested(folder / "trained") as file:
+        with digest_new_file(folder / "trained") as file:
             file.write(str(self.trained).encode())
         return {"trained": file.entry}
 

@@ -103,7 +103,7 @@ class CreditAssigner:
             if name in self.given:
                 continue
             if not any(name in row for row in rows):
-                known = sorted({each for row in rows for each in row})
+                known = sorted({name for row in rows for name in row})
                 raise UserError(
                     f"algo.advantage.estimator={self.config.advantage.estimator} needs the number {name!r} of samples, "
                     f"and no sample has it. They have {', '.join(known) or 'no numbers'}: let the reward or the agent "
@@ -111,13 +111,13 @@ class CreditAssigner:
                 )
             self.given.add(name)
         values = {name: [row.get(name, math.nan) for row in rows] for name in self.given}
-        return Numbers({name: torch.tensor(each, dtype=torch.float32) for name, each in values.items()})
+        return Numbers({name: torch.tensor(column, dtype=torch.float32) for name, column in values.items()})
 
 
 def means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:
     """Return the mean of each of the values [T] over masked tokens, by name; none without such tokens."""
     count = mask.sum()
-    return {name: float(masked_sum(each, mask) / count) for name, each in values.items()} if count > 0 else {}
+    return {name: float(masked_sum(column, mask) / count) for name, column in values.items()} if count > 0 else {}
 
 
 def besides_turns(rewards: torch.Tensor, turns: torch.Tensor, batch: Experience) -> torch.Tensor:

@@ -129,10 +129,10 @@ class EpisodeWorker:
     async def report(self) -> Report:
         """Return what was done since the last report, until now."""
 
-        async def reported() -> Report:
+        async def make_report() -> Report:
             return self._report()
 
-        return await self._on_loop(reported())
+        return await self._on_loop(make_report())
 
     async def pause(self) -> None:
         """Interrupt the turns under way, which keep their tokens, and begin no others until `resume`."""
@@ -209,10 +209,10 @@ class EpisodeWorker:
             episodes = episodes.limit_turns(order.max_turns)
         try:
             ledgers = await episodes.run(order.ledger, order.sampling, order.seed)
-            found: Any = [replace(ledger, prompt=NO_PROMPT) for ledger in ledgers]
+            result: Any = [replace(ledger, prompt=NO_PROMPT) for ledger in ledgers]
         except Exception as error:
-            found = error
-        self._outbox.put_nowait((number, found))
+            result = error
+        self._outbox.put_nowait((number, result))
 
     async def _news(self) -> list[tuple[int, News]]:
         news = list[tuple[int, News]]()
@@ -222,9 +222,9 @@ class EpisodeWorker:
                     news = [await self._outbox.get()]
         while not self._outbox.empty():
             news.append(self._outbox.get_nowait())
-        for _, each in news:
-            if isinstance(each, Exception):
-                raise each
+        for _, message in news:
+            if isinstance(message, Exception):
+                raise message
         return [*news, (0, self._report())]
 
     def _report(self) -> Report:

@@ -85,9 +85,9 @@ class EpisodeWorkers:
         prompt = ledger.prompt
         async with self.slots:
             link = min(self.links, key=lambda link: len(link.pending))
-            what = f"an episode of the prompt at {prompt.where}"
+            activity = f"an episode of the prompt at {prompt.where}"
             affinity = content_number(prompt.ids, prompt.images or ())
-            with self.engines.client.visit(affinity) as engine, waiting(what, [link.member.name], alike="episode"):
+            with self.engines.client.visit(affinity) as engine, waiting(activity, [link.member.name], alike="episode"):
                 return await link.send(EpisodeOrder(ledger, sampling, seed, self.max_turns, engine))
 
     def record_in(self, timeline: Timeline) -> None:
@@ -124,8 +124,8 @@ class EpisodeWorkers:
             ray.kill(handle)  # a process that only lost its connection must not stay
             handle = self.create(number, self.nodes[number])
             try:
-                what, members = "the start of the episode workers", [self.members[number]]
-                self.nodes[number] = wait_for([handle.ready.remote()], what, self.timeout_s, members)[0]
+                activity, members = "the start of the episode workers", [self.members[number]]
+                self.nodes[number] = wait_for([handle.ready.remote()], activity, self.timeout_s, members)[0]
                 return handle
             except ActorDied as another:
                 death = another
@@ -135,7 +135,9 @@ class EpisodeWorkers:
         self.is_closed = True
         handles = [link.handle for link in self.links]
         with suppress(RunError):
-            wait_for([each.close.remote() for each in handles], "the episode workers to stop", CLOSE_S, self.members)
+            wait_for(
+                [handle.close.remote() for handle in handles], "the episode workers to stop", CLOSE_S, self.members
+            )
         for handle in handles:
             ray.kill(handle)
 
@@ -209,12 +211,12 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
             self.start(self.replace(self.handle, result))
         else:
             order = self.orders.get(number)  # None: nobody waits for it any more
-            super().take(number, [owned(ledger, order.ledger.prompt) for ledger in result] if order else [])
+            super().take(number, [give_prompt(ledger, order.ledger.prompt) for ledger in result] if order else [])
 
-    async def replace(self, handle: Any, found: EngineDeath) -> None:
+    async def replace(self, handle: Any, report: EngineDeath) -> None:
         """Bring the worker the engine in the place of one that it found dead, or the error that there is none."""
-        pool, dead = self.workers.engines, self.engines[found.engine]
-        restart = in_background("restart", lambda: pool.replacement(found.engine, dead, found.death))
+        pool, dead = self.workers.engines, self.engines[report.engine]
+        restart = in_background("restart", lambda: pool.replacement(report.engine, dead, report.death))
         try:
             answer = await asyncio.wrap_future(restart)
         except Exception as error:
@@ -222,19 +224,21 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
         if handle is not self.handle or self.is_waiting:
             return  # the worker itself has died meanwhile
         if not isinstance(answer, Exception):
-            self.engines[found.engine] = answer
+            self.engines[report.engine] = answer
         try:
-            await self.call(handle.replace.remote(found.engine, answer), "the restart of an engine")
+            await self.call(handle.replace.remote(report.engine, answer), "the restart of an engine")
         except ActorDied as death:
             await self.recover(handle, death)
         except Exception as error:
             self.fail([*self.pending], error)
 
 
-def owned(ledger: Trajectory, prompt: Prompt) -> Trajectory:
+def give_prompt(ledger: Trajectory, prompt: Prompt) -> Trajectory:
     """Return a ledger of a worker with its prompt, and with arrays of this process: those that Ray has brought cannot
     be changed, and stay in its store as long as they are used."""
-    arrays: dict[str, Any] = {name: each.copy() for name, each in vars(ledger).items() if isinstance(each, np.ndarray)}
+    arrays: dict[str, Any] = {
+        name: value.copy() for name, value in vars(ledger).items() if isinstance(value, np.ndarray)
+    }
     return replace(ledger, prompt=prompt, **arrays)
 
 

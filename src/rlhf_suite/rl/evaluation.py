@@ -17,7 +17,7 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import SampleFiles, write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
-from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
+from rlhf_suite.rl.samples import ScoredTrajectories, concatenate_samples
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import ScoredGroup, Scorer, ScoringInParts
 
@@ -44,7 +44,7 @@ class Evaluator:
     def evaluate(self, step: int) -> dict[str, float]:
         """Return `eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources:
         sets of eval.dataset, or values of the column `datasource`."""
-        scored, lengths = self.measured(self.sampler, self.folder, step)
+        scored, lengths = self.measure(self.sampler, self.folder, step)
         result = self.summary(scored, lengths, np.ones(len(lengths), bool), "eval")
         for source, chosen in by_source(scored).items():
             result |= self.summary(scored, lengths, chosen, f"eval/{source}")
@@ -55,17 +55,17 @@ class Evaluator:
         result: dict[str, float] = {}
         for calls in self.config.max_calls or ():
             name = f"{CALLS}{calls}"
-            scored, lengths = self.measured(self.sampler.limit_turns(calls + 1), self.folder / name, step)
+            scored, lengths = self.measure(self.sampler.limit_turns(calls + 1), self.folder / name, step)
             result |= self.summary(scored, lengths, np.ones(len(lengths), bool), f"eval/{name}")
         if result:
             self.scorer.journal.info(table_of_calls(result))
         return result
 
-    def measured(self, sampler: Sampler, folder: Path, step: int) -> tuple[ScoredTrajectories, np.ndarray]:
+    def measure(self, sampler: Sampler, folder: Path, step: int) -> tuple[ScoredTrajectories, np.ndarray]:
         """Return the scored episodes of every prompt, and how many tokens the model wrote in each."""
         groups = self.score(sampler)
         self.scorer.check(groups)
-        scored = concatenated([group.samples for group in groups if group.samples is not None])
+        scored = concatenate_samples([group.samples for group in groups if group.samples is not None])
         self.files.write(partial(write_evaluation, folder, step, scored))
         return scored.episodes(), response_lengths(scored.trajectories)
 
@@ -109,8 +109,8 @@ class Evaluator:
         if len(correct) > 1:
             result[f"{prefix}/pass1_stderr"] = first.standard_error
         for k in powers_of_two(n):
-            each = [pass_at_k(int(count), int(c), k) for count, c in zip(counts, correct, strict=True)]
-            result[f"{prefix}/pass{k}"] = float(np.mean(each))
+            estimates = [pass_at_k(int(count), int(c), k) for count, c in zip(counts, correct, strict=True)]
+            result[f"{prefix}/pass{k}"] = float(np.mean(estimates))
         return result | {
             f"{prefix}/reward": float(scored.rewards[chosen].mean()),
             f"{prefix}/response_length_mean": float(lengths[chosen].mean()),

@@ -76,7 +76,7 @@ class TextJudge:
     ) -> None:
         self.model, self.tokenizer = model, load_tokenizer(model.path, DataConfig(), model.flag)
         self.begin = begin_ids(self.tokenizer)
-        worker = (model, served(model, ds), MicroBatches(batch_size))
+        worker = (model, judge_settings(model, ds), MicroBatches(batch_size))
         self.source = RewardModelSource(RewardGroup(LocalGroup(Judge, model.name, device, worker)), constants)
 
     @property
@@ -100,10 +100,10 @@ class TextJudge:
     def scores(self, sequences: Sequence[list[int]]) -> list[float]:
         """Return one score per sequence of token ids."""
         outcomes = self.source.score([Sample("", "", "", "", "", ids=ids) for ids in sequences])
-        return [each.reward for each in outcomes if isinstance(each, Scored)]
+        return [outcome.reward for outcome in outcomes if isinstance(outcome, Scored)]
 
 
-def served(model: ModelPlan, ds: ServedModelConfig) -> DeepSpeedConfig:
+def judge_settings(model: ModelPlan, ds: ServedModelConfig) -> DeepSpeedConfig:
     """Return how a served model is held: on one device, without DeepSpeed. The default precision is that of its
     checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(model.path, model.flag)

@@ -15,7 +15,7 @@ from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
-from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 from rlhf_suite.rl.scoring import FAILURES, Scorer, Scores
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
@@ -48,7 +48,7 @@ class RolloutBuilder:
 
     def shape(self, groups: Sequence[ScoredTrajectories], metrics: Mapping[str, float]) -> Rollout:
         """Shape the rewards of the groups of a step, and measure their samples."""
-        scored = joined(groups)
+        scored = join_groups(groups)
         shaped = self.shaper.shape(scored)
         result = dict(metrics) | sample_metrics(shaped)
         if self.filters.algo.advantage.needs("rewards"):

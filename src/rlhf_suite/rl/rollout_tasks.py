@@ -26,7 +26,7 @@ from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.filtering import History
 from rlhf_suite.rl.rollout import Rollout, RolloutBuilder
 from rlhf_suite.rl.sample_table import has_samples, read_samples, write_samples
-from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.schedules import Rest, Schedule, Stream
 from rlhf_suite.rl.scoring import REWARDS, Scores
@@ -290,7 +290,7 @@ class Rollouts:
         (folder / STATE).write_text(json.dumps(state))
         history.save(folder)
         if kept:
-            write_samples(folder, joined(kept))
+            write_samples(folder, join_groups(kept))
 
     async def snapshot(self) -> tuple[dict[str, Any], list[ScoredTrajectories], History]:
         """Return what a checkpoint has, which does not change with the table."""

@@ -68,18 +68,18 @@ def columns(samples: ScoredTrajectories) -> dict[str, pa.Array]:
         BASELINE: None if samples.greedy is None else pa.array(samples.greedy),
     }
     known = {name: column for name, column in given.items() if column is not None}
-    return made(SHOWN, samples.trajectories) | known | numbers(samples.extra, number_column)
+    return columns_of(SHOWN, samples.trajectories) | known | numbers(samples.extra, number_column)
 
 
-def made(of: Sequence[Column], trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
+def columns_of(of: Sequence[Column], trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
     """Return these columns of ledgers."""
     return {name: pa.array([value(t) for t in trajectories], kind) for name, kind, value in of}
 
 
 def numbers(given: Sequence[Mapping[str, float]], column: Callable[[str], str]) -> dict[str, pa.Array]:
     """Return a column for each number that some rows have, null in the others. `column`: its name, by the number's."""
-    names = sorted({name for each in given for name in each})
-    return {column(name): pa.array([each.get(name) for each in given], REAL) for name in names}
+    names = sorted({name for numbers in given for name in numbers})
+    return {column(name): pa.array([numbers.get(name) for numbers in given], REAL) for name in names}
 
 
 def number_column(name: str) -> str:
@@ -102,8 +102,8 @@ def token_columns(values: Mapping[str, NDArray[Any]], lengths: Sequence[int]) ->
 def write_table(file: Path, shown: Mapping[str, pa.Array], tokens: Mapping[str, pa.Array]) -> None:
     """Write a file with these columns; `tokens` are those with lists of numbers."""
     # Nothing reads statistics. A dictionary pays for texts only: of ids it saves a byte each, and takes long.
-    fields = [pa.field(name, each.type) for name, each in shown.items()]
-    fields += [pa.field(name, each.type, nullable=False) for name, each in tokens.items()]
+    fields = [pa.field(name, column.type) for name, column in shown.items()]
+    fields += [pa.field(name, column.type, nullable=False) for name, column in tokens.items()]
     table = pa.table({**shown, **tokens}, pa.schema(fields))
     pq.write_table(table, file, write_statistics=False, use_dictionary=[*shown])
 
@@ -114,7 +114,9 @@ def write_samples(folder: Path, samples: ScoredTrajectories) -> None:
     values = {name: np.concatenate([getattr(t, field) for t in trajectories]) for name, field in TOKENS.items()}
     values[TURNS] = np.concatenate([t.turn_rewards for t in trajectories])
     values["ids"] = values["ids"].astype(np.int32)
-    kept = made(CONTINUED, trajectories) | numbers([t.extra for t in trajectories], lambda name: OF_EPISODE + name)
+    kept = columns_of(CONTINUED, trajectories) | numbers(
+        [t.extra for t in trajectories], lambda name: OF_EPISODE + name
+    )
     shown = columns(samples) | kept | prompt_columns([t.prompt for t in trajectories])
     write_table(folder / FILE, shown, token_columns(values, [len(t.ids) for t in trajectories]))
 
@@ -140,8 +142,8 @@ def read_samples(folder: Path) -> ScoredTrajectories:
 
 def read_table(file: Path) -> ScoredTrajectories:
     """Return the samples in a file of this form. What it has no column for is as it is by default."""
-    with parquet(file) as found:
-        return Rows(found.read()).samples()
+    with parquet(file) as table:
+        return Rows(table.read()).samples()
 
 
 class Rows:
@@ -178,8 +180,8 @@ class Rows:
         own = [name for name in self.names if name.startswith(OF_EPISODE)]
         rest: dict[str, Sequence[Any] | None] = {
             "fork": self.values("ledger"),
-            "ending": [Ending(each) for each in self.values("ending")],
-            "images": [read_images(each) for each in self.table["images"]] if "images" in self.names else None,
+            "ending": [Ending(ending) for ending in self.values("ending")],
+            "images": [read_images(images) for images in self.table["images"]] if "images" in self.names else None,
             "extra": self.numbers({name: name.removeprefix(OF_EPISODE) for name in own}),
             "failure": self.values("failure", ""),
             "reward": self.values("environment_reward"),
@@ -188,7 +190,7 @@ class Rows:
         }
         rows = zip(self.prompts(), self.values("group"), self.values("sample"), *per_token, strict=True)
         return [
-            Trajectory(*row, **{name: each[place] for name, each in rest.items() if each is not None})
+            Trajectory(*row, **{name: column[place] for name, column in rest.items() if column is not None})
             for place, row in enumerate(rows)
         ]
 
@@ -220,7 +222,7 @@ class Rows:
         """Return the numbers that each row has; `columns`: the name of each number by that of its column."""
         values = {name: self.values(column) for column, name in columns.items()}
         return [
-            {name: each[row] for name, each in values.items() if each[row] is not None}
+            {name: column[row] for name, column in values.items() if column[row] is not None}
             for row in range(len(self.table))
         ]
 

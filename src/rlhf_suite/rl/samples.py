@@ -47,12 +47,12 @@ class ScoredTrajectories:
     def take(self, indices: Sequence[int]) -> ScoredTrajectories:
         """Return the samples `indices`, in that order."""
 
-        def chosen(values: Any) -> Any:
+        def choose(values: Any) -> Any:
             if isinstance(values, np.ndarray):
                 return values[list(indices)]
             return values if values is None else [values[i] for i in indices]
 
-        return ScoredTrajectories(*(chosen(getattr(self, each.name)) for each in fields(self)))
+        return ScoredTrajectories(*(choose(getattr(self, column.name)) for column in fields(self)))
 
     def episodes(self) -> ScoredTrajectories:
         """Return one row for each episode, its last ledger."""
@@ -67,13 +67,13 @@ class ScoredTrajectories:
         return [self.take(members[group]) for group in sorted(members)]
 
 
-def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
+def join_groups(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
     """Return groups as the samples of one step, numbered from 0."""
     numbered = [replace(t, group=number) for number, group in enumerate(groups) for t in group.trajectories]
-    return replace(concatenated(groups), trajectories=numbered)
+    return replace(concatenate_samples(groups), trajectories=numbered)
 
 
-def concatenated(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
+def concatenate_samples(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
     """Return the samples of all parts, one part after the other."""
 
     def together(name: str) -> Any:
@@ -82,4 +82,4 @@ def concatenated(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
             return None
         return np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain.from_iterable(values))
 
-    return ScoredTrajectories(*(together(each.name) for each in fields(ScoredTrajectories)))
+    return ScoredTrajectories(*(together(column.name) for column in fields(ScoredTrajectories)))

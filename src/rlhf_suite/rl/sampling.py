@@ -94,7 +94,7 @@ class Sampler:
         sample alone, not on the order of requests, the batch or the engine."""
         seeds = [(self.seed, *stream, t.prompt.index, t.sample) for t, _ in plan]
         if self.episodes is None:
-            work = [self.respond(*each, sample_seed(*seed)) for each, seed in zip(plan, seeds, strict=True)]
+            work = [self.respond(*arguments, sample_seed(*seed)) for arguments, seed in zip(plan, seeds, strict=True)]
             return list(await asyncio.gather(*work))
         episodes = [self.episodes.run(t, sampling, seed) for (t, sampling), seed in zip(plan, seeds, strict=True)]
         return list(chain.from_iterable(await asyncio.gather(*episodes)))

@@ -152,17 +152,17 @@ class Scorer(SampleScorer):
             replace(samples[last], turns=self.turns(ledgers))
             for last, ledgers in zip(rows.lasts, episodes, strict=True)
         ]
-        found, metrics = self.outcomes(episodes, scored)
-        self.report(episodes, [sample.text() for sample in scored], found)
-        outcomes = [self.kept(*each) for each in zip(found, episodes, strict=True)]
+        answers, metrics = self.outcomes(episodes, scored)
+        self.report(episodes, [sample.text() for sample in scored], answers)
+        outcomes = [self.score_failure(*pair) for pair in zip(answers, episodes, strict=True)]
         numbers = [trajectories[last].group for last in rows.lasts]
         failed = {group for group, o in zip(numbers, outcomes, strict=True) if isinstance(o, RewardFailure)}
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         of_ledgers = [outcomes[number] for number in rows.numbers]
-        counts = failure_counts(found, len(failed)) | (ending_counts(episodes) if self.has_turns else {})
+        counts = failure_counts(answers, len(failed)) | (ending_counts(episodes) if self.has_turns else {})
         by_group = {g.trajectories[0].group: g for g in self.select(trajectories, samples, of_ledgers, kept).by_group()}
         sizes = Counter(numbers)
-        failures = Counter(n for n, o in zip(numbers, found, strict=True) if isinstance(o, RewardFailure))
+        failures = Counter(n for n, o in zip(numbers, answers, strict=True) if isinstance(o, RewardFailure))
         order = [group[0].group for group in groups]
         return Scores({n: ScoredGroup(n, by_group.get(n), sizes[n], failures[n]) for n in order}, metrics | counts)
 
@@ -172,7 +172,7 @@ class Scorer(SampleScorer):
         failures, episodes = sum(group.failures for group in every), sum(group.episodes for group in every)
         self.check_error_rate(failures, episodes, not every or any(group.samples is not None for group in every))
 
-    def kept(self, outcome: Outcome, ledgers: Sequence[Trajectory]) -> Outcome:
+    def score_failure(self, outcome: Outcome, ledgers: Sequence[Trajectory]) -> Outcome:
         """Return the outcome of an episode; with agent.on_error=zero a reward of 0 for one whose environment failed."""
         if self.on_failed_episode != "zero" or not ledgers[-1].failure:
             return outcome
@@ -202,21 +202,21 @@ class Scorer(SampleScorer):
         see `samples`; with agent.add_reward the sum of both. Without either (a teacher alone) every reward is 0."""
         given = [environment_outcome(ledgers) for ledgers in episodes]
         both = self.adds and self.rewards is not None
-        places = [i for i, each in enumerate(given) if each is None or (both and isinstance(each, Scored))]
-        outcomes: list[Outcome] = [each or Scored(0.0, 0.0) for each in given]
+        places = [i for i, outcome in enumerate(given) if outcome is None or (both and isinstance(outcome, Scored))]
+        outcomes: list[Outcome] = [outcome or Scored(0.0, 0.0) for outcome in given]
         metrics: dict[str, float] = {}
         if self.rewards is not None and places:
             scored, metrics = self.rewards.score([samples[place] for place in places])
             for place, outcome in zip(places, scored, strict=True):
-                outcomes[place] = added(given[place], outcome)
-        self.tell(len(given) - len(places) - sum(isinstance(each, RewardFailure) for each in given), len(given))
+                outcomes[place] = add_outcomes(given[place], outcome)
+        self.tell(len(given) - len(places) - sum(isinstance(outcome, RewardFailure) for outcome in given), len(given))
         return [with_metrics(o, ledgers[-1].extra) for o, ledgers in zip(outcomes, episodes, strict=True)], metrics
 
     def tell(self, count: int, total: int) -> None:
         """Say once that the reward sources of the run score only a part of its episodes."""
         if count and self.rewards is not None and not self.has_told:
-            what = f"{count} of {total} episodes have a reward of their own, so the reward sources do not score them"
-            self.journal.info(f"{what}; agent.add_reward=true adds theirs")
+            report = f"{count} of {total} episodes have a reward of their own, so the reward sources do not score them"
+            self.journal.info(f"{report}; agent.add_reward=true adds theirs")
             self.has_told = True
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
@@ -301,11 +301,11 @@ def environment_outcome(ledgers: Sequence[Trajectory]) -> Outcome | None:
         return RewardFailure(t.failure, "timeout" if t.ending is Ending.TIMED_OUT else "error")
     if t.reward is None:
         return None
-    turns = math.fsum(reward for each in ledgers for reward in each.turn_rewards.tolist())
+    turns = math.fsum(reward for ledger in ledgers for reward in ledger.turn_rewards.tolist())
     return Scored(t.reward + turns, t.reward if t.score is None else t.score)
 
 
-def added(given: Outcome | None, outcome: Outcome) -> Outcome:
+def add_outcomes(given: Outcome | None, outcome: Outcome) -> Outcome:
     """Return what the reward sources say of an episode, with the reward that its environment gave added. The score
     remains that of the sources."""
     if not (isinstance(given, Scored) and isinstance(outcome, Scored)):

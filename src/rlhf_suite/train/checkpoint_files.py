@@ -60,7 +60,7 @@ class DigestedFile:
 
 
 @contextmanager
-def digested(path: Path) -> Iterator[DigestedFile]:
+def digest_new_file(path: Path) -> Iterator[DigestedFile]:
     """Open a new file for writing, and have it on the disk after the block."""
     with path.open("wb") as file:
         writer = DigestedFile(file)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.train.checkpoint_files import Entries, digested
+from rlhf_suite.train.checkpoint_files import Entries, digest_new_file
 from rlhf_suite.train.torch_engine import MasterWeights
 
 WEIGHT = "weight"
@@ -131,7 +131,7 @@ def write_parts(path: Path, parts: Mapping[str, tuple[int, Mapping[str, Tensor],
 
 def write_tensors(path: Path, content: Any) -> Entries:
     """Write a file for `load_tensors`. Return what the manifest of a checkpoint says of it, by its name."""
-    with digested(path) as file:
+    with digest_new_file(path) as file:
         torch.save(content, file)  # type: ignore[arg-type]  # it writes to any object with `write` and `flush`
     return {path.name: file.entry}
 
