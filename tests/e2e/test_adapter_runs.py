@@ -42,7 +42,7 @@ def syncs(folder) -> list[dict[str, float]]:
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     for row in rows:
         assert row["sync/read_back"] == row["sync/tensors"] == 2 * 7 * 2
-        assert row["sync/probe"] < 1e-6
+        assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
     return rows
 
 

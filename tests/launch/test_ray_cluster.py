@@ -91,6 +91,7 @@ def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
         from rlhf_suite.launch.stop import SIGNALS, Stopped, stoppable
         config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
         for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)  # under nohup one of them is ignored
             try:
                 with stoppable():
                     with ray_cluster(config, Path(sys.argv[1]), slots=1):

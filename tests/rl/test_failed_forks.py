@@ -24,5 +24,5 @@ def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
         ledger.fork, ledger.turn_rewards[-1] = number, 0.5
     ledgers[-1].failure = "no luck"
     scorer = Scorer(RewardConfig(), None, None, None, AgentConfig(on_error="zero"))
-    assert scorer.kept(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
+    assert scorer.score_failure(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
     assert not any(ledger.turn_rewards.any() for ledger in ledgers)
