@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.images import collapse_images, open_image
-from rlhf_suite.engines.build import build_engine, end_with_a_worker
+from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
@@ -160,7 +160,8 @@ class Engine:
     def _build(self) -> LLMEngine:
         """Build the engine and measure how long that takes."""
         began = time.perf_counter()
-        engine = build_engine(self._spec, self._log, self._workers)
+        with name_cause(self._log):
+            engine = build_engine(self._spec, self._log, self._workers)
         self._startup_s = time.perf_counter() - began
         return engine
 

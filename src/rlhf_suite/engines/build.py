@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.engines.spec import EngineSpec
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import CAUSE_S
 
@@ -27,6 +28,8 @@ CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and s
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
 GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
+# A line of a log that ends a traceback, behind what vLLM puts before each line.
+EXCEPTION = re.compile(r"(?:^|[])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
 
 
@@ -39,10 +42,11 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
     # At import vLLM logs that Triton has no CPU backend, whatever its logging level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     with import_for_good():
+        from rlhf_suite.engines import worker  # noqa: F401, I001 - before vLLM
         from pydantic import ValidationError
         from vllm import EngineArgs, LLMEngine
 
-        from rlhf_suite.weight_sync import receiver  # registers the transfer backends
+        from rlhf_suite.weight_sync import receiver
 
     arguments = EngineArgs(**engine_args(spec, receiver.backend_name(spec.sync_backend)))
     if workers:
@@ -73,6 +77,32 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         engine.collective_rpc(unname_shared_memory)
         unname_shared_memory()
     return engine
+
+
+@contextmanager
+def name_cause(log: Path | None) -> Iterator[None]:
+    """Add to an error of the block the last exception that has been logged meanwhile: where vLLM has failed in another
+    process, its own message only refers to the log."""
+    start = log.stat().st_size if log is not None else 0
+    try:
+        yield
+    except Exception as error:
+        cause = None if log is None else last_exception(log, start)
+        if log is None or cause is None or cause.partition(": ")[2] in str(error):
+            raise
+        message = f"{error}\nThe cause is in {log}: {cause}"
+        if isinstance(error, UserError):
+            raise UserError(message) from None
+        traceback.print_exception(error)  # to the log
+        raise RunError(f"the engine failed while starting: {type(error).__name__}: {message}") from None
+
+
+def last_exception(log: Path, start: int) -> str | None:
+    """Return the last exception with a message that a log has behind its first `start` bytes."""
+    with log.open("rb") as file:
+        file.seek(start)
+        exceptions = EXCEPTION.findall(file.read().decode(errors="replace"))
+    return exceptions[-1] if exceptions else None
 
 
 def adapts(config: ModelConfig) -> bool:
@@ -155,7 +185,7 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
         # Worker processes register the transfer backends by importing this class.
-        "worker_extension_cls": "rlhf_suite.weight_sync.receiver.WorkerExtension",
+        "worker_extension_cls": "rlhf_suite.engines.worker.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

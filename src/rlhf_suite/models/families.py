@@ -65,7 +65,6 @@ class Family:
     images: Images | None = None
     unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
-    engine_needs: tuple[str, ...] = ()  # packages that the file of vLLM for this family imports
 
     def why_not(self, feature: str) -> str | None:
         """Return the reason why a family cannot do something; None if it can."""
@@ -142,7 +141,6 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5GatedDeltaNet",),
-        engine_needs=("torchvision",),
     ),
     Family(
         "Qwen3.5-MoE",
@@ -150,7 +148,6 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5MoeGatedDeltaNet",),
-        engine_needs=("torchvision",),
     ),
     Family(
         "OLMo-hybrid",

@@ -209,10 +209,6 @@ class IpcReceiver(WeightReceiver):
         return str(value)
 
 
-class WorkerExtension:
-    """An empty class. Worker processes import this module because of it, which registers the backends there."""
-
-
 def receive_adapter(worker: Any, update_info: dict[str, Any]) -> None:
     """Receive an adapter and install it in a worker's model."""
     worker.weight_transfer_engine.receive_adapter(UpdateInfo(**update_info))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
@@ -48,8 +47,6 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield from model_problems(use, files_of(model_folder))
             if folder is not None and use.is_sampled and device_kind(run.launch) == "cpu":
                 yield from heads_have_kernels(use, files_of(model_folder))
-            if folder is not None and use.is_sampled:
-                yield from engine_has_packages(use, files_of(model_folder))
 
 
 def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -58,16 +55,6 @@ def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if sizes and size is not None and size not in sizes:
         problem = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
         yield Problem(use.key, problem, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
-
-
-def engine_has_packages(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """Yield a problem if what vLLM imports for the family of a model is not installed."""
-    missing = next((name for name in family(files).engine_needs if find_spec(name) is None), None)
-    if missing is not None:
-        problem = (
-            f"vLLM imports {missing} for models of type {family(files).title} ({use.path}), and it is not installed"
-        )
-        yield Problem(use.key, problem, f"install the build of {missing} for this torch, or give another model")
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
