@@ -32,8 +32,8 @@ SHARED = (
     "train.dynamic_batch_enable=true launch.device=cpu"
 )
 JOBS = {
-    "compute": "reward.rule=length reward.rules.length_limit=64 rollout.batch_size=4 rollout.n_samples_per_prompt=2 "
-    "rollout.max_new_tokens=192 data.max_len=224 train.batch_size=8 train.max_tokens_per_gpu=1024",
+    "compute": "reward.rule=length reward.rules.length_limit=64 rollout.batch_size=6 rollout.n_samples_per_prompt=2 "
+    "rollout.max_new_tokens=160 data.max_len=224 train.batch_size=12 train.max_tokens_per_gpu=2048",
     "tools": "reward.rule=null agent.kind=environment agent.max_turns=8 train.agent_func_path={here}/sleeping_tool.py "
     "rollout.batch_size=8 rollout.n_samples_per_prompt=8 rollout.max_new_tokens=96 data.max_len=128 "
     "train.batch_size=64 train.max_tokens_per_gpu=4096",

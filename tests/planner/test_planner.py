@@ -342,6 +342,16 @@ def test_ranks_beyond_the_cores_share_them():
     assert times[1] == times[2]
 
 
+def test_engines_write_the_responses_of_a_round_at_once():
+    """Twice as many responses at once: half as often are the weights read, but as often each response's cache."""
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "launch.device": "cuda"}
+    small, large = (
+        estimate(with_defaults(PPORun, flags | {"rollout.vllm_generate_batch_size": size}), ON_H100).times["generation"]
+        for size in (8, 16)
+    )
+    assert small / 2 < large < small
+
+
 def test_an_unknown_gpu_is_one_message():
     with pytest.raises(UserError, match=r"^--gpu h100-81: .*Did you mean h100-80\? Known are .*rtx-3090$"):
         find_device("h100-81")

@@ -22,6 +22,7 @@ from rlhf_suite.config.plan import (
     data_ranks,
     num_ranks,
     resolve,
+    round_size,
 )
 from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
 from rlhf_suite.planner import memory
@@ -356,8 +357,9 @@ class Planner:
         cache of its sequences once from the memory of the GPU."""
         assert isinstance(self.run, PPORun)
         engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
-        samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
-        at_once = max(1.0, min(samples, run.vllm.max_num_seqs, engine.kv_tokens / longest))
+        per_prompt = run.rollout.n_samples_per_prompt / run.vllm.num_engines
+        samples, of_round = run.rollout.batch_size * per_prompt, round_size(run.rollout) * per_prompt
+        at_once = max(1.0, min(of_round, run.vllm.max_num_seqs, engine.kv_tokens / longest))
         policy = parameters(self.use(self.plan.models[ACTOR]))
         per_token = size * policy.kv_per_token / memory.kv_parts(policy, run.vllm)
         read = engine.memory.always["weights"] + at_once * per_token * longest / 2
