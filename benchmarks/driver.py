@@ -170,10 +170,10 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
         advantage=AdvantageConfig(estimator=estimator, gamma=0.99, lambd=0.95, is_correction_level="token"),
         kl=KLConfig(init_coef=0.1),
     )
-    policy, frozen = PolicyGroup(ranks("actor")), {"ref": ReferenceGroup(ranks("ref"))}
+    policy, reference = PolicyGroup(ranks("actor")), ReferenceGroup(ranks("ref"))
     critic = CriticGroup(ranks("critic")) if algo.advantage.needs("values") else None
     counts = {"steps_per_rollout": arguments.steps, "critic_warm_up": 0, "mismatch_limit": math.inf}
-    maker = ExperienceMaker(algo, 1.0, policy, frozen, critic, **counts)
+    maker = ExperienceMaker(algo, 1.0, policy, reference, critic, **counts)
     train = RLTrainConfig(batch_size=-(-len(samples.trajectories) // arguments.steps))
     credit, updater = CreditAssigner(algo), Updater(train, PolicyConfig(), policy, critic, **counts)
 

@@ -113,7 +113,7 @@ CONFIG = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_pos
 ROWS = {
     "rows.jsonl": {"input": "1 + 1", "output": "2", "context_messages": [{"role": "user", "content": "1 + 1"}]},
     "my.jsonl": {"question": "1 + 1", "answer": "2"},
-    "prompts.jsonl": {"input": "1 + 1", "answer": "2", "label": "2"},
+    "prompts.jsonl": {"input": "1 + 1", "answer": "2", "label": "2", "hinted": "1 + 1 = 2"},
     "questions.jsonl": {"question": "1 + 1", "answer": "2"},
     "held_out.jsonl": {
         "input": "1 + 1",

@@ -242,6 +242,10 @@ dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
 row_format = Kind("row_format", "row format", (), ("row",))
 group_filter = Kind("group_filter", "filter of groups", (), ("group",))
 prompt_filter = Kind("prompt_filter", "filter of prompts", (), ("candidates", "generator"))
+# Of teachers: a model of their own, a server, a prompt of their own, the average of the policy's weights, samples at
+# temperature 1.
+TEACHER = ("model", "server", "prompt", "average", "temperature")
+teacher = Kind("teacher", "kind of teacher", ("rl.teachers",), ("setup",), TEACHER)
 tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), ("written", "tools"))
 
 KINDS = {
@@ -259,7 +263,7 @@ KINDS = {
             kl_estimator,
         ),
         *(schedule, reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, agent, python_style),
-        tool_parser,
+        *(tool_parser, teacher),
     )
 }
 

@@ -58,4 +58,5 @@ def test_no_comparison_asks_for_the_name_of_an_algorithm():
 def test_a_comparison_with_a_kind_of_agent_is_found():
     for text in ('config.kind == "endpoint"', 'agent.kind in ("tools", "python")', 'is_one_of(".kind", "python")'):
         assert [*comparisons(ast.parse(text))], text
-    assert {*KINDS["agent"].names()} == WORDS["kind"] == {"single_turn", "tools", "environment", "python", "endpoint"}
+    assert {*KINDS["agent"].names()} == {"single_turn", "tools", "environment", "python", "endpoint"}
+    assert WORDS["kind"] == {*KINDS["agent"].names(), *KINDS["teacher"].names()}

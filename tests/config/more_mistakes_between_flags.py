@@ -22,6 +22,8 @@ from command_lines import (
     sources,
 )
 
+TAUGHT = PPO + "experiment=on_policy_distill "
+TEACHERS = TAUGHT + "teacher.sources="
 MORE_BETWEEN_FLAGS = [
     (PPO + "correction=tis algo.advantage.is_correction_level=seq", IS + "mode", "write " + IS + "mode=mask"),
     (PPO + "correction=tis " + IS + "gating=tv", IS + "mode", "write " + IS + "mode=mask"),
@@ -202,6 +204,28 @@ MORE_BETWEEN_FLAGS = [
     (PPO + "algo.distill.coef=1", "teacher.model_name_or_path", "add teacher.model_name_or_path=<HF folder"),
     (PPO + "algo.advantage.estimator=on_policy_distill", "algo.distill.coef", "write algo.distill.coef=1"),
     (PPO + OPD + FILTERED, "algo.dynamic_filtering_enable", "write algo.dynamic_filtering_enable=false"),
+    (TAUGHT + "teacher.kind=policy", "data.teacher_prompt_key", "add data.teacher_prompt_key=<column>"),
+    (TAUGHT + "teacher.kind=average", "train.enable_ema", "write train.enable_ema=true"),
+    (TAUGHT + "teacher.kind=endpoint", "teacher.remote_url", "no server is named write teacher.remote_url=http"),
+    (TAUGHT + "teacher.kind=endpoint teacher.remote_url=x", "teacher.remote_url", "x is not the address of a server"),
+    (
+        TAUGHT + "teacher.kind=endpoint teacher.remote_url=http://127.0.0.1:1/v1 rollout.temperature=0.7",
+        "rollout.temperature",
+        "gives log-probs at temperature 1",
+    ),
+    (
+        PPO + OPD + "teacher.sources={a:{model_name_or_path:b}}",
+        "teacher.sources",
+        "set it to null, or remove teacher.sources",
+    ),
+    (TEACHERS + "{a:{model_name_or_path:x},b:{model_name_or_path:y}}", "teacher.sources.b.datasets", "name the data"),
+    (TEACHERS + "{a:{datasets:[d]}}", "teacher.sources.a.model_name_or_path", "algo.distill needs a teacher"),
+    (TEACHERS + "{a:{model_name_or_path:x,remote_url:y}}", "teacher.sources.a.remote_url", "not read"),
+    (
+        TEACHERS + "{a:{model_name_or_path:x,datasets:[d]},b:{model_name_or_path:y,datasets:[d]}}",
+        "teacher.sources",
+        "d would have 2 teachers, and a row has one",
+    ),
     (PPO + OPD + "teacher.num_gpus_per_node=3", "teacher.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
     (PPO + OPD + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "does not exist"),
     (PPO + OPD + "reward.rule=null eval.dataset=builtin:reverse_eval eval.steps=1", "reward", "or eval.dataset=null"),

@@ -11,7 +11,7 @@ import torch
 from plain_run import small
 
 from given import prompt
-from rlhf_suite.config.plan import REFERENCE, Machine, resolve
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.credit import CreditAssigner
@@ -27,7 +27,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         config.algo,
         config.rollout.temperature,
         policy,
-        {} if reference is None else {REFERENCE: reference},
+        reference,
         None,
         steps_per_rollout=plan.optimizer_steps_per_rollout,
         critic_warm_up=plan.critic_warm_up,
@@ -128,7 +128,7 @@ def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
 def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
     maker, samples = made(rollout__temperature=0.7)
     maker.make(samples, version=3)
-    assert maker.policy.group.asked == maker.frozen["ref_log_probs"].group.asked == [("log_probs", 0.7)]
+    assert maker.policy.group.asked == maker.reference.group.asked == [("log_probs", 0.7)]
 
 
 @pytest.mark.notices(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
+from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_positive, is_set, is_true, needs
 from rlhf_suite.config.formatting import literal
 
 SOURCES = (
@@ -208,6 +208,9 @@ class PromptDataConfig(DataConfig, PromptTextConfig, ImageDataConfig):
     """RL prompts"""
 
     prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
+    teacher_prompt_key: str | None = flag(None, when=is_positive("algo.distill.coef"))
+    """Column that teachers read in place of the prompt, rendered as it is: the prompt with a solution or feedback in
+    it, for self-distillation. Where a row has none they read the prompt; null: they always do"""
     pretrain_dataset: str | None = flag(
         None,
         "Documents: each optimiser step of the policy also has train.batch_size windows of them, whose next-token loss "

@@ -166,6 +166,7 @@ METRICS: dict[str, Metric] = {
 # Metrics whose names have a free part: of the user's own, of a phase of the driver, or of a source of rewards.
 FAMILIES: dict[str, Metric] = {
     "eval/pass<k>": PASS,
+    "train/teacher_kl/<teacher>": Metric("teacher_kl over the rows of one of several teachers", LOWER),
     "reward/<name>": Metric("Mean of a number of that name that a reward or an environment gave"),
     "reward/<source>/<number>": Metric("mean, errors, timeouts, retries, rows and seconds of a source of rewards"),
     "agent/ended/<why>": Metric("Episodes of a step that ended so: finished, cut, full, turns, timed_out or failed"),
@@ -173,7 +174,7 @@ FAMILIES: dict[str, Metric] = {
     "rollout/left_out/<reason>": Metric("Groups that algo.group_filter left out for that reason"),
     "timing/<phase>": Metric("Seconds that the driver was in that phase; step_total is the whole step", LOWER),
 }
-FREE = re.compile("reward/.+|agent/.+|rollout/left_out/.+|timing/.+")
+FREE = re.compile("train/teacher_kl/.+|reward/.+|agent/.+|rollout/left_out/.+|timing/.+")
 
 
 def metric_of(name: str) -> Metric | None:

@@ -39,7 +39,7 @@ def bytes_at_once(run: Run, models: Collection[str]) -> int:
     if not isinstance(run, PPORun):
         return 0
     judges = 0 if run.replays else len(reward_models(run.reward)) + ("reward.process" in models)
-    forward = FORWARD * len({*READERS} & {*models})
+    forward = FORWARD * sum(name.split(".")[0] in READERS for name in models)
     update = UPDATE + (UPDATE_OF_CRITIC if "critic" in models else 0)
     responses = 0 if run.replays else RESPONSE
     return samples_of_step(run) * run.data.max_len * (responses + judges * FORWARD + max(forward, update))

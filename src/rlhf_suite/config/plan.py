@@ -16,7 +16,7 @@ from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
-from rlhf_suite.config.reward import reward_models
+from rlhf_suite.config.reward import TextRewardConfig, reward_models
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
@@ -30,6 +30,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
 )
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.teacher import RLTeacherConfig, teacher_models
 from rlhf_suite.config.train import RLTrainConfig
 
 PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
@@ -184,7 +185,21 @@ def model_sections(run: Run) -> dict[str, ModelSection]:
             sections[name] = section
     if isinstance(run, ScoredTextRun | LoopRun) and not reward_models(run.reward):
         sections.pop(REWARD, None)  # something else scores
+    if isinstance(run, PPORun) and not teacher_paths(run):
+        sections.pop(TEACHER, None)  # the policy teaches itself, or somebody else does
     return sections
+
+
+def teacher_paths(run: Run) -> dict[str, str]:
+    """Return the paths of the teachers of a run of reinforcement learning, by their names in the plan."""
+    return teacher_models(run.teacher) if isinstance(run, PPORun) and run.algo.distill.coef > 0 else {}
+
+
+def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | None]:
+    """Return the paths of the models that a section of `model_sections` names, by the keys of what names each."""
+    if isinstance(section, TextRewardConfig):
+        return dict(reward_models(section))
+    return dict(teacher_paths(run)) if isinstance(section, RLTeacherConfig) else {name: section.model_name_or_path}
 
 
 def ranked_sections(run: Run) -> dict[str, Ranked]:
@@ -198,14 +213,17 @@ def ranked_sections(run: Run) -> dict[str, Ranked]:
 def is_actor(run: Run, name: str, section: ModelSection) -> bool:
     """Return whether a frozen model is the actor without its adapters: LoRA leaves the weights that the actor starts
     with as they are, so that its ranks have them, and no second copy is loaded."""
-    if not isinstance(run, AnyTrainedRun) or run.ds.lora.rank == 0 or name not in (REFERENCE, TEACHER):
+    teachers = teacher_paths(run)
+    like = TEACHER if name in teachers else name
+    if not isinstance(run, AnyTrainedRun) or run.ds.lora.rank == 0 or like not in (REFERENCE, TEACHER):
         return False
     if name == REFERENCE and section.model_name_or_path is None:
         return True
     path, recipes = run.actor.model_name_or_path, RECIPES.get(run.task, {})
-    if path is None or section.model_name_or_path != path or (name == TEACHER and run.ds.load_in_4bit):
+    own = teachers.get(name, section.model_name_or_path)
+    if path is None or own != path or (like == TEACHER and run.ds.load_in_4bit):
         return False
-    return recipe_of(path, recipes.get(name)) == recipe_of(path, recipes.get(ACTOR))
+    return recipe_of(path, recipes.get(like)) == recipe_of(path, recipes.get(ACTOR))
 
 
 def actor_path(run: SupervisedRun | PPORun) -> str:
@@ -237,9 +255,10 @@ def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
 def models(run: PlannedRun) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
     sections, recipes, judges = sections_of_models(run), RECIPES.get(run.task, {}), judge_paths(run)
+    teachers = teacher_paths(run)
     plans: dict[str, ModelPlan] = {}
     for name, section in sections.items():
-        path, like = judges.get(name, section.model_name_or_path), name
+        path, like = (judges | teachers).get(name, section.model_name_or_path), TEACHER if name in teachers else name
         if name == CRITIC and path is None:
             path = next(iter(judges.values()), None)
         if name in (REFERENCE, CRITIC) and path is None:
@@ -269,11 +288,11 @@ def judge_paths(run: PlannedRun) -> dict[str, str]:
 
 
 def sections_of_models(run: PlannedRun) -> dict[str, ModelSection]:
-    """Return what `model_sections` does, with an entry for each reward model: all have the ranks that `reward` says,
-    and each has its own."""
-    by_model = dict[str, ModelSection]()
+    """Return what `model_sections` does, with an entry for each reward model and each teacher: all have the ranks that
+    `reward` or `teacher` says, and each has its own."""
+    by_model, several = dict[str, ModelSection](), {REWARD: judge_paths(run), TEACHER: teacher_paths(run)}
     for name, section in model_sections(run).items():
-        by_model |= dict.fromkeys(judge_paths(run), section) if name == REWARD else {name: section}
+        by_model |= dict.fromkeys(several.get(name) or (name,), section)
     return by_model
 
 

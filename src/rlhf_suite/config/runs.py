@@ -69,15 +69,14 @@ from rlhf_suite.config.models import (
     PolicyConfig,
     PreferenceReferenceConfig,
     ReferenceConfig,
-    RLTeacherConfig,
     SeeingActorConfig,
     SFTActorConfig,
-    TeacherConfig,
     TextActorConfig,
     TrainedModelConfig,
 )
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
 from rlhf_suite.config.rollout import EngineConfig, GenerationConfig, RolloutConfig, VLLMConfig
+from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.tools import (
     AdapterConfig,
     ChatConfig,

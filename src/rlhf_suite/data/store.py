@@ -147,6 +147,7 @@ IMAGE = pa.struct([("start", pa.int32()), ("length", pa.int32()), ("data", pa.la
 IMAGES, IMAGE_ROWS = pa.list_(IMAGE), pa.list_(pa.list_(IMAGE))  # of a sequence, of all sequences of an item
 PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns", "chat")
 PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.string()), "images": IMAGES}
+PROMPT_TYPES["teacher_ids"] = PROMPT_TYPES["ids"]
 
 
 def image_rows(examples: Sequence[Example]) -> list[list[dict[str, Any]]]:

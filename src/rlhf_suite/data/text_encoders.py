@@ -20,6 +20,7 @@ from rlhf_suite.config.data import (
     AnswerDataConfig,
     GenerateDataConfig,
     ImageDataConfig,
+    PromptDataConfig,
     PromptTextConfig,
     SFTDataConfig,
 )
@@ -71,6 +72,7 @@ class Prompt:
     columns: str = "{}"  # further columns of the row for the reward (data.reward_columns), as a JSON object
     chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
     images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
+    teacher_ids: list[int] | None = None  # the tokens that teachers read in its place; None: they read it
     # The following are not stored with it.
     notes: tuple[str, ...] = field(default=(), compare=False)  # for the log
     index: int = field(default=0, compare=False)  # its place among the prompts that a run samples from
@@ -304,7 +306,18 @@ class PromptEncoder:
         columns = columns_text(row, self.config.reward_columns)
         chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
         source = "default" if source is None else str(source)
-        return Prompt(ids, text, label, source, row.where, columns, chat, images, note_unnamed_calls(messages, tools))
+        of_teachers, notes = self._of_teachers(row), note_unnamed_calls(messages, tools)
+        return Prompt(ids, text, label, source, row.where, columns, chat, images, of_teachers, notes)
+
+    def _of_teachers(self, row: Row) -> list[int] | None:
+        """Return the tokens of the prompt that teachers read; None where they read that of the policy."""
+        data = self.config
+        if not isinstance(data, PromptDataConfig) or (key := data.teacher_prompt_key) is None:
+            return None
+        if row.values.get(key) is None:
+            return None
+        own = replace(data, teacher_prompt_key=None, input_key=key)
+        return PromptEncoder(self.tokenizer, own, reader=self.reader).encode(row).ids
 
     def _plain(self, row: Row) -> str:
         """Return the prompt text, without a chat template."""

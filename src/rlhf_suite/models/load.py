@@ -343,22 +343,24 @@ def list_tensors(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
 
 
-def check_teacher(student: Tokenizer, path: str, data: RenderConfig) -> None:
+def check_teacher(student: Tokenizer, path: str, data: RenderConfig, flag: str = "teacher.model_name_or_path") -> None:
     """Raise UserError unless the teacher's own tokenizer has the vocabulary of the student."""
-    teacher = load_tokenizer(path, data, "teacher.model_name_or_path")
-    check_same_vocabulary(student, teacher, path)
+    teacher = load_tokenizer(path, data, flag)
+    check_same_vocabulary(student, teacher, path, flag)
     if (rows := getattr(teacher, NUM_EMBEDDINGS, None)) is not None:  # the teacher reads the texts of the student
         setattr(student, NUM_EMBEDDINGS, min(rows, getattr(student, NUM_EMBEDDINGS, rows)))
 
 
-def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:
+def check_same_vocabulary(
+    student: Tokenizer, teacher: Tokenizer, path: str, flag: str = "teacher.model_name_or_path"
+) -> None:
     """Raise UserError if the token ids of the teacher mean other tokens than those of the student."""
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     if ours == theirs:
         return
     other = next(token for token in [*ours, *theirs] if ours.get(token) != theirs.get(token))
     raise UserError(
-        f"teacher.model_name_or_path={path}: its vocabulary is not that of the student ({len(theirs)} and {len(ours)} "
+        f"{flag}={path}: its vocabulary is not that of the student ({len(theirs)} and {len(ours)} "
         f"tokens; {other!r} is {theirs.get(other)} and {ours.get(other)}), so their probabilities cannot be compared. "
         "Choose a teacher of the same family"
     )

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, model_sections
+from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, model_paths, model_sections
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
-from rlhf_suite.config.reward import TextRewardConfig, reward_models
 from rlhf_suite.config.runs import Run, ScoreRun, ServeRMRun
 from rlhf_suite.config.sources import first_columns, names_in
 from rlhf_suite.foreign_files import DamagedFile
@@ -72,8 +71,7 @@ def models_that_read_prompts(run: Run) -> Iterator[tuple[str, str]]:
     has a format of its own."""
     for name, section in model_sections(run).items():
         if name not in (CRITIC, PROCESS):
-            own = {name: section.model_name_or_path}
-            paths = reward_models(section) if isinstance(section, TextRewardConfig) else own
+            paths = model_paths(run, name, section)
             yield from ((key, path) for key, path in paths.items() if path is not None)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.plan import ACTOR, CRITIC, Plan, makes_rollouts_ahead, round_size
+from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Plan, makes_rollouts_ahead, round_size
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
@@ -38,6 +38,7 @@ from rlhf_suite.rl.schedules import Ahead, Rest, Schedule, Stream, WithTheStep
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.slots import GroupOrder
+from rlhf_suite.rl.teachers import make_teachers
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.serving.chat_server import ChatServer
@@ -87,7 +88,6 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     else:
         limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
         sampling = build_sampling(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
-    loop = None if actors.engines is None else actors.engines.loop
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     updater = Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit)
     controllers: dict[str, Stateful] = {"kl_controller": credit.controller}
@@ -103,17 +103,18 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
             config.algo,
             config.rollout.temperature,
             actors.policy,
-            actors.frozen,
+            actors.frozen.get(REFERENCE),
             actors.critic,
             **counts,
             mismatch_limit=limit,
             token_entropy=config.rollout.token_entropy or updater.entropy is not None,
             chooses_tokens=config.actor.chooses_tokens,
+            teachers=make_teachers(config, actors.policy, actors.frozen),
         ),
         credit=credit,
         updater=updater,
         engines=sampling.engines,
-        loop=loop,
+        loop=None if actors.engines is None else actors.engines.loop,
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
         rewards=rewards,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from rlhf_suite.rl.mismatch import check_mismatch, correct
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sharding import ForwardBatch
+from rlhf_suite.rl.teachers import Teachers
 
 
 class ExperienceMaker:
@@ -27,7 +27,7 @@ class ExperienceMaker:
         algo: AlgoConfig,
         temperature: float,
         policy: PolicyGroup,
-        frozen: Mapping[str, ReferenceGroup],
+        reference: ReferenceGroup | None,
         critic: CriticGroup | None,
         *,
         steps_per_rollout: int,
@@ -35,15 +35,17 @@ class ExperienceMaker:
         mismatch_limit: float,
         token_entropy: bool = False,
         chooses_tokens: bool = False,
+        teachers: Teachers | None = None,
     ) -> None:
         self.algo, self.temperature, self.mismatch_limit = algo, temperature, mismatch_limit
         self.policy, self.critic = policy, critic
-        self.frozen = {f"{name}_log_probs": group for name, group in frozen.items()}  # by the column of Experience
+        self.reference, self.teachers = reference, teachers
         self.needs_entropies = token_entropy or algo.advantage.needs("entropies")
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
         self.needs_old_log_probs = (
             self.needs_entropies
-            or bool(frozen)
+            or reference is not None
+            or teachers is not None
             or steps_per_rollout > 1
             or algo.advantage.is_correction_level != "off"
             or algo.filters  # groups may wait for their step, and grow old
@@ -59,8 +61,13 @@ class ExperienceMaker:
         """
         greedy = None if scored.greedy is None else torch.from_numpy(scored.greedy)
         batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
+        taught = None if self.teachers is None else self.teachers.ask(scored.trajectories, batch, self.temperature)
         batch = replace(batch, **self.forward(ForwardBatch(batch)))
+        if taught is not None:
+            batch = replace(batch, teacher_log_probs=taught.result())
         metrics = self.mismatch(batch, version) if self.needs_old_log_probs else {}
+        if taught is not None:
+            metrics |= taught.metrics(batch)
         batch, correction = correct(batch, self.algo.advantage)
         return batch, metrics | correction
 
@@ -70,8 +77,8 @@ class ExperienceMaker:
         if self.needs_old_log_probs:
             ask = self.policy.log_probs_and_entropies if self.needs_entropies else self.policy.log_probs
             pending["old_log_probs"] = ask(batch, self.temperature)
-        for name, group in self.frozen.items():
-            pending[name] = group.log_probs(batch, self.temperature)
+        if self.reference is not None:
+            pending["ref_log_probs"] = self.reference.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
         del batch  # what was sent, and below an answer that was read, does not stay in memory

@@ -94,6 +94,11 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Start to compute the log-probs and the entropies of the masked tokens, [T, 2]; 0 elsewhere."""
         return self.per_token("log_probs_and_entropies", batch, temperature, activity="log-probs of the rollout")
 
+    def log_probs_of_average(self, batch: ForwardBatch, temperature: float) -> Pending[torch.Tensor]:
+        """Start to compute the log-probs of the masked tokens by the average of the weights, [T]; 0 elsewhere."""
+        activity = "log-probs of the rollout by the average of the weights"
+        return self.per_token("log_probs_of_average", batch, temperature, activity=activity)
+
     def update(
         self,
         batch: Experience,

@@ -66,7 +66,8 @@ def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
     names = source_names(evaluation.dataset or "")
     for source, columns in zip(names, evaluation.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, evaluation.split, evaluation.max_samples, flags=EVAL)
-        encoder = PromptEncoder(tokenizer, replace(data, **columns), keeps_chat, reader)
+        own = replace(data, **columns, teacher_prompt_key=None)  # nobody teaches in an evaluation
+        encoder = PromptEncoder(tokenizer, own, keeps_chat, reader)
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]
     held_out = list(Numbered([*chain.from_iterable(sets)], held_out_sources))

@@ -240,6 +240,12 @@ class PolicyRole(TrainedRole):
         reference."""
         return self.compute_log_probs(WithoutAdapters(self.model), batch, temperature)
 
+    def log_probs_of_average(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """Return the log-probs of the masked tokens by the average of the weights, [T] in the order of the shard."""
+        assert self.average is not None, "checked with the flags"
+        with self.average.in_place():
+            return self.log_probs(batch, temperature)
+
     def update(
         self, batches: list[Experience], first_step: int, kl_coef: float, entropy_coef: float | None
     ) -> dict[str, float]:

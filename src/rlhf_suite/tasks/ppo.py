@@ -7,13 +7,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlhf_suite import registry
 from rlhf_suite.agents.build import make_conversations
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import RLEvalConfig
-from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
+from rlhf_suite.config.plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
 from rlhf_suite.config.reward import has_source, reward_models
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.teacher import list_teachers
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.engines.start import describe_syncs, engine_adapter
@@ -21,7 +23,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.processes import keep_freed_memory
 from rlhf_suite.launch.ray_cluster import ray_cluster
-from rlhf_suite.models.load import check_teacher, load_tokenizer, vision_processor
+from rlhf_suite.models.load import Tokenizer, check_teacher, load_tokenizer, vision_processor
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.rewards.base import RewardSource
@@ -36,6 +38,8 @@ from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.sample_metrics import PASS
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG
+from rlhf_suite.rl.teacher_endpoint import Endpoint
+from rlhf_suite.rl.teachers import check_teachers
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -76,8 +80,8 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
     if config.agent.has_turns and not config.replays:
         make_conversations(config, tokenizer, stop_token_ids(plan.models[ACTOR].path, tokenizer))
-    if TEACHER in plan.models:
-        check_teacher(tokenizer, plan.models[TEACHER].path, config.data)
+    for name in teacher_paths(config):
+        check_teacher(tokenizer, plan.models[name].path, config.data, plan.models[name].flag)
     vision, keeps_chat = (
         vision_processor(plan.models[ACTOR].path, config.data.image_key),
         config.agent.has_turns,
@@ -87,6 +91,9 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     if not config.replays:
         rows = [(prompt.where, prompt.datasource) for prompt in (*prompts.train, *prompts.held_out)]
         check_routes(config.reward, rows)
+        if config.algo.distill.coef > 0:
+            check_teachers(config.teacher, [(prompt.where, prompt.datasource) for prompt in prompts.train])
+            check_endpoints(config, tokenizer, journal)
         for part in (prompts.train, prompts.held_out):
             check_labels(config.reward, ((prompt.where, prompt.datasource, prompt.label) for prompt in part))
         check_datasets(config.agent, {datasource for _, datasource in rows})
@@ -98,6 +105,15 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         prompts = replace(prompts, contents_digest=digest, notes=notes.strip())
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     return RunData(tokenizer, prompts, order, vision)
+
+
+def check_endpoints(config: PPORun, tokenizer: Tokenizer, journal: Journal) -> None:
+    """Ask the servers of teachers for their models, and refuse those whose tokens are not those of the student."""
+    for key, source in list_teachers(config.teacher).items():
+        if registry.teacher.needs(source.kind, "server"):
+            endpoint = Endpoint(f"{key}.remote_url", source.remote_url or "", config.teacher.http)
+            for notice in endpoint.check(tokenizer):
+                journal.warn(notice)
 
 
 def check_datasets(config: AgentConfig, known: set[str]) -> None:

@@ -193,10 +193,7 @@ def kl_pulls(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def teacher_is_there(run: PPORun) -> Iterator[Problem]:
-    if run.algo.distill.coef > 0 and run.teacher.model_name_or_path is None:
-        key = "teacher.model_name_or_path"
-        yield Problem(key, "algo.distill needs a teacher, and none is named", f"add {key}=<HF folder or hub name>")
+def teacher_is_used(run: PPORun) -> Iterator[Problem]:
     if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
         problem = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
         yield Problem("algo.distill.coef", problem, "write algo.distill.coef=1, or another estimator")

@@ -90,6 +90,7 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
         yield from source_problems(key, data.pretrain_dataset, column, "data.pretrain_probs", data.pretrain_probs)
     key = "data.prompt_dataset"
     yield from source_problems(key, data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs)
+    names.pop("data.teacher_prompt_key", None)  # nobody teaches in an evaluation
     yield from evaluation_problems(run.eval, names)
 
 

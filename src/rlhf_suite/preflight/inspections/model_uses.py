@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, REWARD, TEACHER, PlannedRun, model_sections
-from rlhf_suite.config.reward import TextRewardConfig, reward_models
+from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, REWARD, TEACHER, PlannedRun, model_paths, model_sections
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     ChatRun,
@@ -55,9 +54,7 @@ class ModelUse:
 def model_uses(run: Run) -> Iterator[ModelUse]:
     """Yield every model of a run except built-in ones."""
     for name, section in model_sections(run).items():
-        own = {name: section.model_name_or_path}
-        paths = reward_models(section) if isinstance(section, TextRewardConfig) else own
-        for key, path in paths.items():
+        for key, path in model_paths(run, name, section).items():
             if path is not None and not path.startswith(BUILTIN):
                 use = ModelUse(f"{key}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
                 if isinstance(run, AnyTrainedRun):
@@ -102,6 +99,9 @@ def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
         return replace(use, length_key="chat.max_len", length=run.chat.max_len)
     if isinstance(run, ServeRMRun) and run.serve.max_len is not None:
         return replace(use, length_key="serve.max_len", length=run.serve.max_len)
+    if isinstance(run, PPORun) and run.data.teacher_prompt_key is not None and name in (ACTOR, TEACHER):
+        response = run.rollout.max_new_tokens or run.data.max_len
+        return replace(use, length_key="data.max_len", length=run.data.max_len + response)
     if name != PROCESS and isinstance(run, PlannedRun | LoopRun):
         return replace(use, length_key="data.max_len", length=run.data.max_len)
     return use

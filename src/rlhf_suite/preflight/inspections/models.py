@@ -73,7 +73,7 @@ def others_have_embeddings(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if a model that reads the tokens of the actor has no embedding of some of its words."""
     uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
     actor = folder_of(uses[ACTOR].path) if ACTOR in uses else None
-    for use in (uses[name] for name in (REFERENCE, TEACHER, CRITIC) if actor is not None and name in uses):
+    for use in (uses[name] for name in uses if name.split(".")[0] in (REFERENCE, TEACHER, CRITIC)):
         model_folder = folder_of(use.path)
         rows = None if model_folder is None else files_of(model_folder).setting("vocab_size")
         if actor is not None and files_of(actor).has_words_beyond(rows):

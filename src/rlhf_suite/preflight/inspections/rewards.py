@@ -15,10 +15,11 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.rules.rewards import list_named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
+from rlhf_suite.config.teacher import list_teachers
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file
-from rlhf_suite.registry import reward_rule
+from rlhf_suite.registry import reward_rule, teacher
 from rlhf_suite.sandbox.jail import offer
 
 FUNCTION, ARGUMENTS = "reward_func", 3
@@ -32,6 +33,17 @@ def remote_urls(run: Run) -> Mapping[str, str]:
     if not isinstance(run, ScoredTextRun | LoopRun):
         return {}
     return {f"{key}.remote_url": source.remote_url for key, source in list_named(run).items() if source.remote_url}
+
+
+def teacher_urls(run: Run) -> Mapping[str, str]:
+    """Return the servers of each teacher behind an endpoint, by flag."""
+    if not isinstance(run, PPORun) or run.algo.distill.coef == 0:
+        return {}
+    return {
+        f"{key}.remote_url": source.remote_url
+        for key, source in list_teachers(run.teacher).items()
+        if source.remote_url is not None and teacher.needs(source.kind, "server")
+    }
 
 
 def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -61,19 +73,21 @@ def function_problems(key: str, name: str, tree: ast.Module) -> Iterator[Problem
             yield Problem(key, problem, f"write def {SIGNATURE}")
 
 
-def reward_servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem for each source of which no server accepts connections. Only the node that will use them asks."""
+def servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for each reward and each teacher of which no server accepts connections. Only the node
+    that will use them asks."""
     if folder is None or not is_first_node():
         return
-    for key, value in remote_urls(run).items():
+    for key, value in {**remote_urls(run), **teacher_urls(run)}.items():
         if not is_http(value):
             continue
         servers = {first_hop(url) for url in urls(value)}
         failed = unreachable(servers, CONNECT_S)
         if len(failed) == len(servers):
             said = "; ".join(f"{host}:{port}: {reason}" for (host, port), reason in failed.items())
-            fix = "start the server first (task=serve_rm prints its address), or correct the address"
-            yield Problem(key, f"no reward server accepts a connection: {said}", fix)
+            kind = "teacher" if key in teacher_urls(run) else "reward server"
+            fix = "start the server first (task=serve_rm prints the address of a reward model), or correct the address"
+            yield Problem(key, f"no {kind} accepts a connection: {said}", fix)
 
 
 def token_fits_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -126,4 +140,4 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
         yield Problem(key, problem, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
 
 
-REWARDS = (token_fits_a_header, reward_files_define, reward_servers_answer, programs_have_a_jail)
+REWARDS = (token_fits_a_header, reward_files_define, servers_answer, programs_have_a_jail)
