@@ -182,3 +182,36 @@ def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(mo
 def test_the_sizes_of_heads_are_those_of_vllm():
     vllm = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
     assert list(head_sizes_on_cpu()) == vllm.CPUAttentionBackend.get_supported_head_sizes()
+
+
+ROUTED = {"model_type": "qwen3_moe", "num_experts": 4}
+
+
+@pytest.mark.notices(
+    "a dense model is said to replay routes when it is loaded",
+    "preflight/inspections/routing.py",
+    "    if num_experts(files.setting) is None:",
+    "    if False:",
+)
+@pytest.mark.parametrize(
+    ("settings", "words", "key", "said"),
+    [
+        (ROUTED, "actor.routing_replay=true actor.freeze_router=true", None, None),
+        ({"model_type": "qwen3"}, "actor.routing_replay=true", "actor.routing_replay", "is not a mixture of experts"),
+        ({"model_type": "qwen3"}, "actor.freeze_router=true", "actor.freeze_router", "is not a mixture of experts"),
+        (ROUTED | {"model_type": "llama4_text"}, "actor.routing_replay=true", "actor.routing_replay", "of Llama 4 are"),
+        (
+            ROUTED,
+            "actor.routing_replay=true vllm.enable_prefix_caching=true launch.device=cpu",
+            "vllm.enable_prefix_caching",
+            "has no routes of tokens that it finds in its cache",
+        ),
+    ],
+)
+def test_routes_are_replayed_and_routers_frozen_where_they_are_known(model, settings, words, key, said):
+    path = model(tokenizer={"chat_template": "x"}, **settings)
+    problems = found(f"{PPO} {RULE} actor.model_name_or_path={path} {words}")
+    if key is None:
+        assert problems == []
+    else:
+        assert any(name == key and said in problem for name, problem in problems), problems

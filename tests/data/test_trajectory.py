@@ -7,6 +7,7 @@ import pytest
 
 from given import prompt
 from rlhf_suite.data.ending import Ending
+from rlhf_suite.data.generation import INTERRUPTED, Generation, whole
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, Trajectory, to_batch
 
 
@@ -94,3 +95,54 @@ def test_a_batch_has_the_models_tokens_as_its_mask_and_the_groups_of_the_step():
     assert batch.engine_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, -1] * 3
     assert batch.group.tolist() == [0, 0, 1]
     assert batch.index.tolist() == [0, 1, 2]
+
+
+def routes(*tokens: int) -> np.ndarray:
+    """Routes of one layer with two experts, which say of which token and generation they are."""
+    return np.array([[[token, token + 1]] for token in tokens], np.int8)
+
+
+@pytest.mark.notices(
+    "a token that is read again loses the route by which the next one was sampled",
+    "data/trajectory.py",
+    "                new[is_known] = self.routes[is_known]",
+    "                new[is_known] = new[is_known]",
+)
+def test_a_token_keeps_its_first_route_and_the_last_one_of_a_turn_gets_it_from_the_next():
+    one = Trajectory.start(prompt(3), 0, 0)
+    one.append_model(np.array([5, 6]), np.zeros(2, np.float32), 7, routes(10, 11, 12))
+    assert one.routes.tolist() == [*routes(10, 11, 12).tolist(), [[-1, -1]]]
+    one.append_environment([8])
+    assert (one.routes[3:] == -1).all() and len(one.routes) == 5
+    one.append_model(np.array([9]), np.zeros(1, np.float32), 8, routes(20, 21, 22, 23, 24))
+    assert one.routes[:, 0, 0].tolist() == [10, 11, 12, 23, 24, -1]
+    assert one.cut(4).routes[:, 0, 0].tolist() == [10, 11, 12, 23]
+
+
+@pytest.mark.notices(
+    "ledgers without routes shift those behind them",
+    "data/trajectory.py",
+    "    return np.concatenate([pad_routes(part, len(t.ids)) for part, t in zip(own, trajectories, strict=True)])",
+    "    return pad_routes(np.concatenate(own), sum(len(t.ids) for t in trajectories))",
+)
+def test_a_batch_has_the_routes_of_each_ledger_where_there_are_any():
+    with_routes = Trajectory.start(prompt(3), 0, 1)
+    with_routes.append_model(np.array([5]), np.zeros(1, np.float32), 7, routes(1, 2))
+    assert to_batch([ledger()]).routes is None
+    batch = to_batch([ledger(), with_routes])
+    assert batch.routes[:, 0, 0].tolist() == [*[-1] * 6, 1, 2, -1]
+
+
+@pytest.mark.notices(
+    "the parts of a response are joined with the routes of its beginning twice",
+    "data/generation.py",
+    "joined = np.concatenate([joined, part[len(joined) :]])",
+    "joined = np.concatenate([joined, part[len(joined) - 1 :]])",
+)
+def test_the_parts_of_a_response_have_one_route_per_token():
+    parts = [
+        Generation(1, np.array([5, 6]), np.zeros(2), INTERRUPTED, np.array([1, 1]), routes=routes(10, 11, 12)),
+        Generation(1, np.array([], np.int64), np.zeros(0), INTERRUPTED, np.array([], np.int32)),
+        Generation(1, np.array([7]), np.zeros(1), "stop", np.array([2]), routes=routes(20, 21, 22, 23)),
+    ]
+    assert whole(parts).routes[:, 0, 0].tolist() == [10, 11, 12, 23]

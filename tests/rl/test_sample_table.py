@@ -53,6 +53,10 @@ CASES = {
         ledger("of a source", 3, 1, reward=math.nan, score=0.3),
     ),
     "images": samples(ledger("with an image", 0, 0), ledger("with an image", 0, 1, images=())),
+    "routes": samples(
+        ledger("plain", 0, 0, routes=np.arange(9 * 6, dtype=np.int8).reshape(9, 3, 2)),
+        ledger("plain", 0, 1),
+    ),
     "all there is": samples(
         ledger("plain", 0, 0, ending=Ending.FAILED, failure="no luck"),
         greedy=np.array([0.1], np.float32),

@@ -128,8 +128,8 @@ def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_n
 @pytest.mark.notices(
     "all tokens of a response have the version of its first one",
     "rl/sampling.py",
-    "log_probs, generation.versions)",
-    "log_probs, generation.versions[:1])",
+    "log_probs, generation.versions, generation.routes)",
+    "log_probs, generation.versions[:1], generation.routes)",
 )
 def test_each_token_has_the_version_of_the_weights_that_wrote_it():
     made = rollout(sampler(), [0])

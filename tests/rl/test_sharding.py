@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -106,3 +107,19 @@ def test_a_rank_that_has_run_out_keeps_up_with_the_others(batch):
     results = in_micro_batches(batch, [[0, 1], [2, 3, 4]], 4, forward)
     assert calls == [[0, 1], [2, 3, 4], [2, 3, 4], [2, 3, 4]]
     assert [result.tolist() for result in results] == [[0, 1, 2, 3], list(range(4, 15))]
+
+
+@pytest.mark.notices(
+    "the reference takes the routes of the policy",
+    "rl/sharding.py",
+    "if key[1] else self.tokens",
+    "if self.routes is not None else self.tokens",
+)
+def test_only_who_asks_gets_routes_in_the_order_of_its_sequences(batch):
+    routes = torch.arange(15, dtype=torch.int8)[:, None, None].expand(15, 2, 2)
+    sent = ForwardBatch(replace(batch, routes=routes))
+    for ranks in (1, 2):
+        division, plain = sent.over(ranks)
+        assert all(shard.routes is None for shard in plain)
+        routed = sent.over(ranks, routed=True)[1]
+        assert torch.equal(division.per_token([shard.routes for shard in routed]), routes)

@@ -153,8 +153,8 @@ def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
 @pytest.mark.notices(
     "the critic is trained without its targets",
     "rl/model_groups.py",
-    '"advantages", "chosen")\n',
-    '"advantages", "chosen", "returns")\n',
+    '"advantages", "chosen", "routes")\n',
+    '"advantages", "chosen", "routes", "returns")\n',
 )
 def test_each_model_gets_the_columns_that_it_trains_on():
     policy, critic, _ = updated(3)

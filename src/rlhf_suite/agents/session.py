@@ -166,7 +166,7 @@ class Session:
         # An episode that ends while it waits leaves its request alone: others may be in the same bundle.
         generation = await asyncio.shield(self.policy.generate(request))
         turn, ledger = self.reader.turn(generation, request.prompt_ids, branch.tools), branch.ledger
-        ledger.append_model(generation.ids, generation.log_probs, generation.versions)
+        ledger.append_model(generation.ids, generation.log_probs, generation.versions, generation.routes)
         ledger.ending = Ending.of_response(generation.finish_reason)
         branch.messages.append(turn.message())
         branch.ends.append((len(branch.messages), len(ledger.ids)))

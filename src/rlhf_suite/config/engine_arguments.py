@@ -11,6 +11,7 @@ KEY = "vllm.engine_args"
 BY_FLAG = {  # the flag that decides an argument
     "dtype": "ds.param_dtype",
     "enable_prefix_caching": "vllm.enable_prefix_caching",
+    "enable_return_routed_experts": "actor.routing_replay",
     "enable_sleep_mode": "vllm.enable_sleep",
     "enforce_eager": "vllm.enforce_eager",
     "gpu_memory_utilization": "vllm.gpu_memory_utilization",

@@ -110,6 +110,11 @@ METRICS: dict[str, Metric] = {
     "vllm_kl": Metric("KL of the engine to the trainer, estimate of a token"),
     "mismatch/mean": Metric("Mean |log-prob difference| of engine and trainer with the same weights, in nats", LOWER),
     "mismatch/max": Metric("Largest |log-prob difference| of engine and trainer with the same weights", LOWER),
+    "rerouted": Metric(
+        "Share of the engines' routes (a token in a layer) for which the policy's router chose other experts before "
+        "the update",
+        is_share=True,
+    ),
     "correction/masked": Metric("Share of tokens that the correction drops", is_share=True),
     "correction/ratio": Metric("Mean of p / q over tokens; 1 without a mismatch"),
     "correction/chi2": Metric("Mean of (p / q)^2 less 1"),

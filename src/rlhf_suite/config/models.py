@@ -50,6 +50,8 @@ class TrainedModelConfig:
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
     freeze: list[str] = flag([], resume=FIXED)
     """Regular expressions for the whole names of modules or parameters that are not trained"""
+    freeze_router: bool = flag(False, resume=FIXED)
+    """Do not train the routers of a mixture of experts"""
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
     aux_loss_coef: float = flag(0.0, ge=0)
     """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
@@ -83,6 +85,9 @@ class SFTActorConfig(TextActorConfig, SeeingActorConfig):
 class PolicyConfig(SeeingActorConfig):
     """The policy that PPO trains"""
 
+    routing_replay: bool = flag(False, resume=FIXED)
+    """Train a mixture of experts on the routes of the engines: each token goes to the experts to which the engine sent
+    it (R3, docs/rl.md)"""
     policy_loss_type: str = flag("ppo", algorithms=registry.policy_loss)
     """The policy loss: how the ratio of new to old probabilities is bounded"""
     eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))

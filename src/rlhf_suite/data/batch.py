@@ -95,6 +95,8 @@ class TokenBatch:
     lengths: Tensor  # [B] int64, the number of tokens of each sequence; their sum is T
     mask: Annotated[Tensor, "token"]  # [T] float32, 1 where a token is trained on or asked about
     index: PerRow = None  # [B] int64, the number of each sequence among those that it was taken from
+    # [T, M, K] the K experts to which each of M layers sends each token, -1 where it decides itself; None: everywhere
+    routes: PerToken = None
     # [B] the image files of each sequence, in the order of their tokens; None: the run has no images
     images: tuple[tuple[bytes, ...], ...] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -82,6 +83,9 @@ class Generation:
     finish_reason: str  # "stop" or "length"; INTERRUPTED: the engine was paused, and the response is a part
     versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between
     cached_tokens: int = 0  # of the prompt, that the engine had in its KV cache (vllm.enable_prefix_caching)
+    # [P + n - 1, M, K] the experts to which the engine sent each token of the prompt (P) and the response, where asked
+    # for; the last token was not read by the model
+    routes: NDArray[np.signedinteger[Any]] | None = None
 
 
 def continue_request(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
@@ -109,4 +113,15 @@ def whole(parts: Sequence[Generation]) -> Generation:
         parts[-1].finish_reason,
         np.concatenate([part.versions for part in parts]),
         parts[0].cached_tokens,
+        join_routes([part.routes for part in parts if part.routes is not None]),
     )
+
+
+def join_routes(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.signedinteger[Any]] | None:
+    """Return the routes of a response by those of its parts, each of which has all tokens before it too: a token keeps
+    the route by which the model first read it, which the log-prob of the token after it depends on."""
+    joined = parts[0] if parts else None
+    for part in parts[1:]:
+        assert joined is not None
+        joined = np.concatenate([joined, part[len(joined) :]])
+    return joined

@@ -44,6 +44,8 @@ class Trajectory:
     ending: Ending = Ending.FINISHED  # why the episode has no further turn; in a ledger before the last, why its turn
     fork: int = 0  # its number among the ledgers of the episode, from 0
     images: tuple[Image, ...] = ()  # the images whose tokens are among `ids`, in order
+    # [T, M, K] the experts to which the engine sent each token (`data.batch.TokenBatch.routes`); None: not asked for
+    routes: NDArray[np.signedinteger[Any]] | None = None
     # The following are of the whole episode, and stand in its last ledger.
     reward: float | None = None  # by its environment, besides its turns; None: the run's reward sources score it
     score: float | None = None  # how good the episode was, 0 to 1, where its environment says so; evaluations count it
@@ -69,10 +71,25 @@ class Trajectory:
         return cls(prompt, group, sample, own, owner, zeros(ids), version, zeros(ids), images=images)
 
     def append_model(
-        self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], versions: int | NDArray[np.int32]
+        self,
+        ids: NDArray[np.integer[Any]],
+        log_probs: NDArray[np.float32],
+        versions: int | NDArray[np.int32],
+        routes: NDArray[np.signedinteger[Any]] | None = None,
     ) -> None:
-        """Append tokens that the model sampled, with the engine's log-prob and the weight version of each."""
+        """Append tokens that the model sampled, with the engine's log-prob and the weight version of each.
+
+        `routes` are of all tokens but the last one. A token whose route is known keeps it: by that one the token after
+        it was sampled. So the last token of a turn gets its route from the turn after it.
+        """
         self._append(ids, MODEL, log_probs, versions)
+        if routes is not None:
+            assert len(routes) == len(self.ids) - 1, f"{len(routes)} routes of {len(self.ids)} tokens"
+            new = pad_routes(routes, len(self.ids))
+            if self.routes is not None:
+                is_known = self.routes[:, 0, 0] >= 0
+                new[is_known] = self.routes[is_known]
+            self.routes = new
 
     def append_environment(self, ids: Sequence[int], images: tuple[Image, ...] = ()) -> None:
         """Append tokens that an environment or a tool wrote, `images` among them; they are never trained on."""
@@ -83,6 +100,7 @@ class Trajectory:
         """Return the ledger as it was when it had `length` tokens, the last of which ended a turn."""
         names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
         cut = {name: getattr(self, name)[:length] for name in names}
+        cut["routes"] = None if self.routes is None else self.routes[:length]
         images = tuple(image for image in self.images if image.start < length)
         return replace(self, **cut, images=images, ending=Ending.FINISHED)
 
@@ -104,6 +122,7 @@ class Trajectory:
         self.engine_log_probs = np.concatenate([self.engine_log_probs, log_probs.astype(np.float32)])
         self.version = np.concatenate([self.version, np.full(count, versions, np.int32)])
         self.turn_rewards = np.concatenate([self.turn_rewards, zeros(ids)])
+        self.routes = None if self.routes is None else pad_routes(self.routes, len(self.ids))
 
     @property
     def model_mask(self) -> NDArray[np.bool_]:
@@ -136,6 +155,20 @@ class Trajectory:
 def zeros(ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
     """Return a zero for each token."""
     return np.zeros(len(ids), dtype=np.float32)
+
+
+def pad_routes(routes: NDArray[np.signedinteger[Any]], length: int) -> NDArray[np.signedinteger[Any]]:
+    """Return routes [n, M, K] of the first n of `length` tokens as those of all of them; -1 where none is known."""
+    return np.concatenate([routes, np.full((length - len(routes), *routes.shape[1:]), -1, routes.dtype)])
+
+
+def routes_of(trajectories: Sequence[Trajectory]) -> NDArray[np.signedinteger[Any]] | None:
+    """Return the routes of ledgers laid end to end; None where none of them has any."""
+    first = next((t.routes for t in trajectories if t.routes is not None), None)
+    if first is None:
+        return None
+    own = [first[:0] if t.routes is None else t.routes for t in trajectories]
+    return np.concatenate([pad_routes(part, len(t.ids)) for part, t in zip(own, trajectories, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -229,7 +262,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         tokens = np.add.reduceat([trajectory.response_length for trajectory in trajectories], rows.starts)
         forks["episode"] = torch.from_numpy(rows.numbers)
         forks["episode_tokens"] = torch.from_numpy(tokens[rows.numbers].astype(np.float32))
-    owner = together("owner")
+    owner, routes = together("owner"), routes_of(trajectories)
     has_turn_rewards = any(trajectory.turn_rewards.any() for trajectory in trajectories)
     files = tuple(tuple(image.data for image in trajectory.images) for trajectory in trajectories)
     return Experience(
@@ -242,6 +275,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         engine_log_probs=together("engine_log_probs"),
         turn_rewards=together("turn_rewards") if has_turn_rewards else None,
         images=files if any(files) else None,
+        routes=None if routes is None else torch.from_numpy(routes),
         group=torch.tensor([trajectory.group for trajectory in trajectories]),
         **forks,
     )

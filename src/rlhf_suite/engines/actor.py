@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
+from rlhf_suite.engines.routes import RouteSource
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
@@ -73,7 +74,9 @@ class Engine:
         jobs = []
         for number, request in requests:
             params, images = _sampling_params(request), request.images
-            job = Job(request.prompt_ids, params, _GenerationReader(request), is_divisible=True, images=images)
+            job = Job(
+                request.prompt_ids, params, _GenerationReader(request, self._routes), is_divisible=True, images=images
+            )
             job.result.add_done_callback(partial(_hand_over, loop, outbox, number))
             jobs.append(job)
         self._loop.run(jobs)
@@ -162,6 +165,7 @@ class Engine:
         began = time.perf_counter()
         with name_cause(self._log):
             engine = build_engine(self._spec, self._log, self._workers)
+        self._routes = RouteSource(engine) if self._spec.returns_routes else None
         self._startup_s = time.perf_counter() - began
         return engine
 
@@ -296,8 +300,9 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
 class _GenerationReader:
     """Converts vLLM's output of a request to a Generation."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, routes: RouteSource | None) -> None:
         self._id = request.id
+        self._routes = routes if request.sampling.log_probs else None
         self._prompt_ids = request.prompt_ids if request.images else None
 
     def __call__(self, output: RequestOutput) -> Generation:
@@ -314,7 +319,8 @@ class _GenerationReader:
         versions = np.empty(len(ids), dtype=np.int32)
         for span in done.weight_versions:
             versions[span.start : span.end] = int(span.version)
-        return Generation(self._id, ids, log_probs, done.finish_reason, versions, output.num_cached_tokens or 0)
+        routes = self._routes.take(output) if self._routes is not None and len(ids) else None
+        return Generation(self._id, ids, log_probs, done.finish_reason, versions, output.num_cached_tokens or 0, routes)
 
 
 def _read_scores(output: RequestOutput) -> NDArray[np.float32]:

@@ -189,6 +189,8 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if spec.returns_routes and not cpu:
+        arguments["enable_return_routed_experts"] = True
     if spec.adapter is not None:
         rank = next(size for size in get_args(MaxLoRARanks) if size >= spec.adapter.rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}

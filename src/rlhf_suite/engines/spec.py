@@ -31,6 +31,7 @@ class EngineSpec:
     image_token: int | None = None  # the placeholder of images; None: there are none
     max_images: int = 0  # of a request
     adapter: AdapterSpec | None = None  # None: its weights come with adapters merged
+    returns_routes: bool = False  # of tokens whose log-probs are asked for
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 

@@ -48,6 +48,7 @@ def start_engines(
         image_token=image_token,
         max_images=run.data.max_images_per_prompt if image_token is not None else 0,
         adapter=adapter,
+        returns_routes=run.actor.routing_replay,
         detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings,
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)

@@ -59,6 +59,7 @@ class Family:
     layers: tuple[str, ...] = (FULL, SLIDING)
     state: str = ""  # what the layers are called that carry a state from token to token
     mixers: tuple[str, ...] = ()  # the classes of these layers
+    router: str = ""  # the class of the routers of its experts, whose choice can be replayed
     scores: str = ""  # what changes its attention scores, beside a scale and a window
     head: Head = PLAIN
     attention: tuple[str, ...] = (VARLEN, SDPA, EAGER, FLASH)  # the best first
@@ -87,18 +88,18 @@ FAMILIES = (
     Family("Llama", ("llama",)),
     Family("Mistral", ("mistral",)),
     Family("Ministral", ("ministral", "ministral3")),
-    Family("Mixtral", ("mixtral",)),
+    Family("Mixtral", ("mixtral",), router="MixtralTopKRouter"),
     Family("Qwen2", ("qwen2",)),
-    Family("Qwen2-MoE", ("qwen2_moe",)),
+    Family("Qwen2-MoE", ("qwen2_moe",), router="Qwen2MoeTopKRouter"),
     Family("Qwen3", ("qwen3",)),
-    Family("Qwen3-MoE", ("qwen3_moe",)),
+    Family("Qwen3-MoE", ("qwen3_moe",), router="Qwen3MoeTopKRouter"),
     Family("SmolLM3", ("smollm3",)),
     Family("Phi-3, Phi-4", ("phi3",)),
     Family("OLMo 2", ("olmo2",)),
     Family("OLMo 3", ("olmo3",)),
     Family("GLM-4", ("glm4",)),
-    Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",)),
-    Family("DeepSeek-V3, Kimi K2", ("deepseek_v3",)),
+    Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",), router="Glm4MoeTopkRouter"),
+    Family("DeepSeek-V3, Kimi K2", ("deepseek_v3",), router="DeepseekV3TopkRouter"),
     Family("MiniMax-M2", ("minimax_m2",)),
     Family("Gemma", ("gemma",)),
     Family(
@@ -116,6 +117,7 @@ FAMILIES = (
     Family(
         "gpt-oss",
         ("gpt_oss",),
+        router="GptOssTopKRouter",
         scores="attention sinks",
         attention=(VARLEN, EAGER),
         refused={TENSOR: "has attention sinks, which are not split with the heads"},

@@ -25,6 +25,7 @@ from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.families import PACKED, SEQUENCE, Family, family_of
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead, logit_rule
 from rlhf_suite.models.mixers import masks_of, prepare_mixers
+from rlhf_suite.models.routing import ARGUMENT, Routes, arrange, prepare_routers, rerouted_share
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.waits import sign_of_life
@@ -40,6 +41,8 @@ class TokenOutputs(NamedTuple):
     log_probs: Tensor  # [T] fp32
     entropy: Tensor | None  # [T] fp32: the entropy of the distribution that the token was drawn from, if requested
     aux_loss: Tensor | None  # scalar: the MoE load-balancing loss with weight 1, in no other output; None if off
+    # [T] of the layers whose route was replayed, the share in which the router chose other experts; None: no replay
+    rerouted: Tensor | None = None
 
 
 class ScalarOutputs(NamedTuple):
@@ -56,6 +59,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.family = check_layout(model, packed)
         prepare_mixers(model, self.family)
+        prepare_routers(model, self.family)
         rule = logit_rule(model.config.get_text_config(), self.family.head)
         model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings(), rule))
         self.model = model
@@ -82,8 +86,11 @@ class LanguageModel(nn.Module):
         `expert_counts`.
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
+        routes = None if batch.routes is None else Routes(arrange(batch.routes, sequences))
         if batch.images is None:
-            hidden, router_logits = compute_hidden_states(self, batch, sequences, self.balance is not None)
+            hidden, router_logits = compute_hidden_states(
+                self, batch, sequences, self.balance is not None, routes=routes
+            )
         else:
             hidden, router_logits = self.compute_image_states(batch), ()
         if count_experts:
@@ -105,6 +112,7 @@ class LanguageModel(nn.Module):
             sequences.whole(_spread(log_probs, tokens, batch.num_tokens)),
             sequences.whole(_spread(entropies, tokens, batch.num_tokens)) if entropy else None,
             aux_loss,
+            None if routes is None else rerouted_share(routes, sequences, batch.num_tokens),
         )
 
     def never_sample_images(self) -> None:
@@ -284,9 +292,10 @@ def compute_hidden_states(
     sequences: SequenceLayout,
     router_logits: bool,
     images: dict[str, Tensor] | None = None,
+    routes: Routes | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer.
-    `images`: further inputs of the model."""
+    `images`: further inputs of the model; `routes`: those that its routers take."""
     sign_of_life()
     inputs = _pack_inputs(batch, sequences) if sequences.packed else _pad_inputs(batch, sequences)
     inputs |= images or {}
@@ -300,8 +309,11 @@ def compute_hidden_states(
         inputs["attention_mask"] = masks_of(sequences)
     if router_logits:
         inputs["output_router_logits"] = True
+    if routes is not None:
+        inputs[ARGUMENT] = routes
     # With a cache, transformers would ignore where packed sequences end.
     outputs = backbone(module.model)(**inputs, use_cache=False)
+    assert routes is None or routes.taken == routes.experts.shape[1], f"{routes.taken} routers took routes"
     states: Tensor = outputs.last_hidden_state.flatten(0, 1)
     if not sequences.packed:
         states = states.index_select(0, sequences.slots)

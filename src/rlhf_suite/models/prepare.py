@@ -16,6 +16,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
+from rlhf_suite.models.routing import routers_of
 
 LIGER = "ds.use_liger_kernel=true"
 # transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
@@ -37,12 +38,7 @@ def make_trainable(
     model.train()
     if lora.rank > 0:
         add_lora(model, lora, seed)
-    if config.freeze:
-        freeze(model.model, config.freeze, f"{section}.freeze")
-    if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
-        assert model.family.images is not None, "checked with the flags"
-        tower = [re.escape(name) for name in model.family.images.tower]
-        freeze(model.model, tower, f"{section}.freeze_visual_encoder")
+    freeze_parts(model, config, section)
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
             name = f"{section}.gradient_checkpointing_enable"
@@ -53,6 +49,18 @@ def make_trainable(
             name = f"{section}.aux_loss_coef"
             raise UserError(f"{name}={config.aux_loss_coef}: this model has no experts to balance. Set {name}=0")
         model.balance = ExpertBalance(model.model.config.num_experts_per_tok)
+
+
+def freeze_parts(model: LanguageModel | ScalarModel, config: TrainedModelConfig, section: str) -> None:
+    """Freeze what the flags of a section say."""
+    if config.freeze:
+        freeze(model.model, config.freeze, f"{section}.freeze")
+    if config.freeze_router:
+        freeze_routers(model, f"{section}.freeze_router")
+    if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
+        assert model.family.images is not None, "checked with the flags"
+        tower = [re.escape(name) for name in model.family.images.tower]
+        freeze(model.model, tower, f"{section}.freeze_visual_encoder")
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
@@ -75,6 +83,19 @@ def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for _, parameter in named):
         raise UserError(f"{flag}={list(patterns)}: freezes the whole model. Leave something to train")
+
+
+def freeze_routers(model: LanguageModel | ScalarModel, flag: str) -> None:
+    """Freeze the routers of a mixture of experts.
+
+    Raises:
+        UserError: it has none that are known.
+    """
+    routers = routers_of(model.model, model.family)
+    if not routers:
+        raise UserError(f"{flag}=true: {model.family.title} has no routers that are known here. Set {flag}=false")
+    for _, router in routers:
+        router.requires_grad_(False)
 
 
 def switch_off_dropout(config: PretrainedConfig) -> dict[str, float]:

@@ -102,6 +102,7 @@ class Use:
     tensor: int = 1
     lora: tuple[int, tuple[str, ...]] = (0, ())
     freeze: tuple[str, ...] = ()
+    freeze_router: bool = False
     trained: bool = True
     checkpointing: bool = False
     aux_loss: float = 0.0
@@ -128,6 +129,7 @@ class Use:
             use,
             lora=(ds.lora.rank, tuple(ds.lora.target_modules)),
             freeze=tuple(section.freeze),
+            freeze_router=section.freeze_router,
             checkpointing=section.gradient_checkpointing_enable,
             aux_loss=section.aux_loss_coef,
             entropy=getattr(section, "entropy_coef", None) is not None,
@@ -155,7 +157,10 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
             module = LanguageModel(model, False) if use.head == "lm" else ScalarModel(model, False)
             module.packed = use.packed
             section = TrainedModelConfig(
-                freeze=list(use.freeze), gradient_checkpointing_enable=use.checkpointing, aux_loss_coef=use.aux_loss
+                freeze=list(use.freeze),
+                freeze_router=use.freeze_router,
+                gradient_checkpointing_enable=use.checkpointing,
+                aux_loss_coef=use.aux_loss,
             )
             rank, targets = use.lora
             lora = replace(ds.lora, rank=rank, target_modules=list(targets))

@@ -167,7 +167,7 @@ def build_replay(config: PPORun, data: RunData) -> Sampling:
     """Return the parts of a run that trains on the rollouts of another one. Its schedules of learning rates are those
     of a whole run, also where fewer rollouts were recorded."""
     assert config.rollout.replay is not None
-    rollouts = Replay(RunFolder(Path(config.rollout.replay)).rollouts)
+    rollouts = Replay(RunFolder(Path(config.rollout.replay)).rollouts, config.actor.routing_replay)
     return Sampling(rollouts, NoEngines(), None, min(rollouts.steps, total_steps(data.order, config.train)))
 
 

@@ -19,11 +19,14 @@ from rlhf_suite.weight_sync.digests import WHOLE, Manifest
 
 # Columns that become others before the models train.
 OF_THE_DRIVER = ("owner", "weight_version", "entropies", "teacher_log_probs", "turn_rewards")
-OF_THE_POLICY = ("engine_log_probs", "old_log_probs", "ref_log_probs", "correction", "advantages", "chosen")
+OF_THE_POLICY = ("engine_log_probs", "old_log_probs", "ref_log_probs", "correction", "advantages", "chosen", "routes")
 
 
 class ForwardGroup(ModelGroup):
-    """The ranks of a model that reads batches."""
+    """The ranks of a model that reads batches. `replays`: it takes the routes of the engines, which the policy alone
+    does: they are choices of its own weights."""
+
+    replays: ClassVar[bool] = False
 
     def per_token(self, method: str, batch: ForwardBatch, *args: object, activity: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per token, [T] in the order of the batch."""
@@ -43,7 +46,7 @@ class ForwardGroup(ModelGroup):
     ) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is made of those of one rank for each part of the batch."""
         mesh = self.group.mesh
-        division, shards = batch.over(mesh.data)
+        division, shards = batch.over(mesh.data, self.replays)
         refs = self.group.start_sharded(method, shards, *args)
         name = f"{self.name}: {activity}"
         return Pending(self.group, refs, name, lambda answers: combine(division, mesh.one_per_part(answers)))
@@ -89,6 +92,7 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
     """The policy."""
 
     unread = (*OF_THE_DRIVER, "values", "returns")
+    replays = True
 
     def log_probs_and_entropies(self, batch: ForwardBatch, temperature: float) -> Pending[torch.Tensor]:
         """Start to compute the log-probs and the entropies of the masked tokens, [T, 2]; 0 elsewhere."""

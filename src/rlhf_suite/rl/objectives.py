@@ -52,6 +52,9 @@ class PolicyObjective:
         if batch.old_log_probs is None:
             gap = (require_column(batch.engine_log_probs, "engine_log_probs") - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)
+        if output.rerouted is not None:
+            known = (require_column(batch.routes, "routes")[:, 0, 0] >= 0).float()  # [T]
+            metrics["rerouted"] = masked_mean(output.rerouted, known)
         return StepLoss(sums, metrics)
 
     def surrogate(self, log_probs: torch.Tensor, batch: Experience) -> LossSum:

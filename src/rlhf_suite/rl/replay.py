@@ -7,9 +7,11 @@ has moved away, and `algo.advantage.is_correction_level` corrects for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.errors import UserError
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_table
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -17,10 +19,10 @@ from rlhf_suite.tracking.run_folder import samples_file
 
 
 class Replay:
-    """The rollouts in a folder, each read when its step begins."""
+    """The rollouts in a folder, each read when its step begins. `routed`: with the routes of their engines."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, routed: bool = False) -> None:
+        self.folder, self.routed = folder, routed
 
     @property
     def steps(self) -> int:
@@ -33,6 +35,12 @@ class Replay:
     def take(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the recorded rollout of a step (0-based), with its shaped rewards, and metrics of its samples."""
         scored = read_table(samples_file(self.folder, step + 1))
+        if self.routed and any(t.routes is None for t in scored.trajectories):
+            raise UserError(
+                f"rollout.replay={self.folder.parent}: its engines returned no routes. Write actor.routing_replay=false"
+            )
+        if not self.routed:
+            scored = replace(scored, trajectories=[replace(t, routes=None) for t in scored.trajectories])
         return scored, sample_metrics(scored)
 
     def save(self, folder: Path) -> None:

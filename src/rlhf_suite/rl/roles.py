@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest
 from rlhf_suite.weight_sync.sender import IpcSender, Sender, ShmSender, StreamSender
 
+OF_FIRST_STEP = "rerouted"  # compares the policy with the engines: later steps of an update see one that has moved
 STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy and critic share
 
 
@@ -192,6 +193,8 @@ class TrainedRole(Role, TrainedWorker):
         """Take one optimiser step per batch, and return the mean of each metric over them."""
         with self.awake():
             rows = [self.train_step(batch, first_step + offset) for offset, batch in enumerate(batches)]
+        for row in rows[1:]:
+            row.pop(OF_FIRST_STEP, None)
         by_name = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
         means = {name: sum(values) / len(values) for name, values in by_name.items()}
         result = {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
@@ -244,7 +247,7 @@ class PolicyRole(TrainedRole):
         """Return the log-probs of the masked tokens by the average of the weights, [T] in the order of the shard."""
         assert self.average is not None, "checked with the flags"
         with self.average.in_place():
-            return self.log_probs(batch, temperature)
+            return self.log_probs(replace(batch, routes=None), temperature)
 
     def update(
         self, batches: list[Experience], first_step: int, kl_coef: float, entropy_coef: float | None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.store import IMAGES, PromptCodec, read_images
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import Trajectory, routes_of
 from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.samples import ScoredTrajectories
 
@@ -54,6 +54,7 @@ CONTINUED: tuple[Column, ...] = (  # what a checkpoint has besides
 )
 TOKENS = {"ids": "ids", "owner": "owner", "engine_log_probs": "engine_log_probs", "weight_version": "version"}
 TURNS = "turn_rewards"  # a column of tokens that a file lacks where nobody gave any
+ROUTES = "routes"  # one with M lists of K numbers per token, which a file lacks where nothing was recorded
 
 
 def columns(samples: ScoredTrajectories) -> dict[str, pa.Array]:
@@ -93,8 +94,11 @@ def token_columns(values: Mapping[str, NDArray[Any]], lengths: Sequence[int]) ->
     offsets = pa.array(np.append(0, np.cumsum(lengths)).astype(np.int32))
 
     def column(of_tokens: NDArray[Any]) -> pa.Array:
-        number = pa.field("element", pa.from_numpy_dtype(of_tokens.dtype), nullable=False)
-        return pa.ListArray.from_arrays(offsets, pa.array(of_tokens), type=pa.list_(number))
+        values = pa.array(of_tokens.reshape(-1))
+        for size in reversed(of_tokens.shape[1:]):
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        number = pa.field("element", values.type, nullable=False)
+        return pa.ListArray.from_arrays(offsets, values, type=pa.list_(number))
 
     return {name: column(of_tokens) for name, of_tokens in values.items()}
 
@@ -114,6 +118,8 @@ def write_samples(folder: Path, samples: ScoredTrajectories) -> None:
     values = {name: np.concatenate([getattr(t, field) for t in trajectories]) for name, field in TOKENS.items()}
     values[TURNS] = np.concatenate([t.turn_rewards for t in trajectories])
     values["ids"] = values["ids"].astype(np.int32)
+    if (routes := routes_of(trajectories)) is not None:
+        values[ROUTES] = routes
     kept = columns_of(CONTINUED, trajectories) | numbers(
         [t.extra for t in trajectories], lambda name: OF_EPISODE + name
     )
@@ -181,6 +187,7 @@ class Rows:
         rest: dict[str, Sequence[Any] | None] = {
             "fork": self.values("ledger"),
             "ending": [Ending(ending) for ending in self.values("ending")],
+            "routes": self.routes() if ROUTES in self.names else None,
             "images": [read_images(images) for images in self.table["images"]] if "images" in self.names else None,
             "extra": self.numbers({name: name.removeprefix(OF_EPISODE) for name in own}),
             "failure": self.values("failure", ""),
@@ -228,6 +235,17 @@ class Rows:
 
     def tokens(self, name: str, kind: type[np.generic]) -> list[NDArray[Any]]:
         """Return what each row has for its tokens."""
+        return [part.astype(kind) for part in self.parts(name)]
+
+    def routes(self) -> list[NDArray[Any] | None]:
+        """Return the routes of each row; None where it has none."""
+        return [part.copy() if (part >= 0).any() else None for part in self.parts(ROUTES)]
+
+    def parts(self, name: str) -> list[NDArray[Any]]:
+        """Return the numbers of each row for its tokens, [T, ...]."""
         column = self.table[name].combine_chunks()
-        parts = np.split(column.values.to_numpy(), column.offsets.to_numpy()[1:-1])
-        return [part.astype(kind) for part in parts]
+        values, shape = column.values, list[int]()
+        while pa.types.is_fixed_size_list(values.type):
+            shape.append(values.type.list_size)
+            values = values.flatten()
+        return np.split(values.to_numpy().reshape(-1, *shape), column.offsets.to_numpy()[1:-1])

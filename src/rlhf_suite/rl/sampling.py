@@ -111,7 +111,7 @@ class Sampler:
         )
         generation = await self.engines.generate(request)
         log_probs = generation.log_probs if sampling.log_probs else zeros(generation.ids)
-        t.append_model(generation.ids, log_probs, generation.versions)
+        t.append_model(generation.ids, log_probs, generation.versions, generation.routes)
         t.ending = Ending.of_response(generation.finish_reason)
         return t
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -84,15 +84,18 @@ class ForwardBatch:
     that have as many ranks."""
 
     def __init__(self, batch: TokenBatch) -> None:
-        self.tokens = TokenBatch(batch.ids, batch.lengths, batch.mask, batch.index, batch.images)
-        self.known: dict[int, tuple[Division, list[TokenBatch]]] = {}
+        self.tokens = TokenBatch(batch.ids, batch.lengths, batch.mask, batch.index, images=batch.images)
+        self.routes = batch.routes
+        self.known: dict[tuple[int, bool], tuple[Division, list[TokenBatch]]] = {}
 
-    def over(self, ranks: int) -> tuple[Division, list[TokenBatch]]:
-        """Return how the batch is divided over so many ranks, and the shard of each."""
-        if ranks not in self.known:
+    def over(self, ranks: int, routed: bool = False) -> tuple[Division, list[TokenBatch]]:
+        """Return how the batch is divided over so many ranks, and the shard of each; `routed`: with the routes."""
+        key = ranks, routed and self.routes is not None
+        if key not in self.known:
             parts = balanced_parts(self.tokens, ranks)
-            self.known[ranks] = Division(self.tokens.lengths, parts), shards(self.tokens, parts)
-        return self.known[ranks]
+            whole = replace(self.tokens, routes=self.routes) if key[1] else self.tokens
+            self.known[key] = Division(self.tokens.lengths, parts), shards(whole, parts)
+        return self.known[key]
 
 
 def in_micro_batches(

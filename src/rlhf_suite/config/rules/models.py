@@ -151,6 +151,11 @@ def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig
     if section.freeze and ds.lora.rank > 0:
         problem = "LoRA trains only its adapters; everything else is frozen already"
         yield Problem(key, problem, "remove it, and choose with ds.lora.target_modules")
+    if section.freeze_router and (ds.lora.rank > 0 or section.aux_loss_coef > 0):
+        other = (
+            "LoRA trains only its adapters" if ds.lora.rank > 0 else f"{name}.aux_loss_coef is a loss of the routers"
+        )
+        yield Problem(f"{name}.freeze_router", f"{other}, and here they are frozen", "remove one of the two")
     for pattern in section.freeze:
         try:
             re.compile(pattern)

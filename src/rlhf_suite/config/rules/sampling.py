@@ -109,6 +109,19 @@ def engine_arguments_are_free(run: PPORun | SamplingRun) -> Iterator[Problem]:
 
 
 @rule
+def routes_come_back(run: PPORun) -> Iterator[Problem]:
+    """Check that the engines can say to which experts they sent each token."""
+    key, vllm = "actor.routing_replay", run.vllm
+    if not run.actor.routing_replay:
+        return
+    if vllm.pipeline_parallel_size > 1:
+        problem = "no engine that is split by layers returns the routes of all of them (vllm.pipeline_parallel_size)"
+        yield Problem(key, problem, f"write vllm.pipeline_parallel_size=1, or {key}=false")
+    if run.data.image_key is not None:
+        yield Problem(key, "it has not been tried with images (data.image_key)", f"write {key}=false")
+
+
+@rule
 def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
     section, output = run.task, run.generate if isinstance(run, GenerateRun) else run.score
     key = f"{section}.output_path"

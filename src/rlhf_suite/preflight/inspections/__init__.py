@@ -22,6 +22,7 @@ from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
 from rlhf_suite.preflight.inspections.replay import replay_fits
 from rlhf_suite.preflight.inspections.rewards import REWARDS
+from rlhf_suite.preflight.inspections.routing import routers_are_known
 from rlhf_suite.preflight.inspections.rows import ROWS
 
 # An inspection takes the run and its folder. The folder is None if it is not known yet (for a whole sweep,
@@ -38,6 +39,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     models_fit,
     reward_model_reads_the_policy,
     others_have_embeddings,
+    routers_are_known,
     hub_names_exist,
     *ROWS,
     *REWARDS,

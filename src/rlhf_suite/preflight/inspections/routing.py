@@ -1,0 +1,59 @@
+"""Whether the routers of a model are known, where they are frozen or take the routes of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import AnyTrainedRun, PPORun, Run
+from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.models.families import num_experts
+from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of
+from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
+from rlhf_suite.preflight.inspections.models import family, folder_of
+
+REPLAY, CACHE = "actor.routing_replay", "vllm.enable_prefix_caching"
+
+
+def routers_are_known(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem of a model without routers that are known, and of engines that lose routes."""
+    if not isinstance(run, AnyTrainedRun):
+        return
+    asked = [f"{name}.freeze_router" for name in ("actor", "critic") if has_frozen_router(run, name)]
+    if isinstance(run, PPORun) and run.actor.routing_replay:
+        asked.append(REPLAY)
+        yield from routes_are_kept(run)
+    uses = {use.key.partition(".")[0]: use for use in model_uses(run)}
+    for key in asked:
+        use = uses.get(key.partition(".")[0])
+        model_folder = None if use is None else folder_of(use.path)
+        if use is not None and model_folder is not None:
+            yield from without_routers(key, use, files_of(model_folder))
+
+
+def has_frozen_router(run: AnyTrainedRun, name: str) -> bool:
+    """Return whether a model of the run is to keep its routers."""
+    section = getattr(run, name, None)
+    return section is not None and section.freeze_router
+
+
+def without_routers(key: str, use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Yield a problem if a model is no mixture of experts, or of a family whose routers are not known."""
+    own = family(files)
+    if num_experts(files.setting) is None:
+        yield Problem(key, f"{use.path} is not a mixture of experts", f"write {key}=false")
+    elif not own.router:
+        yield Problem(
+            key, f"the routers of {own.title} are not known here ({use.key}={use.path})", f"write {key}=false"
+        )
+
+
+def routes_are_kept(run: PPORun) -> Iterator[Problem]:
+    """Yield a problem of a prefix cache for whose tokens an engine has no routes, or without which it keeps none."""
+    caches = run.vllm.enable_prefix_caching
+    if device_kind(run.launch) == "cpu" and caches and not run.replays:
+        problem = f"an engine on the CPU has no routes of tokens that it finds in its cache ({REPLAY}=true)"
+        yield Problem(CACHE, problem, f"write {CACHE}=false")
+    if device_kind(run.launch) == "cuda" and not caches and not run.replays:
+        yield Problem(CACHE, f"vLLM keeps routes beside its prefix cache ({REPLAY}=true)", f"write {CACHE}=true")
