@@ -94,7 +94,8 @@ def test_every_schedule_syncs_adapters(runs, warm, name, words):
     assert (mixed > 0) == ("train.partial_rollout_enable=true" in words)
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["vllm.sync_backend=gloo"], marks=pytest.mark.proof)], ids=str)
+@pytest.mark.proof
+@pytest.mark.parametrize("words", [[], ["vllm.sync_backend=gloo"]], ids=str)
 def test_an_engine_that_dies_changes_no_number(whole, runs, warm, words):
     """The engine in its place gets the base model and the last adapters."""
     folder = runs / f"adapters_engine_killed{len(words)}"
@@ -109,6 +110,7 @@ def test_an_engine_that_dies_changes_no_number(whole, runs, warm, words):
     assert [row["train/reward"] for row in rows] == [row["train/reward"] for row in expected]
 
 
+@pytest.mark.proof
 def test_a_stopped_run_goes_on_with_base_and_adapters(whole, runs, warm):
     folder, words = runs / "adapters_stopped", [*WORDS, "ckpt.save_steps=1", f"actor.model_name_or_path={warm}"]
     job = jobs.Job(folder, words)

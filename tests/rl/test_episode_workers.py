@@ -290,7 +290,7 @@ GATE = """
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.proof
 def test_turns_of_a_real_engine_that_is_killed_are_the_same_and_its_second_death_is_final(
     cluster, model, tmp_path, capfd
 ):
