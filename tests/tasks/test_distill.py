@@ -7,8 +7,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.config.models import TeacherConfig, TextActorConfig
+from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.runs import DistillRun
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer

@@ -29,9 +29,9 @@ from rlhf_suite.config.data import (
 )
 from rlhf_suite.config.models import (
     PreferenceReferenceConfig,
-    TeacherConfig,
 )
 from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.batch import Item
 
 ROWS = 7
