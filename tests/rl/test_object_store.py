@@ -33,7 +33,7 @@ POLICY = {"actor.model_name_or_path": "builtin:tiny"}
 
 
 def experience() -> Experience:
-    """Samples with every column that a token can have."""
+    """Samples with every column that a token can have, but for routes, whose size depends on the model."""
     made = []
     for row in range(ROWS):
         one = Trajectory.start(prompt(row), row, 0)
@@ -43,7 +43,7 @@ def experience() -> Experience:
     empty = {
         name for name, unit in column_units(Experience).items() if unit == "token" and getattr(batch, name) is None
     }
-    numbers = dict.fromkeys(empty - {"chosen"}, torch.ones(batch.num_tokens))
+    numbers = dict.fromkeys(empty - {"chosen", "routes"}, torch.ones(batch.num_tokens))
     return replace(batch, **numbers, chosen=torch.ones(batch.num_tokens, dtype=torch.bool))
 
 

@@ -1,7 +1,8 @@
 """How much shared memory Ray's object store needs: what a run sends through it at one time.
 
 It holds what one process has sent and another has not read yet: responses on their way from the engines, the parts of a
-batch on their way to the ranks of each model, and what these answer. Weights do not pass through it.
+batch on their way to the ranks of each model, and what these answer. Weights do not pass through it. Routes
+(actor.routing_replay) are not counted: their size depends on the layers of the model, which flags do not say.
 """
 
 from __future__ import annotations
