@@ -59,6 +59,7 @@ def test_what_is_refused_exists():
     [
         ("{dtype: float16}", "dtype", "ds.param_dtype decides it"),
         ("{quantization: fp8}", "quantization", "a weight sync brings whole weights"),
+        ("{speculative_config: {}}", "speculative_config", "vllm.speculative_config decides it"),
         ("{data_parallel_size: 2}", "data_parallel_size", "the suite places the engines"),
         ("{hf_token: abc}", "hf_token", "export HF_TOKEN"),
         ("{enable_chunked_prefill: true}", "enable_chunked_prefill", "would change its random numbers"),
@@ -68,6 +69,21 @@ def test_what_is_refused_exists():
 def test_what_the_suite_decides_is_refused(checked, value, key, said):
     (problem,) = checked(f"{PPO} 'vllm.engine_args={value}'").problems
     assert (problem.key, said in f"{problem.what} {problem.fix}") == (f"vllm.engine_args.{key}", True)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{method: eagle}", "the weights of other methods belong to one policy"),
+        ("{num_speculative_tokens: 3}", "method None is not one of ngram, draft_model"),
+        ("{method: ngram}", "num_speculative_tokens is None"),
+        ("{method: ngram, num_speculative_tokens: 3, model: x}", "remove model"),
+        ("{method: draft_model, num_speculative_tokens: 3}", "add model: <HF folder"),
+    ],
+)
+def test_speculative_decoding_that_cannot_be_is_refused(checked, value, said):
+    (problem,) = checked(f"{PPO} 'vllm.speculative_config={value}'").problems
+    assert (problem.key, said in f"{problem.what} {problem.fix}") == ("vllm.speculative_config", True)
 
 
 def test_a_cache_of_lower_precision_needs_a_correction(checked):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rlhf_suite.config.problems import Problem
 
-KEY = "vllm.engine_args"
+KEY, SPECULATIVE = "vllm.engine_args", "vllm.speculative_config"
+METHODS = ("ngram", "draft_model")  # of guesses: from the text so far, or by a model that does not change
 BY_FLAG = {  # the flag that decides an argument
     "dtype": "ds.param_dtype",
     "enable_prefix_caching": "vllm.enable_prefix_caching",
@@ -21,6 +22,10 @@ BY_FLAG = {  # the flag that decides an argument
     "max_num_seqs": "vllm.max_num_seqs",
     "model": "actor.model_name_or_path",
     "pipeline_parallel_size": "vllm.pipeline_parallel_size",
+    "spec_method": "vllm.speculative_config",
+    "spec_model": "vllm.speculative_config",
+    "spec_tokens": "vllm.speculative_config",
+    "speculative_config": "vllm.speculative_config",
     "tensor_parallel_size": "vllm.tensor_parallel_size",
     "tokenizer": "actor.model_name_or_path",
     "trust_remote_code": "launch.trust_remote_code",
@@ -44,10 +49,7 @@ BY_SUITE = {  # why the suite itself decides an argument
     "load_format": OTHER_WEIGHTS,
     "quantization": OTHER_WEIGHTS,
     "quantization_config": OTHER_WEIGHTS,
-    "spec_method": OTHER_WEIGHTS,
-    "spec_model": OTHER_WEIGHTS,
-    "spec_tokens": OTHER_WEIGHTS,
-    "speculative_config": OTHER_WEIGHTS,
+    "per_request_spec_decode_metrics": REQUESTS,
     "weight_transfer_config": OTHER_WEIGHTS,
     "distributed_executor_backend": PLACEMENT,
     "master_addr": PLACEMENT,
@@ -76,6 +78,30 @@ def owned_problems(arguments: Iterable[str], device: str) -> Iterator[Problem]:
             yield Problem(f"{KEY}.{name}", f"{BY_FLAG[name]} decides it", f"write {BY_FLAG[name]}=...")
         elif reason is not None:
             yield Problem(f"{KEY}.{name}", f"cannot be chosen: {reason}", f"remove {name}")
+
+
+def speculation_problems(config: Mapping[str, Any], others: Mapping[str, bool]) -> Iterator[Problem]:
+    """Yield what is wrong with the settings of speculative decoding. `others`: flags that vLLM does not know for
+    several tokens at once, or for which a guess that is dropped leaves a trace, and whether the run uses them."""
+    if not config:
+        return
+    method, example = config.get("method"), "{method: ngram, num_speculative_tokens: 3}"
+    if method not in METHODS:
+        problem = f"method {method} is not one of {', '.join(METHODS)}"
+        if method is not None:
+            problem += ": the weights of other methods belong to one policy, and no weight sync brings them"
+        yield Problem(SPECULATIVE, problem, f"write '{SPECULATIVE}={example}'")
+        return
+    tokens = config.get("num_speculative_tokens")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        problem = f"num_speculative_tokens is {tokens}, and not a number of guesses"
+        yield Problem(SPECULATIVE, problem, f"write '{SPECULATIVE}={example}'")
+    if (method == METHODS[1]) != (config.get("model") is not None):
+        is_missing = method == METHODS[1]
+        problem = f"method {method} guesses by a model, and none is named" if is_missing else f"{method} reads no model"
+        yield Problem(SPECULATIVE, problem, "add model: <HF folder or hub name>" if is_missing else "remove model")
+    for flag in (flag for flag, is_used in others.items() if is_used):
+        yield Problem(SPECULATIVE, f"cannot be done together with {flag}", f"remove it, or {flag}")
 
 
 def rounding_problems(arguments: dict[str, Any], is_corrected: bool) -> Iterator[Problem]:

@@ -162,6 +162,7 @@ METRICS: dict[str, Metric] = {
         "Time in which engines and trainer are busy, as a share of that of the less busy one", HIGHER
     ),
     "perf/engine_restarts": Metric("Times that an engine was started again", LOWER),
+    "engine/acceptance": Metric("Share of the guesses of speculative decoding that are kept", HIGHER, is_share=True),
     "perf/prefix_cache_hits": Metric("Share of the tokens of prompts that an engine had in its cache", HIGHER),
     # loops
     "loop/rows": Metric("Rows that an iteration trains on"),

@@ -77,6 +77,10 @@ class EngineConfig:
     enable_prefix_caching: bool = flag(False)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
     the tokens of all prompts that were in it"""
+    speculative_config: dict[str, Any] = flag({})
+    """Speculative decoding by vLLM's settings: {method: ngram, num_speculative_tokens: 3}, or method draft_model with
+    the model that guesses. Samples have the distribution that they have without it; engine/acceptance is the share of
+    guesses that are kept"""
     engine_args: dict[str, Any] = flag({})
     """Further arguments of vLLM's EngineArgs by name, such as {enable_expert_parallel: true}; arguments that the suite
     decides are refused"""

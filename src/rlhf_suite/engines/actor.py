@@ -24,6 +24,7 @@ from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
 from rlhf_suite.engines.routes import RouteSource
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
+from rlhf_suite.engines.speculation import Guesses
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
@@ -55,6 +56,7 @@ class Engine:
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, partial(_add, spec.image_token), end_with_a_worker)
         self._outboxes: dict[str, Outbox] = {}  # of each client
+        self._guesses = Guesses()
 
     async def ready(self) -> EngineInfo:
         """Return once the engine is running. Raise its error if it cannot start."""
@@ -75,7 +77,11 @@ class Engine:
         for number, request in requests:
             params, images = _sampling_params(request), request.images
             job = Job(
-                request.prompt_ids, params, _GenerationReader(request, self._routes), is_divisible=True, images=images
+                request.prompt_ids,
+                params,
+                _GenerationReader(request, self._routes, self._guesses),
+                is_divisible=True,
+                images=images,
             )
             job.result.add_done_callback(partial(_hand_over, loop, outbox, number))
             jobs.append(job)
@@ -210,7 +216,8 @@ class Engine:
             engine.reset_encoder_cache()
         engine.set_weight_version(str(manifest.version))
         self._has_weights = manifest.part != BASE
-        return SyncReport(report.received, report.read_back, report.not_readable, time.perf_counter() - began)
+        seconds, (guessed, accepted) = time.perf_counter() - began, self._guesses.take()
+        return SyncReport(report.received, report.read_back, report.not_readable, seconds, guessed, accepted)
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, outbox: Outbox, number: int, result: Future[Generation]) -> None:
@@ -300,8 +307,8 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
 class _GenerationReader:
     """Converts vLLM's output of a request to a Generation."""
 
-    def __init__(self, request: GenerationRequest, routes: RouteSource | None) -> None:
-        self._id = request.id
+    def __init__(self, request: GenerationRequest, routes: RouteSource | None, guesses: Guesses) -> None:
+        self._id, self._guesses = request.id, guesses
         self._routes = routes if request.sampling.log_probs else None
         self._prompt_ids = request.prompt_ids if request.images else None
 
@@ -312,6 +319,7 @@ class _GenerationReader:
                 f"all) than the trainer ({len(self._prompt_ids)}). Compare the versions of vLLM and transformers"
             )
         done = output.outputs[0]
+        self._guesses.count(done.spec_decode_metrics)
         ids = np.array(done.token_ids, dtype=np.int32)
         given = done.logprobs.logprobs if done.logprobs is not None else []
         log_probs = np.array(given, dtype=np.float32)

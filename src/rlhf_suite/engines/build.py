@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.rollout import EngineConfig
 from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import CAUSE_S
@@ -59,6 +61,7 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         if config.lora_config is not None and not adapts(config.model_config):
             config.lora_config = None
         if spec.device == "cpu":
+            prepare_speculation(spec.vllm)
             check_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except (ValueError, TypeError) as error:  # raised by vLLM for settings that it does not support
@@ -151,6 +154,23 @@ def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
         os._exit(1)
 
 
+def prepare_speculation(config: EngineConfig) -> None:
+    """Replace a kernel of vLLM's build for CPUs that repeats a value of each request for its guesses, such as its
+    temperature: it writes into a copy of any tensor that is not of integers, so the guesses would be judged by
+    uninitialised numbers.
+
+    Raises:
+        ValueError: the engine has workers in other processes, which would have the kernel of vLLM.
+    """
+    if not config.speculative_config:
+        return
+    if config.devices > 1:
+        raise ValueError("speculative decoding on CPUs takes one device: vllm.tensor_parallel_size=1")
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils._expand_kernel_impl = repeat_for_guesses  # which a worker registers when it starts
+
+
 def check_head_size(size: int) -> None:
     """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -207,4 +227,4 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
-    return arguments | config.engine_args
+    return arguments | speculation_args(config.speculative_config) | config.engine_args

@@ -111,6 +111,8 @@ class WeightSync:
         metrics["sync/bytes"] = float(manifest.nbytes)
         if self.config.enable_prefix_caching and (hits := self.engines.cache_hits()) is not None:
             metrics["perf/prefix_cache_hits"] = hits  # of the cache that this sync has emptied
+        if guessed := sum(report.guessed for report in reports):
+            metrics["engine/acceptance"] = sum(report.accepted for report in reports) / guessed
         return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
 
     def send(self, version: int, send: Callable[[], Sequence[ray.ObjectRef]]) -> tuple[Manifest, list[SyncReport]]:

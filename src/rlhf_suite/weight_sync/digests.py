@@ -80,6 +80,8 @@ class SyncReport:
     read_back: int  # those of them whose digest was also right in the model after loading
     not_readable: tuple[str, ...]  # the other ones: no worker has them, or in a form that cannot be read back
     seconds: float = 0.0
+    guessed: int = 0  # tokens that speculative decoding proposed since the sync before
+    accepted: int = 0  # those of them that became part of a response
 
 
 @dataclass(frozen=True)
