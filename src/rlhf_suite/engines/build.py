@@ -227,4 +227,5 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
-    return arguments | speculation_args(config.speculative_config) | config.engine_args
+    arguments |= speculation_args(config.speculative_config)
+    return arguments | config.engine_args
