@@ -73,7 +73,8 @@ def test_a_name_in_a_section_of_the_user_means_nothing_else():
     assert metric_of("rollout/reward_std") is not metric_of("eval/reward_std")
     assert not is_known("train/no_such_metric")
     assert is_share("train/sums/truncated") and is_share("eval/pass4") and not is_share("eval/loss")
-    assert all(name.startswith(("eval/", "reward/", "agent/", "rollout/", "timing/")) for name in FAMILIES)
+    with_names = ("eval/", "reward/", "agent/", "rollout/", "timing/", "train/teacher_kl/")
+    assert all(name.startswith(with_names) for name in FAMILIES)
 
 
 def test_no_source_guesses_by_a_part_of_a_name():
