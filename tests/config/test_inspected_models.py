@@ -42,6 +42,30 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
     assert key == "actor.model_name_or_path" and words in said
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "words"),
+    [
+        (
+            "olmo_hybrid",
+            "actor.model_name_or_path",
+            "OLMo-hybrid needs kernels of Triton in vLLM, so an engine without a",
+        ),
+        ("lfm2", "actor.model_name_or_path", "LFM2 gets other log-probs from vLLM 0.32 than from transformers, so"),
+        ("qwen3_5_text", "ds.param_dtype", "need bf16 weights"),
+    ],
+)
+def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, model_type, key, words, tmp_path):
+    path = model(model_type=model_type)
+    rest = f"actor.model_name_or_path={path} launch.device=cpu"
+    problems = [(flag, said) for flag, said in found(f"{RULE}{rest} ds.param_dtype=fp32", tmp_path) if words in said]
+    assert [flag for flag, _ in problems] == [key]
+    assert (
+        not any(words in said for _, said in found(f"{RULE}{rest} ds.param_dtype=bf16", tmp_path))
+        or key != "ds.param_dtype"
+    )
+    assert not any(words in said for _, said in found(f"{SFT}{rest}", tmp_path))
+
+
 def test_a_model_that_reads_no_images_is_refused(model):
     path = model(tokenizer={"chat_template": "x"})
     line = f"{SFT}data.apply_chat_template=true data.output_key=output actor.model_name_or_path={path}"

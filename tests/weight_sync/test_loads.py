@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from vllm._custom_ops import causal_conv1d_weight_pack
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
 from rlhf_suite.weight_sync.digests import TensorEntry, compare, digest
 from rlhf_suite.weight_sync.loads import Loads
-from rlhf_suite.weight_sync.read_back import ReadBack, packed_order, read_back, unpack_experts
+from rlhf_suite.weight_sync.read_back import ReadBack, packed_order, read_back, unpack_convolution, unpack_experts
 
 HEAD, WIDTH, INNER = 4, 8, 12
 ROWS = {"q": 4 * HEAD, "k": 2 * HEAD, "v": 2 * HEAD}
@@ -144,6 +145,52 @@ def test_what_a_loader_computes_in_the_parameter_is_not_compared():
     for load in (composed, in_place):
         model = Model({"weight": (5,)}, load)
         assert model.readings(model.sync({"layer.weight": numbers(5)})) == []
+
+
+@pytest.mark.notices(
+    "what a loader has computed is never compared, although it was seen",
+    "weight_sync/loads.py",
+    "                place.is_computed = False\n",
+    "                pass\n",
+)
+def test_what_a_loader_computes_is_compared_where_it_was_seen_to_compute_it():
+    """vLLM loads a layer while its last tensor arrives: what -exp(A_log) is, is known then."""
+
+    def composed(layer: Any, name: str, tensor: Tensor) -> None:
+        layer.decay.copy_(tensor)
+        layer.decay.copy_(-layer.decay.exp())
+
+    model, weights = Model({"decay": (5,)}, composed), {"layer.decay": numbers(5)}
+    loads = Loads(model)
+    with loads, torch.no_grad():
+        for name, tensor in loads.watch([entry_of(*each) for each in weights.items()], list(weights.values())):
+            composed(model.layer, name, tensor)
+            model.layer.decay = nn.Parameter(torch.zeros(5), requires_grad=False)
+            composed(model.layer, name, tensor)
+    (reading,) = model.readings(loads)
+    assert torch.equal(reading.values, -weights["layer.decay"].exp())
+    model.layer.decay[3] += 1e-3
+    assert "tensor layer.decay " in str(
+        [compare("", each.place.entry, each.values) for each in read_back(model, loads)]
+    )
+
+
+def test_copies_that_fill_a_parameter_without_memory_are_told_to_the_caller():
+    filled = list[tuple[str, Tensor]]()
+    model = Model({"whole": (4,), "halves": (4,)}, lambda *arguments: None)
+    loads = Loads(model, lambda target, source: filled.append((target.leaf, source)))
+    whole, half = numbers(4), numbers(2)
+    with loads, torch.no_grad():
+        for name, tensor in loads.watch([entry_of("whole", whole), entry_of("half", half)], [whole, half]):
+            (model.layer.whole if name == "whole" else model.layer.halves[:2]).copy_(tensor)
+    assert [leaf for leaf, _ in filled] == ["whole"] and torch.equal(filled[0][1], whole)
+
+
+@pytest.mark.skipif(not hasattr(torch.ops._C, "causal_conv1d_weight_pack"), reason="vLLM has no such kernel here")
+def test_packed_convolutions_are_unpacked():
+    weights = numbers(64, 4).to(torch.bfloat16)
+    packed = causal_conv1d_weight_pack(weights)
+    assert torch.equal(unpack_convolution(packed), weights)
 
 
 def test_a_loader_of_one_number_fills_it_in():

@@ -20,6 +20,8 @@ FULL, SLIDING, CHUNKED, LINEAR, CONVOLUTION = (
 VARLEN, SDPA, EAGER, FLASH = "varlen", "sdpa", "eager", "flash"
 # What a run may ask of a family.
 PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gather and ring", "tensor parallelism"
+ENGINE = "an engine without a GPU"
+OTHER_NUMBERS = "gets other log-probs from vLLM 0.32 than from transformers"
 # Settings by which some heads change their logits; what they mean depends on the family.
 HEAD_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
@@ -66,6 +68,7 @@ class Family:
     images: Images | None = None
     unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
+    engine_dtype: str | None = None  # ds.param_dtype that vLLM's kernels for the CPU need
 
     def why_not(self, feature: str) -> str | None:
         """Return the reason why a family cannot do something; None if it can."""
@@ -100,7 +103,7 @@ FAMILIES = (
     Family("GLM-4", ("glm4",)),
     Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",), router="Glm4MoeTopkRouter"),
     Family("DeepSeek-V3, Kimi K2", ("deepseek_v3",), router="DeepseekV3TopkRouter"),
-    Family("MiniMax-M2", ("minimax_m2",)),
+    Family("MiniMax-M2", ("minimax_m2",), refused={ENGINE: "cannot get other weights in vLLM 0.32"}),
     Family("Gemma", ("gemma",)),
     Family(
         "Gemma 2",
@@ -136,6 +139,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3NextGatedDeltaNet",),
+        engine_dtype="bf16",
     ),
     Family(
         "Qwen3.5",
@@ -143,6 +147,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5GatedDeltaNet",),
+        engine_dtype="bf16",
     ),
     Family(
         "Qwen3.5-MoE",
@@ -150,6 +155,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5MoeGatedDeltaNet",),
+        engine_dtype="bf16",
     ),
     Family(
         "OLMo-hybrid",
@@ -157,6 +163,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("OlmoHybridGatedDeltaNet",),
+        refused={ENGINE: "needs kernels of Triton in vLLM"},
     ),
     Family(
         "Kimi-Linear",
@@ -164,9 +171,24 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="delta-attention",
         mixers=("KimiLinearDeltaAttention",),
+        refused={ENGINE: "needs kernels of Triton in vLLM"},
     ),
-    Family("LFM2", ("lfm2",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2ShortConv",)),
-    Family("LFM2-MoE", ("lfm2_moe",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2MoeShortConv",)),
+    Family(
+        "LFM2",
+        ("lfm2",),
+        layers=(FULL, CONVOLUTION),
+        state="convolution",
+        mixers=("Lfm2ShortConv",),
+        refused={ENGINE: OTHER_NUMBERS},
+    ),
+    Family(
+        "LFM2-MoE",
+        ("lfm2_moe",),
+        layers=(FULL, CONVOLUTION),
+        state="convolution",
+        mixers=("Lfm2MoeShortConv",),
+        refused={ENGINE: OTHER_NUMBERS},
+    ),
     Family(
         "Nemotron-H",
         ("nemotron_h",),

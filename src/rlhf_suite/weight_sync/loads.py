@@ -7,7 +7,7 @@ must be at which place of which parameter afterwards.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,17 +52,22 @@ class Target:
 class Loads(TorchDispatchMode):
     """Records the copies of a model's loaders, where this is a context around them.
 
-    It is made when vLLM has begun a reload, so that parameters are as checkpoints have them.
+    It is made when vLLM has begun a reload, so that parameters are as checkpoints have them. `filled` is called for
+    each copy that fills a parameter without memory.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, filled: Callable[[Target, Tensor], object] = lambda target, source: None
+    ) -> None:
         super().__init__()
+        self._filled = filled
         self.is_checked = False  # whether the tensors came with digests
         self.sizes: dict[str, int] = {}  # of each tensor that has arrived, in numbers
         self.placed: dict[str, int] = {}  # how many numbers of it were copied
         self._model = model
         self._targets: dict[Key, Target] = {}
         self._by_storage: dict[int, Target] = {}
+        self._memory: list[Tensor] = []  # of parameters whose loaders compute, while they load
         self._let_go()
         self._learn()
 
@@ -128,8 +133,10 @@ class Loads(TorchDispatchMode):
     def _record(self, target: Tensor, source: Tensor) -> None:
         """Record that `source` is copied into `target`, if that is a part of a parameter."""
         storage = _storage(target)
-        if storage not in self._by_storage and not target.is_meta and not self.placed.get(self._newest[0].name):
-            self._learn()
+        if storage not in self._by_storage and not target.is_meta:
+            self._learn_computed()
+            if not self.placed.get(self._newest[0].name):
+                self._learn()
         place = self._by_storage.get(storage)
         if place is None or _storage(source) == storage or self._newest is NOTHING:
             return  # not a parameter, or one that is copied onto itself, or nothing of the checkpoint
@@ -141,8 +148,14 @@ class Loads(TorchDispatchMode):
         if key not in place.places:
             self.placed[entry.name] += target.numel()
         place.places[key] = Place(_copy_entry(entry, whole, target, source), *key[1:])
+        if target.numel() == place.like.numel():
+            if target.is_meta:
+                self._filled(place, source)
+            else:  # the last copy of it is what it holds
+                place.is_computed = False
 
     def _let_go(self) -> None:
+        self._memory.clear()
         self._newest = NOTHING
         self._arrived, self._addresses = [NOTHING], [0]
 
@@ -155,6 +168,15 @@ class Loads(TorchDispatchMode):
         if 0 <= address - tensor.data_ptr() < tensor.nbytes:
             return entry, tensor
         return (earlier.entry if earlier else self._newest[0]), self._newest[1]
+
+    def _learn_computed(self) -> None:
+        """Find the memory of parameters whose loaders compute: what they compute is known once they have some."""
+        for target in self._targets.values():
+            if target.is_computed and target.like.is_meta:
+                tensor = getattr(target.module, target.leaf, None)
+                if tensor is not None and not tensor.is_meta:
+                    self._by_storage[_storage(tensor)] = target
+                    self._memory.append(tensor)  # other tensors would get its address
 
     def _learn(self) -> None:
         """Find the parameters of the model. Those without memory are known from the start; others may be made while

@@ -8,7 +8,7 @@ tensors that their loader has computed) is checked only by the log-prob probe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,7 +58,10 @@ def _contents(module: nn.Module, leaf: str, target: Target) -> Iterator[tuple[st
             yield " (packed)", experts
         return
     if leaf == "weight" and hasattr(module, "_cpu_unpacked_conv_weight"):
-        return  # packed in a way that only its kernel knows
+        yield " (packed)", unpack_convolution(value.detach()).view(like.shape)
+        spare: Any = module._cpu_unpacked_conv_weight
+        yield " (unpacked)", spare.view(like.shape)
+        return
     # A type with fewer bits cannot hold what was loaded: the engine has computed it.
     if value.shape == like.shape and value.numel() and value.element_size() >= like.element_size():
         yield "", value.detach()
@@ -92,15 +95,30 @@ def unpack_experts(module: Any, leaf: str, like: Tensor) -> Tensor | None:
     return torch.cat([half[:, : like.shape[1] // 2] for half in halves], dim=1)
 
 
+def unpack_convolution(packed: Tensor) -> Tensor:
+    """Return the weights of a causal convolution, [channels, width] as they were before a CPU kernel packed them."""
+    from vllm._custom_ops import causal_conv1d_weight_pack
+
+    values = torch.empty_like(packed).flatten()
+    shape = (packed.shape[0], packed.numel() // packed.shape[0])
+    values[order_of(causal_conv1d_weight_pack, shape, packed.dtype)] = packed.flatten()
+    return values.view(shape)
+
+
 @lru_cache(maxsize=4)
 def packed_order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> Tensor:
-    """Return which element of an expert [N, K] is at each place of its packed form, [N * K]. For that the numbers of
-    the elements are packed, digit by digit."""
+    """Return which element of an expert [N, K] is at each place of its packed form, [N * K]."""
     from vllm._custom_ops import cpu_prepack_moe_weight
 
-    numbers = torch.arange(shape[0] * shape[1]).view(1, *shape)
+    return order_of(lambda digits: cpu_prepack_moe_weight(digits[None], isa), shape, dtype)
+
+
+def order_of(pack: Callable[[Tensor], Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return which element of a matrix [N, K] is at each place of its packed form, [N * K]. For that the numbers of the
+    elements are packed, digit by digit."""
+    numbers = torch.arange(shape[0] * shape[1]).view(shape)
     order = torch.zeros(shape[0] * shape[1], dtype=torch.int64)
     for shift in range(0, int(numbers.max()).bit_length(), DIGIT):
         digits = (numbers >> shift & (1 << DIGIT) - 1).to(dtype)
-        order += cpu_prepack_moe_weight(digits, isa).flatten().to(torch.int64) << shift
+        order += pack(digits).flatten().to(torch.int64) << shift
     return order

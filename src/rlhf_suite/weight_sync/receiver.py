@@ -28,11 +28,13 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, make_online_process_loader
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rlhf_suite.weight_sync.adapter import Slots, install
 from rlhf_suite.weight_sync.cuda_ipc import open_handle
 from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
-from rlhf_suite.weight_sync.loads import Loads
+from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
 from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
 
@@ -70,6 +72,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         super().__init__(*args)
         self.loads: Loads | None = None  # of the last update of the model's weights; None before the first
         self.adapter: tuple[Slots, Loads] | None = None  # the adapter's, and where it lies
+        self._direct: list[tuple[Target, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         """Connect to the trainer; backends that need no connection do not implement this."""
@@ -118,9 +121,16 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
 
     def load(self, entries: Sequence[TensorEntry], tensors: Sequence[torch.Tensor]) -> None:
         """Load tensors into the model, and record where they go."""
-        self.loads = self.loads or Loads(self.model)
+        self.loads = self.loads or Loads(self.model, self._keep_direct)
         with self.loads:
             self.model.load_weights(self.loads.watch(entries, tensors))
+            load_direct(self._direct)
+
+    def _keep_direct(self, target: Target, source: torch.Tensor) -> None:
+        """Keep what a model has copied into a parameter by itself, and not by the loader of the parameter."""
+        info = get_layerwise_info(target.module)
+        if info.can_load() and target.leaf not in {name for name, _ in info.loaded_weights}:
+            self._direct.append((target, source))
 
     def finish_weight_update(self) -> None:
         """Complete the model from the loaded tensors."""
@@ -256,6 +266,17 @@ def drop_moe_kernels(model: torch.nn.Module) -> None:
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def load_direct(copies: list[tuple[Target, torch.Tensor]]) -> None:
+    """Load what a model has copied into its parameters by itself, and empty the list. In a reload of vLLM 0.32
+    parameters have no memory until their own loaders have been called, so these copies are lost (sinks and experts of
+    gpt-oss)."""
+    while copies:
+        target, source = copies.pop(0)
+        parameter = getattr(target.module, target.leaf)
+        parameter.weight_loader = default_weight_loader
+        make_online_process_loader(target.module, target.leaf)(parameter, source)
 
 
 def repack_heads(model: torch.nn.Module) -> None:

@@ -49,6 +49,7 @@ class ModelUse:
     packed: bool = False  # whether its sequences are laid end to end
     tensor: int = 1  # over how many ranks the matrices of its layers are split
     is_sampled: bool = False  # whether engines of vLLM load it
+    dtype: str | None = None  # ds.param_dtype of a model that engines load
 
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
@@ -78,7 +79,9 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
     reads_images = name == ACTOR and getattr(getattr(run, "data", None), "image_key", None) is not None
-    return replace(use, reads_images=reads_images, is_sampled=name == ACTOR and isinstance(run, SamplingRun | LoopRun))
+    if name == ACTOR and isinstance(run, SamplingRun | LoopRun):
+        use = replace(use, is_sampled=True, dtype=run.ds.param_dtype)
+    return replace(use, reads_images=reads_images)
 
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:

@@ -16,6 +16,7 @@ from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import (
     BLOCKS,
+    ENGINE,
     IMAGE_TYPES,
     PACKED,
     SEQUENCE,
@@ -47,6 +48,7 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield from model_problems(use, files_of(model_folder))
             if folder is not None and use.is_sampled and device_kind(run.launch) == "cpu":
                 yield from heads_have_kernels(use, files_of(model_folder))
+                yield from engine_serves(use, files_of(model_folder))
 
 
 def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -55,6 +57,17 @@ def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if sizes and size is not None and size not in sizes:
         problem = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
         yield Problem(use.key, problem, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
+
+
+def engine_serves(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Yield a problem if vLLM without a GPU does not serve the family of a model, or not in the type of its weights."""
+    title, why, needed = family(files).title, family(files).why_not(ENGINE), family(files).engine_dtype
+    if why is not None:
+        problem = f"{title} {why}, so {ENGINE} cannot serve it ({use.key}={use.path})"
+        yield Problem(use.key, problem, "give another model, or use a GPU")
+    elif needed not in (None, use.dtype):
+        problem = f"vLLM's kernels for {title} on the CPU need {needed} weights ({use.key}={use.path})"
+        yield Problem("ds.param_dtype", problem, f"write ds.param_dtype={needed}, or use a GPU")
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
