@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from PIL import Image as Pillow
 
+from image_families import make_seeing
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example
@@ -32,9 +33,12 @@ PICTURES = [picture((40 * n, 200 - 30 * n, 30 + 20 * n), (40 + 8 * n, 56)) for n
 class Seeing:
     """A small model that reads images, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model_type: str = "idefics3") -> None:
         self.folder = folder / "model"
-        create(self.folder, SHAPES["vision"])
+        if model_type == "idefics3":
+            create(self.folder, SHAPES["vision"])
+        else:
+            make_seeing(self.folder, model_type)
         self.tokenizer = load_tokenizer(str(self.folder), RenderConfig())
         processor = vision_processor(str(self.folder), "images")
         assert processor is not None

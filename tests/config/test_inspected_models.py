@@ -8,6 +8,9 @@ import pytest
 from inspected_lines import CONFIG, PPO, RULE, SCORE, SFT, found, one
 
 from rlhf_suite.preflight.inspections import hub as hub_inspection
+from rlhf_suite.preflight.inspections.model_files import files_of
+from rlhf_suite.preflight.inspections.model_uses import ModelUse
+from rlhf_suite.preflight.inspections.models import reads_images
 
 
 def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
@@ -71,23 +74,20 @@ def test_a_model_that_reads_no_images_is_refused(model):
     line = f"{SFT}data.apply_chat_template=true data.output_key=output actor.model_name_or_path={path}"
     assert found(line) == []
     key, said = one(f"{line} data.image_key=output")
-    assert key == "actor.model_name_or_path" and "reads images (idefics3), and" in said and "is a qwen3; give" in said
-    seeing = model("seeing", model_type="idefics3", tokenizer={"chat_template": "x"})
+    assert (
+        key == "actor.model_name_or_path"
+        and "that reads images (" in said
+        and "idefics3" in said
+        and "is a qwen3; give" in said
+    )
+    seeing = model("seeing", model_type="idefics3", vision_config={}, tokenizer={"chat_template": "x"})
     _, said = one(f"{line.replace(str(path), str(seeing))} data.image_key=output")
     assert "has no processor_config.json" in said
 
 
 @pytest.mark.parametrize("task", ["sft", "dpo", "ppo"])
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
-        {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [24, 20, 20]}}},
-    ],
-)
-def test_a_model_with_positions_along_several_axes_reads_no_images_and_the_reason_is_given(model, task, rope):
-    """Packed with one position per token, Qwen2.5-VL would compute other log-probs without a word."""
-    path = model("axes", model_type="qwen2_5_vl", tokenizer={"chat_template": "x"}, **rope)
+def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuration(model, task):
+    path = model("other", model_type="glm4v", vision_config={}, tokenizer={"chat_template": "x"})
     lines = {
         "sft": f"{SFT}data.output_key=output ",
         "dpo": "task=dpo data.dataset=builtin:reverse_pairs ",
@@ -96,7 +96,33 @@ def test_a_model_with_positions_along_several_axes_reads_no_images_and_the_reaso
     line = f"{lines[task]}data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
     (key, said) = one(line)
     assert key == "actor.model_name_or_path"
-    assert "is a qwen2_5_vl, whose tokens have positions along several axes" in said
+    assert "qwen2_5_vl" in said and "is a glm4v; give" in said
+
+
+def test_a_text_model_of_a_family_that_reads_images_is_refused_with_images(model):
+    path = model("text", model_type="qwen3_5", tokenizer={"chat_template": "x"})
+    words = "data.output_key=output data.apply_chat_template=true data.image_key=image"
+    _, said = one(f"{SFT}{words} actor.model_name_or_path={path}")
+    assert "is a qwen3_5 without a vision_config" in said
+
+
+def test_a_family_whose_engines_were_not_compared_on_images_is_not_sampled(model):
+    path = model("axes", model_type="qwen2_5_vl", vision_config={}, tokenizer={"chat_template": "x"})
+    (path / "processor_config.json").write_text("{}")
+    words = f"data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
+    assert found(f"{SFT}data.output_key=output {words}") == []
+    _, said = one(f"{RULE}algo.advantage.estimator=reinforce {words}")
+    assert "have not been compared" in said and "idefics3" in said
+
+
+def test_a_kernel_that_hides_tokens_of_an_image_from_each_other_is_refused(model):
+    path = model("whole", model_type="gemma3", vision_config={}, tokenizer={"chat_template": "x"})
+    (path / "processor_config.json").write_text("{}")
+    words = "data.output_key=output data.apply_chat_template=true data.image_key=image"
+    assert found(f"{SFT}{words} actor.model_name_or_path={path} ds.attn_implementation=varlen") == []
+    use = ModelUse("actor.model_name_or_path", str(path), reads_images=True, attention="flash_attention_2")
+    (problem,) = reads_images(use, files_of(path))
+    assert "does not let the tokens of an image of Gemma 3 see each other" in problem.what
 
 
 @pytest.mark.parametrize("task", ["ppo", "score", "serve_rm", "rejection_sampling"])

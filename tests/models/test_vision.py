@@ -15,7 +15,8 @@ from rlhf_suite.config.models import SeeingActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
 from rlhf_suite.data.images import collapse_images, image_file, open_image
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.attention import SequenceLayout
+from rlhf_suite.models.forward import compute_token_states, token_log_probs
 from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
@@ -93,8 +94,8 @@ def gradients(model, batch: TokenBatch) -> dict[str, torch.Tensor]:
 @pytest.mark.notices(
     "a saved model has no processor",
     "models/save.py",
-    "        if self.processor is not None:",
-    "        if self.processor is None:",
+    "        if self.vision is not None:",
+    "        if self.vision is None:",
 )
 @pytest.mark.parametrize("packed", [True, False])
 def test_gradients_do_not_depend_on_the_micro_batches(seeing, batch, packed):
@@ -153,7 +154,9 @@ def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_pat
 def test_tokens_of_images_get_no_probability_where_engines_never_sample_them(seeing, batch):
     model = seeing.model()
     before = token_log_probs(model, batch).log_probs
-    hidden_logits = model.compute_image_states(batch) @ model.model.lm_head.weight.T
+    hidden_logits = (
+        compute_token_states(model, batch, SequenceLayout.of(batch.lengths, True))[0] @ model.model.lm_head.weight.T
+    )
     model.never_sample_images()
     after = token_log_probs(model, batch, entropy=True)
     never = list(seeing.processor.never_sampled)
@@ -202,7 +205,7 @@ def test_a_text_model_reads_no_images(folder):
 
 
 def test_qwen_2_5_vl_with_one_position_per_token_computes_other_log_probs_without_a_word():
-    """Why the preflight refuses models whose tokens have positions along several axes: nothing else would."""
+    """Why the trainer computes positions along all axes: a packed row with one per token raises no error."""
     image, start = 90, 92
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
     tiny = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

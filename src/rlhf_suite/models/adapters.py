@@ -37,7 +37,7 @@ def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str
     weights by an engine; None if they can. The model is built without content."""
     with quiet_transformers(), torch.device("meta"):
         config = model_config(model_folder(path, flag), "lm", ds)
-        model = LanguageModel(auto_class("lm", False).from_config(config), False)
+        model = LanguageModel(auto_class("lm", False, config).from_config(config), False)
     add_lora(model, ds.lora, 0)
     names = []
     for name, module in find_adapted(model.model).items():

@@ -10,6 +10,7 @@ longest length, H query heads, K key/value heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -40,6 +41,7 @@ class SequenceLayout:
     slots: Tensor  # [T] index of each token in the flattened [B, L]
     runs: tuple[tuple[int, int], ...]  # (count, length) of neighbouring sequences of equal length
     shard: Shard | None = None  # which tokens this rank holds, if the ranks of a group split them
+    images: Tensor | None = None  # [T] the image of each token, from 1, and 0 for text; those of an image see all of it
 
     @staticmethod
     def of(lengths: Tensor, packed: bool, group: SequenceGroup | None = None) -> SequenceLayout:
@@ -69,6 +71,13 @@ class SequenceLayout:
         places = torch.full_like(self.positions, -1).index_copy_(0, own, numbers)[tokens]  # [N]
         which = (places >= 0).nonzero().squeeze(1)
         return which, places[which]
+
+    def lay_out(self, values: Tensor) -> Tensor:
+        """Return `values` [T] in one row, [1, T], or in right-padded rows, [B, L], with zeros as padding."""
+        if self.packed:
+            return values[None]
+        rows, longest = len(self.cu_lengths) - 1, self.max_length
+        return values.new_zeros(rows * longest).index_copy_(0, self.slots, values).view(rows, longest)
 
     def whole(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over the ranks that split the tokens."""
@@ -109,7 +118,8 @@ def varlen_attention(
         settings.get("s_aux"),
     )
     if not sequences.packed:
-        return call.attend_padded(query, key, value).transpose(1, 2), None
+        images = None if sequences.images is None else sequences.lay_out(sequences.images)
+        return call.attend_padded(query, key, value, images).transpose(1, 2), None
 
     if sequences.shard is None:
         return attend_packed(query, key, value, sequences, call), None
@@ -145,15 +155,18 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
     """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]."""
-    if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1] and call.is_plain:
+    is_plain = call.is_plain and sequences.images is None
+    if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1] and is_plain:
         tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
         return _flash_kernel()(tokens, sequences, call)[None]
     sizes = [count * length for count, length in sequences.runs]
     parts = zip(*(states[0].split(sizes, dim=1) for states in (query, key, value)), strict=True)
+    images: Sequence[Tensor | None] = [None] * len(sizes) if sequences.images is None else sequences.images.split(sizes)
     outputs = []
-    for run, states in zip(sequences.runs, parts, strict=True):
-        blocks = [part.unflatten(1, run).transpose(0, 1) for part in states]  # [count, H|K, length, D], views
-        outputs.append(call.attend_padded(*blocks).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
+    for run, states, pictures in zip(sequences.runs, parts, images, strict=True):
+        q, k, v = (part.unflatten(1, run).transpose(0, 1) for part in states)  # [count, H|K, length, D], views
+        rows = None if pictures is None else pictures.unflatten(0, run)  # [count, length]
+        outputs.append(call.attend_padded(q, k, v, rows).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
     return torch.cat(outputs)[None]
 
 
@@ -172,19 +185,28 @@ class _Call:
         """Return whether a flash kernel computes it."""
         return self.cap is None and self.sinks is None
 
-    def attend_padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal attention of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it."""
+    def attend_padded(self, query: Tensor, key: Tensor, value: Tensor, images: Tensor | None = None) -> Tensor:
+        """Return causal attention of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it.
+        `images` [B, L]: as in `SequenceLayout`."""
         if self.sinks is not None:
+            assert images is None, "no family has both"
             return self._attend_with_sinks(query, key, value, self.sinks)
-        return self._attend(query, key, value)
+        return self._attend(query, key, value, images=images)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, sees_first: bool = False) -> Tensor:
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, sees_first: bool = False, images: Tensor | None = None
+    ) -> Tensor:
         """Return causal attention; `sees_first`: the first token is within the window of every query."""
         length, mask = query.shape[2], None
-        if self.window is not None and length > self.window + sees_first:
+        is_limited = self.window is not None and length > self.window + sees_first
+        if is_limited or images is not None:
             distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
-            mask = (distance >= 0) & (distance < self.window)  # [L, L]
+            mask = distance >= 0  # [L, L]
+            if is_limited and self.window is not None:
+                mask &= distance < self.window
             mask[:, 0] |= sees_first
+        if mask is not None and images is not None:
+            mask = mask | ((images[:, :, None] == images[:, None]) & (images > 0)[:, None])[:, None]  # [B, 1, L, L]
         if self.cap is not None:
             return self._attend_capped(query, key, value, mask, self.cap)
         return F.scaled_dot_product_attention(

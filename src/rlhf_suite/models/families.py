@@ -49,7 +49,10 @@ class Images:
 
     tower: tuple[str, ...]  # the modules that only images pass through
     pixels: tuple[str, ...]  # what the processor returns of an image, laid end to end for all images
-    has_tile_rows: bool  # whether `pixels` are [1, tiles, ...] for the model, and all-zero tiles mean padding
+    has_tile_rows: bool = False  # whether `pixels` are [1, tiles, ...] for the model; all-zero tiles mean padding
+    sees_whole: bool = False  # whether each token of an image sees all tokens of the image, also later ones
+    is_served: bool = False  # whether engines have been compared with the trainer
+    has_axes: bool = False  # whether tokens have positions in time, height and width, and images a grid
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Family:
     scores: str = ""  # what changes its attention scores, beside a scale and a window
     head: Head = PLAIN
     attention: tuple[str, ...] = (VARLEN, SDPA, EAGER, FLASH)  # the best first
-    images: Images | None = None
+    images: Images | None = None  # None also for a model without the tower
     unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
     engine_dtype: str | None = None  # ds.param_dtype that vLLM's kernels for the CPU need
@@ -86,6 +89,9 @@ class Family:
         """Return whether a value of ds.attn_implementation computes the attention of this family."""
         return attention in self.attention or (attention not in (VARLEN, SDPA, EAGER) and FLASH in self.attention)
 
+
+GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True)
+PROJECTED = Images(("model.vision_tower", "model.multi_modal_projector"), ("pixel_values",))
 
 FAMILIES = (
     Family("Llama", ("llama",)),
@@ -112,7 +118,7 @@ FAMILIES = (
         head=CAPPED,
         attention=(VARLEN, EAGER),
     ),
-    Family("Gemma 3", ("gemma3_text", "gemma3"), head=CAPPED),
+    Family("Gemma 3", ("gemma3_text", "gemma3"), head=CAPPED, images=replace(PROJECTED, sees_whole=True)),
     Family("Gemma 4", ("gemma4_text", "gemma4"), head=CAPPED),
     Family("Granite", ("granite",), head=DIVIDED),
     Family("Granite-MoE", ("granitemoe", "granitemoeshared"), head=DIVIDED),
@@ -148,6 +154,7 @@ FAMILIES = (
         state="gated-delta",
         mixers=("Qwen3_5GatedDeltaNet",),
         engine_dtype="bf16",
+        images=GRIDS,
     ),
     Family(
         "Qwen3.5-MoE",
@@ -209,11 +216,18 @@ FAMILIES = (
     Family(
         "Idefics3, SmolVLM",
         ("idefics3",),
-        images=Images(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True),
+        images=Images(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True, is_served=True),
     ),
+    Family("Qwen2-VL", ("qwen2_vl", "qwen2_vl_text"), images=GRIDS),
+    Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
+    Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
+    Family("LLaVA", ("llava",), images=PROJECTED),
+    Family("InternVL", ("internvl",), images=PROJECTED),
 )
 BY_TYPE = {name: family for family in FAMILIES for name in family.types}
-IMAGE_TYPES = tuple(name for name, family in BY_TYPE.items() if family.images is not None)
+IMAGE_TYPES = tuple(
+    name for name, family in BY_TYPE.items() if family.images is not None and not name.endswith("_text")
+)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -222,6 +236,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
     text = text if isinstance(text, Mapping) else config
     kinds = (str(config.get("model_type", "")), str(text.get("model_type", "")))
     family = next((BY_TYPE[kind] for kind in kinds if kind in BY_TYPE), Family(kinds[0], kinds[:1]))
+    if family.images is not None and "vision_config" not in config:
+        family = replace(family, images=None)
     layers = text.get("layer_types")
     unknown = sorted({*map(str, layers if isinstance(layers, list | tuple) else ())} - {*family.layers})
     if not unknown:

@@ -8,6 +8,7 @@ of a sequence has neither, and its entries are 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead, logit_rule
 from rlhf_suite.models.mixers import masks_of, prepare_mixers
 from rlhf_suite.models.routing import ARGUMENT, Routes, arrange, prepare_routers, rerouted_share
 from rlhf_suite.models.sequence_parallel import SequenceGroup
-from rlhf_suite.models.vision import VisionProcessor
+from rlhf_suite.models.vision import ImageInputs, VisionProcessor
 from rlhf_suite.waits import sign_of_life
 
 if TYPE_CHECKING:
@@ -87,12 +88,7 @@ class LanguageModel(nn.Module):
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
         routes = None if batch.routes is None else Routes(arrange(batch.routes, sequences))
-        if batch.images is None:
-            hidden, router_logits = compute_hidden_states(
-                self, batch, sequences, self.balance is not None, routes=routes
-            )
-        else:
-            hidden, router_logits = self.compute_image_states(batch), ()
+        hidden, router_logits = compute_token_states(self, batch, sequences, routes)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -121,15 +117,6 @@ class LanguageModel(nn.Module):
         head: ScoringHead = self.model.get_output_embeddings()
         head.never_sample(self.vision.never_sampled)
 
-    def compute_image_states(self, batch: TokenBatch) -> Tensor:
-        """Return the last hidden states [T, H] of a batch with images."""
-        assert self.vision is not None and self.balance is None, "images for a model that cannot take them"
-        assert self.sequence_group is None, "checked with the flags"
-        whole = self.vision.with_an_image(batch)
-        sequences = SequenceLayout.of(whole.lengths, self.packed)
-        states, _ = compute_hidden_states(self, whole, sequences, False, self.vision.inputs(whole))
-        return states[: batch.num_tokens]
-
     def _read(self, hidden: Tensor, sequences: SequenceLayout, at: Tensor, read: Read | None) -> Any:
         """Return the values of `read` at the tokens `at` [N], or without it the logits as `DeferredLogits`."""
         head: nn.Module = self.model.get_output_embeddings()
@@ -149,12 +136,19 @@ class ScalarModel(nn.Module):
     """A transformers model with one number per token: a critic or a reward model."""
 
     def __init__(
-        self, model: PreTrainedModel, packed: bool, *, head_name: str = "score", head_is_new: bool = False
+        self,
+        model: PreTrainedModel,
+        packed: bool,
+        *,
+        head_name: str = "score",
+        head_is_new: bool = False,
+        vision: VisionProcessor | None = None,
     ) -> None:
         super().__init__()
         self.family = check_layout(model, packed)
         prepare_mixers(model, self.family)
         self.model = model
+        self.vision = vision  # None: it reads no images
         self.packed = packed
         self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.head_name = head_name  # its name in checkpoints; in memory transformers calls it `score`
@@ -166,7 +160,7 @@ class ScalarModel(nn.Module):
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
-        hidden, router_logits = compute_hidden_states(self, batch, sequences, self.balance is not None)
+        hidden, router_logits = compute_token_states(self, batch, sequences)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -286,19 +280,37 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     return model.model if model.base_model is model else model.base_model
 
 
+def compute_token_states(
+    module: LanguageModel | ScalarModel, batch: TokenBatch, sequences: SequenceLayout, routes: Routes | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the last hidden states [T, H] of a batch, perhaps with images, and the router logits if the model has
+    `balance`. `routes`: those that its routers take."""
+    if batch.images is None:
+        return compute_hidden_states(module, batch, sequences, module.balance is not None, routes=routes)
+    assert module.vision is not None and module.balance is None, "images for a model that cannot take them"
+    assert routes is None, "no mixture of experts reads images here"
+    assert module.sequence_group is None, "checked with the flags"
+    whole = module.vision.with_an_image(batch)
+    images = module.vision.inputs(whole)
+    sequences = replace(SequenceLayout.of(whole.lengths, module.packed), images=images.numbers)
+    states, _ = compute_hidden_states(module, whole, sequences, False, images)
+    return states[: batch.num_tokens], ()
+
+
 def compute_hidden_states(
     module: LanguageModel | ScalarModel,
     batch: TokenBatch,
     sequences: SequenceLayout,
     router_logits: bool,
-    images: dict[str, Tensor] | None = None,
+    images: ImageInputs | None = None,
     routes: Routes | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer.
-    `images`: further inputs of the model; `routes`: those that its routers take."""
+    `routes`: those that its routers take."""
     sign_of_life()
     inputs = _pack_inputs(batch, sequences) if sequences.packed else _pad_inputs(batch, sequences)
-    inputs |= images or {}
+    if images is not None:
+        add_images(inputs, images, sequences)
     implementation = module.model.config.get_text_config()._attn_implementation
     if implementation == attention.NAME:
         inputs |= {"attention_mask": None, "sequences": sequences}
@@ -320,6 +332,17 @@ def compute_hidden_states(
     return states, outputs.router_logits if router_logits else ()
 
 
+def add_images(inputs: dict[str, Any], images: ImageInputs, sequences: SequenceLayout) -> None:
+    """Add to the inputs of a model those of images. Of several rows of positions the first are those in the text;
+    without them transformers would look for the borders of sequences in the others."""
+    inputs |= images.pixels
+    if images.positions is not None:
+        axes = [sequences.lay_out(positions) for positions in images.positions]
+        inputs["position_ids"] = torch.stack([inputs["position_ids"], *axes])  # [4, rows, length]
+    if sequences.images is not None:
+        inputs["token_type_ids"] = (sequences.lay_out(sequences.images) > 0).int()
+
+
 def _pack_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """Return the inputs of one row with all sequences, [1, T], or this rank's tokens of it; positions restart at each
     sequence. A 2-D mask would hide the borders."""
@@ -332,9 +355,8 @@ def _pack_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]
 
 def _pad_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """Return the inputs of right-padded rows, [B, L]; the padding is token 0, masked."""
-    rows, longest = len(batch), sequences.max_length
-    ids = batch.ids.new_zeros(rows * longest).index_copy_(0, sequences.slots, batch.ids).view(rows, longest)
-    positions = torch.arange(longest, device=ids.device).expand(rows, longest)
+    ids, longest = sequences.lay_out(batch.ids), sequences.max_length
+    positions = torch.arange(longest, device=ids.device).expand(len(batch), longest)
     mask = (positions < batch.lengths[:, None]).long()
     return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 

@@ -13,6 +13,8 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -22,6 +24,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
@@ -203,12 +207,12 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         family = family_of(config.to_dict())
         attention = ds.attn_implementation or family.attention[0]
         settings = build_load_arguments(ds, head, head_name) | {"config": config, "attn_implementation": attention}
-        sees = head == "lm" and family.images is not None
+        sees = family.images is not None
         if sees:  # packed images need no kernel of their own
             settings["attn_implementation"] = {"text_config": attention, "vision_config": "sdpa"}
         if head == "lm":
             check_head(config, family, flag, path)
-        model, info = auto_class(head, sees).from_pretrained(folder, **settings)
+        model, info = auto_class(head, sees, config).from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
@@ -218,23 +222,39 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
+    vision = VisionProcessor(folder, flag, path) if sees else None
     result: LanguageModel | ScalarModel
     if head == "lm":
-        result = LanguageModel(model, ds.packing_samples, VisionProcessor(folder, flag, path) if sees else None)
+        result = LanguageModel(model, ds.packing_samples, vision)
     else:
         if new:
             with writable([model.score.weight]):
                 _init_scalar_head(model, seed)
-        result = ScalarModel(model, ds.packing_samples, head_name=head_name, head_is_new=bool(new))
+        result = ScalarModel(model, ds.packing_samples, head_name=head_name, head_is_new=bool(new), vision=vision)
     result.dropout_off = dropout_off
     return result.eval()
 
 
-def auto_class(head: Literal["lm", "value"], sees: bool) -> Any:
+def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfig) -> Any:
     """Return the class of transformers that loads a model."""
     if head == "value":
-        return AutoModelForSequenceClassification
+        return scorer_class(config) if sees else AutoModelForSequenceClassification
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def scorer_class(config: PretrainedConfig) -> Any:
+    """Return the class of a model that reads images and has one number per token. transformers has such classes for
+    few types; the others are made as it makes these."""
+    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    base = MODEL_MAPPING[type(config)]
+    common = next(kind for kind in base.__mro__ if kind.__name__.endswith("PreTrainedModel"))
+    stem = base.__name__.removesuffix("Model")
+    name = f"{stem}ForSequenceClassification"
+    conversions = get_checkpoint_conversion_mapping(f"{stem}ForConditionalGeneration")
+    if conversions is not None:  # tensors have the names that they have in the language model
+        register_checkpoint_conversion_mapping(name, conversions, overwrite=True)
+    return type(name, (GenericForSequenceClassification, common), {"__module__": base.__module__})
 
 
 def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:

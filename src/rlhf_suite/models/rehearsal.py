@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
-from transformers import AutoModelForSequenceClassification as AutoScorer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.families import IMAGE_TYPES
-from rlhf_suite.models.load import Tokenizer, list_tensors, quiet_transformers
+from rlhf_suite.models.families import family_of
+from rlhf_suite.models.load import Tokenizer, auto_class, list_tensors, quiet_transformers
 from rlhf_suite.models.save import FolderParts, get_embedding_name
 from rlhf_suite.models.weights import pieces, weight_shapes
 
@@ -83,7 +82,9 @@ def check_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
 def check_shapes(parts: FolderParts, shapes: dict[str, list[int]], config: Any) -> None:
     """Raise UserError if a model of this configuration has not the tensors that would be saved."""
     with torch.device("meta"):
-        made: PreTrainedModel = auto_class(parts).from_config(config, trust_remote_code=trusts_code())
+        kind = auto_class("value" if parts.scores else "lm", family_of(config.to_dict()).images is not None, config)
+        own = issubclass(kind, PreTrainedModel)
+        made = kind(config) if own else kind.from_config(config, trust_remote_code=trusts_code())
     expected = {piece.name: list(piece.tensors[0].shape) for piece in pieces(made)}
     name = get_embedding_name(parts.model)
     shapes = shapes | {name: [parts.rows, *shapes[name][1:]]}
@@ -94,11 +95,3 @@ def check_shapes(parts: FolderParts, shapes: dict[str, list[int]], config: Any) 
     for name, shape in expected.items():
         if shape != shapes[name]:
             raise UserError(f"{name} has the shape {shapes[name]}, and by its configuration {shape}")
-
-
-def auto_class(parts: FolderParts) -> Any:
-    """Return the class of transformers that loads the folder."""
-    if parts.scores:
-        return AutoScorer
-    sees = parts.model.config.model_type in IMAGE_TYPES
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM

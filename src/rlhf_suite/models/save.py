@@ -29,6 +29,7 @@ from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Tokenizer, choose_padding_token
 from rlhf_suite.models.lora import ADAPTER, base_of
 from rlhf_suite.models.prepare import set_dropout
+from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import (
     Gather,
     dtype_of,
@@ -58,7 +59,7 @@ class FolderParts:
     model: PreTrainedModel
     tokenizer: Tokenizer
     dropout_off: Mapping[str, float] = field(default_factory=dict)  # rates that were switched off after loading
-    processor: Any = None
+    vision: VisionProcessor | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
     prompts: PromptFormat | None = None  # that it was trained on
     dtype: torch.dtype | None = None  # of the weights; None: that of the model
@@ -71,9 +72,8 @@ class FolderParts:
         cls, model: LanguageModel | ScalarModel, tokenizer: Tokenizer, prompts: PromptFormat | None = None
     ) -> FolderParts:
         """Return the parts of a model of a run."""
-        vision = model.vision if isinstance(model, LanguageModel) else None
-        processor = None if vision is None else vision.processor
-        return cls(model.model, tokenizer, model.dropout_off, processor, prompts=prompts)
+        vision = model.vision if model.vision is not None and model.vision.is_complete else None
+        return cls(model.model, tokenizer, model.dropout_off, vision, prompts=prompts)
 
     @property
     def scores(self) -> bool:
@@ -95,8 +95,8 @@ class FolderParts:
         if getattr(self.model, "generation_config", None) is not None:
             remedy = "it is optional: write one by hand, with eos_token_id"
             yield Part("generation_config.json", self.write_generation_config, remedy)
-        if self.processor is not None:
-            yield Part("the image processor", self.processor.save_pretrained, f"copy its files from {base}")
+        if self.vision is not None:
+            yield Part("the image processor", self.vision.save, f"copy its files from {base}")
         yield Part("the tokenizer", self.tokenizer.save_pretrained, f"copy its files from {base}")
         if self.prompts is not None:
             yield Part(PROMPTS, self.prompts.write, f"write {self.prompts} on command lines that use the model")

@@ -1,19 +1,24 @@
 """Models that read images: how an image becomes tokens and pixels, and what a batch with
 images adds to the inputs of the forward pass.
 
-The processor of a family is that of transformers, with its Pillow back end where torchvision is not installed. It is
-imported when the first image is read, so a run of text alone does not pay for it.
+The processor of a family is that of transformers. Where torchvision is not installed, images are read by its Pillow
+back end, and the part for videos, which has no other, is left out. It is imported when the first image is read, so a
+run of text alone does not pay for it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.config.launch import trusts_code
@@ -24,6 +29,10 @@ from rlhf_suite.models.families import IMAGE_TYPES, family_of
 
 READ_IMAGES = 64  # images whose pixels are kept: the models of a step read the same ones
 BLANK = (56, 56)  # the size of the image that stands in where a batch has none
+VIDEO = "video_processor"  # the part of a processor that needs torchvision
+VIDEO_FILE = "video_preprocessor_config.json"
+# Settings of config.json that name a token of images or videos.
+IMAGE_TOKENS = re.compile(r"(?:(?:image|video|vision)(?:_start|_end)?|[be]oi)_token_(?:id|index)")
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,16 @@ class ReadImage:
 
     tokens: list[int]
     pixels: dict[str, Tensor]  # by the names of `Images.pixels`; the first dimension is laid end to end
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """What the images of a batch add to the inputs of a model."""
+
+    pixels: dict[str, Tensor]  # of all images
+    positions: Tensor | None = None  # [3, T] in time, height and width; None: tokens have one position
+    # [T] for models whose images see all of themselves the number of a token's image, from 1, and 0 for text
+    numbers: Tensor | None = None
 
 
 class VisionProcessor:
@@ -49,7 +68,7 @@ class VisionProcessor:
                 f"({', '.join(IMAGE_TYPES)}), and this one is {config.model_type}. Choose another model, or write "
                 "data.image_key=null"
             )
-        self.family = images
+        self.config, self.family = config, images
         self.recent: OrderedDict[bytes, ReadImage] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,23 +77,44 @@ class VisionProcessor:
     @cached_property
     def processor(self) -> Any:
         """The processor of transformers."""
-        from transformers import AutoProcessor
-
         try:
-            return AutoProcessor.from_pretrained(self.folder, trust_remote_code=trusts_code())
-        except (OSError, ValueError, ImportError) as error:
+            return load_processor(self.folder, self.config)
+        except (OSError, ValueError, ImportError, AttributeError) as error:
             raise UserError(f"{self.flag}={self.path}: its image processor cannot be loaded ({error})") from error
 
     @property
+    def is_complete(self) -> bool:
+        """Return whether there is a processor. A run of text alone does without."""
+        try:
+            return self.processor is not None
+        except UserError:
+            return False
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the processor, also of the part for videos that may not be loaded here."""
+        self.processor.save_pretrained(folder)
+        video = video_settings(self.folder)
+        if video and getattr(self.processor, VIDEO, None) is None:
+            (folder / VIDEO_FILE).write_text(json.dumps(video, indent=2, sort_keys=True) + "\n")
+
+    @property
     def placeholder(self) -> int:
-        """The token that stands for an image before it is expanded, and for each of its features afterwards."""
+        """The token that stands for an image before it is expanded."""
         return int(self.processor.image_token_id)
+
+    @property
+    def feature(self) -> int:
+        """The token that stands for each feature of an expanded image; for most models it is the placeholder."""
+        return int(getattr(self.processor.tokenizer, "image_token_id", self.placeholder))
 
     @cached_property
     def never_sampled(self) -> tuple[int, ...]:
         """The special tokens of images: a response with one would claim an image that is not there."""
-        special = set(self.processor.tokenizer.all_special_ids)
-        return tuple(sorted({self.placeholder} | (special & set(self.tokens(self.blank)))))
+        special = set(self.processor.tokenizer.all_special_ids) & set(self.tokens(self.blank))
+        named = {value for name, value in vars(self.config).items() if IMAGE_TOKENS.fullmatch(name)}
+        rows = self.config.get_text_config().vocab_size
+        tokens = {self.placeholder, self.feature} | special | {int(value) for value in named if value is not None}
+        return tuple(sorted(token for token in tokens if token < rows))
 
     @cached_property
     def blank(self) -> bytes:
@@ -115,7 +155,7 @@ class VisionProcessor:
             assert bool(inputs["pixel_attention_mask"].all()), "a tile with a margin"
         return ReadImage(inputs["input_ids"][0].tolist(), pixels)
 
-    def inputs(self, batch: TokenBatch) -> dict[str, Tensor]:
+    def inputs(self, batch: TokenBatch) -> ImageInputs:
         """Return what the images of a batch, at least one, add to the inputs of the model."""
         assert batch.images is not None
         per_row = [[self.read(data) for data in files] for files in batch.images]
@@ -123,13 +163,19 @@ class VisionProcessor:
         images = [image for row in per_row for image in row]
         joined = {name: torch.cat([image.pixels[name] for image in images]) for name in self.family.pixels}
         device = batch.ids.device
-        return {k: (v[None] if self.family.has_tile_rows else v).to(device) for k, v in joined.items()}
+        pixels = {k: (v[None] if self.family.has_tile_rows else v).to(device) for k, v in joined.items()}
+        if self.family.sees_whole:
+            return ImageInputs(pixels, numbers=image_numbers(batch.ids == self.feature))
+        if not self.family.has_axes:
+            return ImageInputs(pixels)
+        merged = self.config.vision_config.spatial_merge_size
+        return ImageInputs(pixels, positions_on_axes(batch, self.feature, pixels["image_grid_thw"][:, 1:] // merged))
 
     def check_places(self, batch: TokenBatch, images: Sequence[Sequence[ReadImage]]) -> None:
         """Check that every sequence has as many placeholders as its images have features: models would shift the
         features of later images without a word."""
-        expected = [sum(image.tokens.count(self.placeholder) for image in row) for row in images]
-        places = (batch.ids == self.placeholder).long()
+        expected = [sum(image.tokens.count(self.feature) for image in row) for row in images]
+        places = (batch.ids == self.feature).long()
         counts = torch.zeros_like(batch.lengths).index_add_(0, batch.segments, places).tolist()
         assert counts == expected, f"placeholders of images per sequence: {counts}, features: {expected}"
 
@@ -148,3 +194,55 @@ class VisionProcessor:
             torch.cat([batch.mask, batch.mask.new_zeros(len(ids))]),
             images=(*batch.images, (self.blank,)),
         )
+
+
+def positions_on_axes(batch: TokenBatch, feature: int, sizes: Tensor) -> Tensor:
+    """Return the positions in time, height and width of each token, [3, T]. `sizes` [N, 2]: the rows and columns of
+    features of each image.
+
+    Tokens of text have the same position on all axes. Those of an image have one time, and a row and a column that
+    count from it. The text behind goes on from the largest of them, so an image takes max(rows, columns) positions.
+    """
+    places = (batch.ids == feature).nonzero().squeeze(1)  # [P]
+    counts, columns = sizes.prod(1), sizes[:, 1]  # [N]
+    first = counts.cumsum(0) - counts  # [N] the first token of each image among those of all
+    image = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), counts, output_size=len(places))
+    within = torch.arange(len(places), device=sizes.device) - first[image]  # [P]
+    before = places.new_zeros(batch.num_tokens + 1)  # positions that the images before each token save
+    before = before.index_add_(0, places[first] + counts, counts - sizes.amax(1))[:-1].cumsum(0)  # [T]
+    starts, segments = batch.starts, batch.segments
+    text = torch.arange(batch.num_tokens, device=before.device) - before  # [T]
+    text -= text[starts][segments]
+    axes = text.repeat(3, 1)
+    axes[:, places] = text[places[first]][image]
+    axes[1, places] += within // columns[image]
+    axes[2, places] += within % columns[image]
+    return axes
+
+
+def image_numbers(features: Tensor) -> Tensor:
+    """Return the number of the image of each token, from 1, and 0 for text, [T]: an image is a run of `features`."""
+    first = features & ~F.pad(features[:-1], (1, 0))
+    return first.cumsum(0) * features
+
+
+def load_processor(folder: str, config: Any) -> Any:
+    """Return the processor in a folder or of a hub name, without its part for videos where torchvision is missing."""
+    from transformers import PROCESSOR_MAPPING, AutoProcessor
+    from transformers.utils import is_torchvision_available
+
+    trusted = trusts_code()
+    kind = PROCESSOR_MAPPING.get(type(config), None)
+    if is_torchvision_available() or kind is None or VIDEO not in kind.get_attributes():
+        return AutoProcessor.from_pretrained(folder, trust_remote_code=trusted)
+    others = [name for name in kind.get_attributes() if name != VIDEO]
+    without: Any = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: others), VIDEO: None})
+    return without.from_pretrained(folder, trust_remote_code=trusted)
+
+
+def video_settings(folder: str) -> dict[str, Any]:
+    """Return the settings of the part of a processor that reads videos; empty if it has none of its own."""
+    whole, own = Path(folder) / "processor_config.json", Path(folder) / VIDEO_FILE
+    if own.is_file():
+        return dict(json.loads(own.read_text()))
+    return dict(json.loads(whole.read_text()).get(VIDEO) or {}) if whole.is_file() else {}

@@ -150,7 +150,7 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
         split_heads(config.get_text_config(), use.tensor)
         with META:
             kernel = use.attention if use.attention == "eager" else FLASH if use.on_gpu else COPIED
-            model = auto_class(use.head, False).from_config(
+            model = auto_class(use.head, False, config).from_config(
                 config, dtype=DTYPES[use.dtype], attn_implementation=kernel, trust_remote_code=False
             )
             module: LanguageModel | ScalarModel

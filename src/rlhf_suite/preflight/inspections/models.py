@@ -16,11 +16,15 @@ from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import (
     BLOCKS,
+    BY_TYPE,
+    EAGER,
     ENGINE,
     IMAGE_TYPES,
     PACKED,
+    SDPA,
     SEQUENCE,
     TENSOR,
+    VARLEN,
     Family,
     family_of,
     num_experts,
@@ -277,27 +281,28 @@ def family(files: ModelFiles) -> Family:
 
 def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model is of a family whose images are supported, if the run has images."""
-    kind = files.setting("model_type")
     if not use.reads_images:
         return
-    if kind not in IMAGE_TYPES:
+    images, kind = family(files).images, files.setting("model_type")
+    if images is None:
+        part = " without a vision_config" if kind in IMAGE_TYPES else ""
         problem = (
-            f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a {kind}"
+            f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a "
+            f"{kind}{part}"
         )
-        if has_several_axes(files):
-            problem += ", whose tokens have positions along several axes (time, height, width), and here they have one"
         yield Problem(use.key, problem, "give another model, or write data.image_key=null")
     elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         problem = f"{use.path} has no processor_config.json, which says how it reads images"
         yield Problem(
             use.key, problem, "copy the processor files of the model that it was trained from into the folder"
         )
-
-
-def has_several_axes(files: ModelFiles) -> bool:
-    """Return whether rotary positions are divided over axes, as those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL are."""
-    settings = (files.setting("rope_parameters"), files.setting("rope_scaling"))
-    return any(isinstance(setting, dict) and "mrope_section" in setting for setting in settings)
+    elif use.is_sampled and not images.is_served:
+        problem = f"the engines' log-probs of {family(files).title} have not been compared with the trainer's on images"
+        served = ", ".join(name for name in IMAGE_TYPES if (declared := BY_TYPE[name].images) and declared.is_served)
+        yield Problem(use.key, problem, f"give a model of type {served}, or train it by task=sft or dpo")
+    elif images.sees_whole and use.attention is not None and use.attention not in (VARLEN, SDPA, EAGER):
+        problem = f"{use.attention} does not let the tokens of an image of {family(files).title} see each other"
+        yield Problem("ds.attn_implementation", problem, f"write ds.attn_implementation={VARLEN}")
 
 
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
