@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import families
+from rlhf_suite import engines
 from rlhf_suite.engines.build import name_cause
 from rlhf_suite.engines.start import engine_env
-from rlhf_suite.engines.worker import PLACEHOLDERS
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.environment import runtime_env
 
+# That of engines/worker.py, which no test imports: it would offer the placeholder to the tests that follow.
+PLACEHOLDERS = Path(engines.__file__).parent / "placeholders"
 OF_ANOTHER_PROCESS = """\
 (MainProcess pid=7) ERROR 11-26 09:39:18 [registry.py:1120] Traceback (most recent call last):
 (MainProcess pid=7) ERROR 11-26 09:39:18 [registry.py:1120] subprocess.CalledProcessError: Command returned 1.
