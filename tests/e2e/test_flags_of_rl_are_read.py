@@ -61,6 +61,7 @@ READ_ELSEWHERE = {
     "reward.rules.code_timeout_s": "as reward.rules.code_memory_mb",
     "reward.on_error": "where a sample has no reward: tests/e2e/test_reward_sources.py",
     "reward.max_error_rate": "as reward.on_error",
+    "teacher.sources": "config/teacher.py lists the teachers for plan and driver: tests/rl/test_teachers.py",
     "vllm.gpu_memory_utilization": "on GPUs",
 }
 
