@@ -17,7 +17,7 @@ from rlhf_suite.agents import sandbox_fusion
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.sandbox_fusion import MAX_BODY_BYTES, TRIES, RemotePython, ServerError
 from rlhf_suite.config.agent import AgentConfig, agents_of
-from rlhf_suite.rewards.http_body import certificates
+from rlhf_suite.rewards.http_body import certificates, open_client
 from rlhf_suite.sandbox.session import CallResult
 
 
@@ -177,7 +177,7 @@ def test_a_server_that_nobody_reaches_has_a_reason(serve):
 
     async def ask():
         python = RemotePython(server.url, 64)
-        async with python.client(7.0) as client:
+        async with open_client(7.0) as client:
             await python.try_once(client, {})
 
     with pytest.raises(ServerError, match="connect") as raised:

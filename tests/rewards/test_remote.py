@@ -102,7 +102,7 @@ def test_no_more_requests_are_under_way_than_allowed_and_servers_take_turns(serv
     assert first.most_under_way + second.most_under_way <= 3  # 2 at any moment
 
 
-@pytest.mark.notices("the token is sent without its scheme", "rewards/remote.py", 'f"Bearer {token}"', "token")
+@pytest.mark.notices("the token is sent without its scheme", "rewards/http_body.py", 'f"Bearer {token}"', "token")
 def test_the_token_of_the_environment_is_sent_and_a_refused_one_ends_the_run(serve, monkeypatch):
     monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")
     server = serve(lambda body: lengths(body) if server.tokens[-1] == "Bearer s3cret" else (401, {}))

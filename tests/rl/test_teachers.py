@@ -199,6 +199,16 @@ def test_what_a_teacher_cannot_say_ends_the_run(reply, said, monkeypatch):
     assert str(failed.value).startswith(FLAG)
 
 
+@pytest.mark.notices(
+    "the token of a teacher stands in errors", "rl/teacher_endpoint.py", "hide_token(reason, TOKEN)", "reason"
+)
+def test_a_server_that_quotes_the_token_gives_it_to_no_error(monkeypatch):
+    monkeypatch.setenv("RLHF_SUITE_TEACHER_TOKEN", "s3cret")
+    with pytest.raises(RunError, match=r"HTTP 400: Bearer <token> may not") as failed:
+        asked(lambda body: (400, b"Bearer s3cret may not"), batch_size=2)
+    assert "s3cret" not in str(failed.value)
+
+
 def test_a_teacher_that_is_not_there_ends_the_run():
     endpoint = Endpoint(FLAG, "http://127.0.0.1:1/v1", HttpConfig(num_retries=0))
     with pytest.raises(RunError, match=r"the teacher does not answer\. http://127.0.0.1:1/v1/completions: .*\(after 1"):

@@ -19,10 +19,8 @@ import httpx
 
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.http_body import (
-    ENCODINGS,
-    NO_PROXY_TO_OURSELVES,
     BodyError,
-    certificates,
+    open_client,
     parse_json,
     read_body,
 )
@@ -61,7 +59,7 @@ class RemotePython:
             ServerError: the server did not run it.
         """
         body = {"code": code, "language": "python", "compile_timeout": timeout_s, "run_timeout": timeout_s}
-        async with self.client(timeout_s + MARGIN_S) as client:
+        async with open_client(timeout_s + MARGIN_S) as client:
             for attempt in range(1, TRIES + 1):
                 try:
                     return await self.try_once(client, body | {"memory_limit_MB": self.memory_mb})
@@ -72,15 +70,6 @@ class RemotePython:
                         raise ServerError(f"{self.url}: {error}, {TRIES} times in a row") from error
                     await asyncio.sleep(wait_s(attempt, error.retry_after))
         raise AssertionError("the last try returns or raises")
-
-    def client(self, timeout_s: float) -> httpx.AsyncClient:
-        """Return a client whose requests have so many seconds."""
-        return httpx.AsyncClient(
-            timeout=timeout_s,
-            verify=certificates(),
-            headers={"Accept-Encoding": ENCODINGS},
-            mounts=NO_PROXY_TO_OURSELVES,
-        )
 
     async def try_once(self, client: httpx.AsyncClient, body: dict[str, Any]) -> CallResult:
         """Return the result of one request."""

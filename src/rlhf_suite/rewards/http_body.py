@@ -7,6 +7,7 @@ raises a `BodyError`, which fails the rows of that request and nothing else.
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import zlib
 from functools import cache
@@ -32,6 +33,28 @@ def certificates() -> ssl.SSLContext:
     """Return the certificates that servers are checked against, read once: httpx reads them again for every client,
     which takes longer than a short request."""
     return httpx.create_ssl_context()
+
+
+def open_client(timeout_s: float, variable: str = "", max_connections: int = 100) -> httpx.AsyncClient:
+    """Return a client whose requests are JSON and have so many seconds. The environment variable `variable` has the
+    token that servers ask for; without a value none is sent."""
+    headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
+    if token := os.environ.get(variable):
+        headers["Authorization"] = f"Bearer {token}"
+    return httpx.AsyncClient(
+        timeout=timeout_s,
+        verify=certificates(),
+        headers=headers,
+        limits=httpx.Limits(max_connections=max_connections),
+        mounts=NO_PROXY_TO_OURSELVES,
+    )
+
+
+def hide_token(text: str, variable: str) -> str:
+    """Return a text that may quote a server, without the token of the environment variable `variable`."""
+    if token := os.environ.get(variable):
+        text = text.replace(token, "<token>").replace(repr(token)[1:-1], "<token>")
+    return text
 
 
 async def read_body(response: httpx.Response, limit: int, whole: bool = True) -> bytes:

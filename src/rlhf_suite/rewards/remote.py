@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +30,9 @@ from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, colu
 from rlhf_suite.rewards.http_body import (
     BASE_BYTES,
     BYTES_PER_ROW,
-    ENCODINGS,
-    NO_PROXY_TO_OURSELVES,
     BodyError,
-    certificates,
+    hide_token,
+    open_client,
     parse_json,
     read_body,
 )
@@ -118,7 +116,7 @@ class RemoteReward:
 
     async def _score(self, rows: list[Sample]) -> list[Outcome]:
         size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
-        async with self._client() as client:
+        async with open_client(self.config.timeout_s, TOKEN, self.config.concurrency) as client:
             try:
                 async with asyncio.TaskGroup() as group:  # the first RunError cancels the other requests
                     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
@@ -126,17 +124,6 @@ class RemoteReward:
             except* RunError as errors:
                 raise errors.exceptions[0] from None
         return [outcome for task in tasks for outcome in task.result()]  # no-limit: they are done
-
-    def _client(self) -> httpx.AsyncClient:
-        token = os.environ.get(TOKEN)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
-        return httpx.AsyncClient(
-            timeout=self.config.timeout_s,
-            verify=certificates(),
-            headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
-            limits=httpx.Limits(max_connections=self.config.concurrency),
-            mounts=NO_PROXY_TO_OURSELVES,
-        )
 
     async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:
         """Return the outcomes of one request, tried as often as `num_retries` allows."""
@@ -196,9 +183,7 @@ class RemoteReward:
 
 def give_up(reason: str, passing: bool) -> GivenUp:
     """Return the failure of a try for `reason`, which may quote the server, but never the token."""
-    if token := os.environ.get(TOKEN):
-        reason = reason.replace(token, "<token>").replace(repr(token)[1:-1], "<token>")
-    return GivenUp(RewardFailure(printable(reason), "error"), passing)
+    return GivenUp(RewardFailure(printable(hide_token(reason, TOKEN)), "error"), passing)
 
 
 def quote_answer(content: bytes) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,10 +28,9 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.load import Tokenizer
 from rlhf_suite.rewards.http_body import (
-    ENCODINGS,
-    NO_PROXY_TO_OURSELVES,
     BodyError,
-    certificates,
+    hide_token,
+    open_client,
     parse_json,
     read_body,
 )
@@ -52,7 +50,7 @@ class Failed(Exception):
     """One try that failed; `passing` if another may succeed."""
 
     def __init__(self, reason: str, passing: bool) -> None:
-        super().__init__(reason)
+        super().__init__(printable(hide_token(reason, TOKEN)))
         self.passing = passing
 
 
@@ -85,7 +83,7 @@ class Endpoint:
     async def score(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the log-probs of all tokens of `sequences` laid end to end, [T]."""
         size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
-        async with self.client() as client:
+        async with open_client(self.config.timeout_s, TOKEN, self.config.concurrency) as client:
             try:
                 async with asyncio.TaskGroup() as group:  # the first error cancels the other requests
                     parts = [sequences[i : i + size] for i in range(0, len(sequences), size)]
@@ -93,17 +91,6 @@ class Endpoint:
             except* RunError as errors:
                 raise errors.exceptions[0] from None
         return torch.tensor([value for task in tasks for row in task.result() for value in row])  # no-limit: done
-
-    def client(self) -> httpx.AsyncClient:
-        token = os.environ.get(TOKEN)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
-        return httpx.AsyncClient(
-            timeout=self.config.timeout_s,
-            verify=certificates(),
-            headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
-            limits=httpx.Limits(max_connections=self.config.concurrency),
-            mounts=NO_PROXY_TO_OURSELVES,
-        )
 
     async def part(
         self, client: httpx.AsyncClient, places: asyncio.Semaphore, sequences: Sequence[Sequence[int]]
@@ -159,10 +146,10 @@ class Endpoint:
         except BodyError as error:
             raise Failed(f"{url}: {error}", passing=False) from None
         except httpx.HTTPError as error:
-            raise Failed(printable(f"{url}: {str(error) or type(error).__name__}"), passing=True) from None
+            raise Failed(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
         if status in REFUSED:
             raise Failed(f"{url}: HTTP {status}: export the server's token as {TOKEN}", passing=False)
-        said = printable(content[:QUOTED].decode(errors="replace").strip())
+        said = content[:QUOTED].decode(errors="replace").strip()
         raise Failed(f"{url}: HTTP {status}: {said}", passing=status in PASSING)
 
     def check(self, student: Tokenizer) -> Iterator[str]:
@@ -194,7 +181,7 @@ class Endpoint:
             Failed: the server has no such service.
         """
         body = {"prompt": PROBE, "add_special_tokens": False}
-        async with self.client() as client:
+        async with open_client(self.config.timeout_s, TOKEN, self.config.concurrency) as client:
             try:
                 answer = await self.ask(client, TOKENIZE, body, BASE_BYTES)
             except RunError as error:
