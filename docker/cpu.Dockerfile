@@ -6,7 +6,7 @@ RUN useradd --create-home suite && mkdir /suite && chown suite /suite
 USER suite
 WORKDIR /suite
 
-COPY --chown=suite pyproject.toml constraints.txt noxfile.py README.md LICENSE run.py ./
+COPY --chown=suite pyproject.toml constraints-cpu.txt noxfile.py README.md LICENSE run.py ./
 COPY --chown=suite conf ./conf
 COPY --chown=suite src ./src
 RUN RLHF_SUITE_DEVICE=cpu python3 noxfile.py -s install

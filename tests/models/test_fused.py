@@ -15,7 +15,7 @@ def test_without_a_gpu_or_the_package_it_is_refused(load, monkeypatch):
     with pytest.raises(UserError, match=r"need a GPU, and the run is on cpu. Set ds.use_liger_kernel=false"):
         fuse_layers(model, "cpu")
     monkeypatch.setattr("rlhf_suite.models.prepare.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"pip install 'rlhf-suite\[liger\]'"):
+    with pytest.raises(UserError, match=r"pip install 'rlhf-suite\[gpu\]'"):
         fuse_layers(model, "cuda")
 
 

@@ -134,7 +134,7 @@ def fuse_layers(model: PreTrainedModel, device: str) -> None:
     if device != "cuda":
         raise UserError(f"{LIGER}: its kernels need a GPU, and the run is on {device}. Set ds.use_liger_kernel=false")
     if find_spec("liger_kernel") is None:
-        raise UserError(f"{LIGER}: liger-kernel is not installed. Run pip install 'rlhf-suite[liger]'")
+        raise UserError(f"{LIGER}: liger-kernel is not installed. Run pip install 'rlhf-suite[gpu]'")
     from liger_kernel.transformers import monkey_patch as liger
 
     kind = model.config.model_type

@@ -77,7 +77,7 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
         problem = "its kernels have not been tried with layers that ds.tensor_parallel_size splits"
         yield Problem(key, problem, f"write {key}=false, or ds.tensor_parallel_size=1")
     elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
-        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
+        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[gpu]'")
 
 
 @rule
