@@ -22,6 +22,7 @@ ROOMS = {
         "engines/actor.py",
         "engines/build.py",
         "engines/nodes.py",
+        "engines/cpu_kernels.py",
         "engines/routes.py",
         "weight_sync/adapter.py",
         "weight_sync/receiver.py",

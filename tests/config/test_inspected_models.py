@@ -53,7 +53,7 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
             "actor.model_name_or_path",
             "OLMo-hybrid needs kernels of Triton in vLLM, so an engine without a",
         ),
-        ("lfm2", "actor.model_name_or_path", "LFM2 gets other log-probs from vLLM 0.32 than from transformers, so"),
+        ("minimax_m2", "actor.model_name_or_path", "MiniMax-M2 cannot get other weights in vLLM 0.32, so an engine"),
         ("qwen3_5_text", "ds.param_dtype", "need bf16 weights"),
     ],
 )

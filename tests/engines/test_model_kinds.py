@@ -58,6 +58,7 @@ TYPES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     **dict.fromkeys(("glm4", "glm4_moe", "gemma", "gemma2", "gemma3_text", "granite"), (torch.float32, {})),
     **dict.fromkeys(("granitemoe", "granitemoehybrid", "cohere", "gpt_oss", "llama"), (torch.float32, {})),
     "cohere2": (torch.float32, {"sliding_window": 64}),  # vLLM's window has one token more
+    **dict.fromkeys(("lfm2", "lfm2_moe"), (torch.float32, {"conv_dim": 64, "block_dim": 64})),
     "qwen3_5_text": (torch.bfloat16, WIDE_STATES),
     "qwen3_5_moe_text": (torch.bfloat16, WIDE_STATES),
     "qwen3_next": (torch.bfloat16, WIDE_STATES),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.rollout import EngineConfig
+from rlhf_suite.engines.cpu_kernels import check_head_size
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
 from rlhf_suite.errors import RunError, UserError
@@ -169,15 +170,6 @@ def prepare_speculation(config: EngineConfig) -> None:
     from vllm.utils import cpu_triton_utils
 
     cpu_triton_utils._expand_kernel_impl = repeat_for_guesses  # which a worker registers when it starts
-
-
-def check_head_size(size: int) -> None:
-    """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in sizes:
-        raise ValueError(f"its attention heads have {size} dimensions, and the CPU kernels support {sizes}")
 
 
 def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ VARLEN, SDPA, EAGER, FLASH = "varlen", "sdpa", "eager", "flash"
 # What a run may ask of a family.
 PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gather and ring", "tensor parallelism"
 ENGINE = "an engine without a GPU"
-OTHER_NUMBERS = "gets other log-probs from vLLM 0.32 than from transformers"
 # Settings by which some heads change their logits; what they mean depends on the family.
 HEAD_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
@@ -180,22 +179,8 @@ FAMILIES = (
         mixers=("KimiLinearDeltaAttention",),
         refused={ENGINE: "needs kernels of Triton in vLLM"},
     ),
-    Family(
-        "LFM2",
-        ("lfm2",),
-        layers=(FULL, CONVOLUTION),
-        state="convolution",
-        mixers=("Lfm2ShortConv",),
-        refused={ENGINE: OTHER_NUMBERS},
-    ),
-    Family(
-        "LFM2-MoE",
-        ("lfm2_moe",),
-        layers=(FULL, CONVOLUTION),
-        state="convolution",
-        mixers=("Lfm2MoeShortConv",),
-        refused={ENGINE: OTHER_NUMBERS},
-    ),
+    Family("LFM2", ("lfm2",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2ShortConv",)),
+    Family("LFM2-MoE", ("lfm2_moe",), layers=(FULL, CONVOLUTION), state="convolution", mixers=("Lfm2MoeShortConv",)),
     Family(
         "Nemotron-H",
         ("nemotron_h",),

@@ -1,0 +1,41 @@
+"""What vLLM's kernels without a GPU do not compute: heads of other sizes, and rotary positions of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Rotated = tuple[Tensor, Tensor | None]
+
+
+def check_head_size(size: int) -> None:
+    """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"its attention heads have {size} dimensions, and the CPU kernels support {sizes}")
+
+
+def mend_rotary_positions() -> None:
+    """Let the models of this process give queries and keys by head to the rotary positions, too."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    RotaryEmbedding.forward_cpu = join_heads(RotaryEmbedding.forward_cpu)
+
+
+def join_heads(rotate: Callable[..., Rotated]) -> Callable[..., Rotated]:
+    """Return `rotate` for queries and keys [tokens, heads, dimensions], too. The CPU kernel of vLLM 0.32 reads the last
+    dimension as all heads of a token, so it would rotate by the positions of other tokens (LFM2)."""
+
+    @wraps(rotate)
+    def rotate_rows(layer: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Rotated:
+        rows = [tensor if tensor is None else tensor.reshape(len(tensor), -1) for tensor in (query, key)]
+        rotated, rotated_key = rotate(layer, positions, *rows)
+        return rotated.view(query.shape), rotated_key if key is None else rotated_key.view(key.shape)  # type: ignore[union-attr]
+
+    return rotate_rows
