@@ -31,7 +31,7 @@ class NextToken:
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.mask
-        loss = next_token_loss(token_log_probs(model, batch, needed=mask.bool()).log_probs, mask)
+        loss = next_token_loss(token_log_probs(model, batch, masked=True).log_probs, mask)
         return StepLoss({"tokens": loss.total}, loss.metrics)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Annotated, Any, Literal, Self, TypeVar, get_origin, get_type_hints
 
 import numpy as np
@@ -88,6 +88,15 @@ PerRow = Annotated[Tensor | None, "row"]  # [B, ...]
 
 
 @dataclass(frozen=True)
+class HostCopy:
+    """What the host keeps of a batch that it sent to a device, so that it need not wait for the device to ask it."""
+
+    lengths: Tensor  # [B]
+    mask: Tensor  # [T]
+    sent: tuple[Tensor, Tensor]  # the two on the device
+
+
+@dataclass(frozen=True)
 class TokenBatch:
     """B sequences laid end to end, T tokens in all; `len(batch)` is B."""
 
@@ -99,6 +108,7 @@ class TokenBatch:
     routes: PerToken = None
     # [B] the image files of each sequence, in the order of their tokens; None: the run has no images
     images: tuple[tuple[bytes, ...], ...] | None = None
+    host_copy: HostCopy | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.images is None or len(self.images) == len(self), "an entry of images per sequence"
@@ -125,6 +135,18 @@ class TokenBatch:
         return len(self.ids)
 
     @property
+    def host_lengths(self) -> Tensor:
+        """`lengths` in host memory, [B]."""
+        known = self.host_copy
+        return known.lengths if known is not None and known.sent[0] is self.lengths else self.lengths.cpu()
+
+    @property
+    def host_mask(self) -> Tensor:
+        """`mask` in host memory, [T]."""
+        known = self.host_copy
+        return known.mask if known is not None and known.sent[1] is self.mask else self.mask.cpu()
+
+    @property
     def starts(self) -> Tensor:
         """Index of each sequence's first token, [B]."""
         return self.lengths.cumsum(0) - self.lengths
@@ -149,16 +171,33 @@ class TokenBatch:
     ) -> Self:
         """Return the batch with `of_tokens` of its ids and token columns, `of_rows` of its lengths and row columns, and
         these images."""
-        changed = {name: of_tokens(value) for name, value in self.columns("token").items()}
+        changed: dict[str, Any] = {name: of_tokens(value) for name, value in self.columns("token").items()}
         changed |= {name: of_rows(value) for name, value in self.columns("row").items()}
         return replace(self, ids=of_tokens(self.ids), lengths=of_rows(self.lengths), images=images, **changed)
 
-    def to(self, device: torch.device | str) -> Self:
-        """Return the same batch on another device."""
-        return self.map_columns(lambda value: value.to(device), lambda value: value.to(device), self.images)
+    def to(self, device: torch.device | str | None) -> Self:
+        """Return the same batch on another device; nothing waits until it is there. None: on the one that it is on."""
+        if device is None or self.ids.device == torch.device(device):
+            return self
+        columns = [self.ids, self.lengths, *self.columns("token").values(), *self.columns("row").values()]
+        sent = dict(zip(map(id, columns), send_together(columns, device), strict=True))
+        moved = self.map_columns(lambda value: sent[id(value)], lambda value: sent[id(value)], self.images)
+        return replace(moved, host_copy=HostCopy(self.host_lengths, self.host_mask, (moved.lengths, moved.mask)))
 
 
 B = TypeVar("B", bound=TokenBatch)
+ALIGNED = 16  # bytes; views of any dtype need aligned offsets
+
+
+def send_together(values: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Return the values on another device, by one copy out of pinned memory that nothing waits for."""
+    *starts, size = accumulate((-(-value.nbytes // ALIGNED) * ALIGNED for value in values), initial=0)
+    packed = torch.empty(size, dtype=torch.uint8, pin_memory=torch.device(device).type == "cuda")
+    places = [slice(start, start + value.nbytes) for start, value in zip(starts, values, strict=True)]
+    for place, value in zip(places, values, strict=True):
+        packed[place].view(value.dtype).view(value.shape).copy_(value)
+    sent = packed.to(device, non_blocking=True)
+    return [sent[place].view(value.dtype).view(value.shape) for place, value in zip(places, values, strict=True)]
 
 
 @cache
@@ -181,8 +220,10 @@ def collate(examples: Sequence[Example], kind: type[B]) -> B:
     ids = np.fromiter(chain.from_iterable(example.ids for example in examples), dtype=np.int64, count=total)
     mask = np.fromiter(chain.from_iterable(example.mask for example in examples), dtype=np.float32, count=total)
     names = list(examples[0].numbers) if examples else []
-    rows = {name: torch.tensor([example.numbers[name] for example in examples]).float() for name in names}
-    per_token = {
+    rows: dict[str, Any] = {
+        name: torch.tensor([example.numbers[name] for example in examples]).float() for name in names
+    }
+    per_token: dict[str, Any] = {
         name: torch.tensor([value for example in examples for value in example.token_numbers[name]])
         for name in (examples[0].token_numbers if examples else {})
     }

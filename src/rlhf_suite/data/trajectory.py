@@ -257,7 +257,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         return torch.from_numpy(np.concatenate([getattr(trajectory, name) for trajectory in trajectories]))
 
     rows = EpisodeRows.of(trajectories)
-    forks = {}
+    forks: dict[str, Any] = {}
     if rows.have_forks:
         tokens = np.add.reduceat([trajectory.response_length for trajectory in trajectories], rows.starts)
         forks["episode"] = torch.from_numpy(rows.numbers)

@@ -73,9 +73,10 @@ class World:
         return self._reduce(tensor, dist.ReduceOp.MAX, self.mesh.size, None)
 
     def _reduce(self, tensor: torch.Tensor, op: Any, size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+        if size == 1:
+            return tensor.detach().clone()
         result = tensor.detach().clone().to(self.device)
-        if size > 1:
-            dist.all_reduce(result, op=op, group=group)
+        dist.all_reduce(result, op=op, group=group)
         return result
 
     def gather(self, values: list[T]) -> list[T]:
@@ -102,8 +103,8 @@ class World:
     def combine(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Return each metric, exact over all ranks, except those without a case. Every rank has the same names."""
         means = {name: metric for name, metric in sorted(metrics.items()) if isinstance(metric, Mean)}
-        local = [[float(mean.total), float(mean.count)] for mean in means.values()]
-        pairs = self.sum(torch.tensor(local, dtype=torch.float64)).tolist() if means else []
+        local = [torch.stack([mean.total, torch.as_tensor(mean.count)]).to(self.device) for mean in means.values()]
+        pairs = self.sum(torch.stack(local)).tolist() if means else []
         result = {name: total / count for name, (total, count) in zip(means, pairs, strict=True) if count > 0}
         for name, metric in sorted(metrics.items()):
             value = None if isinstance(metric, Mean) else self._combine(metric)

@@ -16,8 +16,18 @@ class Metric(Protocol):
     def __add__(self, other: Self, /) -> Self: ...
 
     def exact(self) -> Self:
-        """In float64 on the CPU, without gradient: what is added up."""
+        """Return it in float64, without gradient: what is added up. It stays on its device, so nothing waits."""
         ...
+
+
+def exact(values: Tensor) -> Tensor:
+    """Return values in float64, without gradient."""
+    return values.detach().double()
+
+
+def exact_beside(count: Tensor | float, other: Tensor) -> Tensor:
+    """Return a count in float64 on the device of `other`; nothing waits for its copy."""
+    return exact(torch.as_tensor(count)).to(other.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     def exact(self) -> Mean:
-        return Mean(self.total.detach().double().cpu(), torch.as_tensor(self.count).detach().double().cpu())
+        return Mean(exact(self.total), exact_beside(self.count, self.total))
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,7 @@ class Deviation:
         return Deviation(self.total + other.total, self.squares + other.squares, self.count + other.count)
 
     def exact(self) -> Deviation:
-        count = torch.as_tensor(self.count).detach().double().cpu()
-        return Deviation(self.total.detach().double().cpu(), self.squares.detach().double().cpu(), count)
+        return Deviation(exact(self.total), exact(self.squares), exact_beside(self.count, self.total))
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class Quantile:
         return Quantile(torch.cat([self.values, other.values]), self.share)
 
     def exact(self) -> Quantile:
-        return Quantile(self.values.detach().double().cpu(), self.share)
+        return Quantile(exact(self.values), self.share)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class Ranking:
         return Ranking(torch.cat([self.scores, other.scores]), torch.cat([self.positive, other.positive]))
 
     def exact(self) -> Ranking:
-        return Ranking(self.scores.detach().double().cpu(), self.positive.cpu())
+        return Ranking(exact(self.scores), self.positive)
 
     def auc(self) -> float | None:
         """P(a positive case scores higher than one of the other class), ties half: the area under the ROC curve, 0.5 by

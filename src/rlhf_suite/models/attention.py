@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention_blocks import States
@@ -44,21 +45,24 @@ class SequenceLayout:
     images: Tensor | None = None  # [T] the image of each token, from 1, and 0 for text; those of an image see all of it
 
     @staticmethod
-    def of(lengths: Tensor, packed: bool, group: SequenceGroup | None = None) -> SequenceLayout:
-        """Return the layout of sequences with `lengths` [B]. If a group splits the tokens, the layout may end with one
-        more sequence, of padding, which makes the parts equal."""
-        if group is not None:
-            padding = -lengths.sum() % (2 * group.size)
-            lengths = torch.cat([lengths, padding[None]]) if padding > 0 else lengths
+    def of(
+        lengths: Tensor, packed: bool, group: SequenceGroup | None = None, host_lengths: Tensor | None = None
+    ) -> SequenceLayout:
+        """Return the layout of sequences with `lengths` [B], which may also be in host memory: then nothing waits for
+        the device. If a group splits the tokens, the layout may end with one more sequence, of padding, which makes the
+        parts equal."""
+        known: list[int] = (lengths if host_lengths is None else host_lengths).tolist()
+        padding = 0 if group is None else -sum(known) % (2 * group.size)
+        if padding > 0:
+            lengths, known = torch.cat([lengths, lengths.new_full((1,), padding)]), [*known, padding]
         starts = lengths.cumsum(0) - lengths  # [B]
-        total, longest = int(lengths.sum()), int(lengths.max())
+        total, longest = sum(known), max(known)
         rows = torch.arange(len(lengths), device=lengths.device)
         segments = torch.repeat_interleave(rows, lengths, output_size=total)  # [T]
         positions = torch.arange(total, device=lengths.device) - starts[segments]  # [T]
         cu_lengths = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-        values, counts = torch.unique_consecutive(lengths, return_counts=True)
-        runs = tuple(zip(counts.tolist(), values.tolist(), strict=True))
-        shard = None if group is None else Shard.of(lengths, group)
+        runs = tuple((len(list(equal)), length) for length, equal in groupby(known))
+        shard = None if group is None else Shard.of(known, group, lengths.device)
         return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs, shard)
 
     def select_held(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,9 +294,6 @@ def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -
     return output
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Return no mask: the sequence borders replace it."""
-
-
+# Of an attention that has no function for masks, transformers makes none, and does not wait for the device to know
+# whether positions restart. The sequence borders replace the mask.
 AttentionInterface.register(NAME, varlen_attention)
-AttentionMaskInterface.register(NAME, _no_mask)

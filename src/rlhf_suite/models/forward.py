@@ -76,17 +76,18 @@ class LanguageModel(nn.Module):
         batch: TokenBatch,
         temperature: float = 1.0,
         entropy: bool = False,
-        needed: Tensor | None = None,
+        masked: bool = False,
         reader: tuple[Tensor, Read | None] | None = None,
         count_experts: bool = False,
     ) -> TokenOutputs | ScalarOutputs | DeferredLogits:
-        """Return log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
+        """Return log-probs under softmax(logits / temperature). With `masked` only the tokens of the
+        mask: the rows of others skip the head and are 0.
 
         With `reader` (tokens [N], function) return instead the function's value for the logits at these tokens' own
         hidden states; if the function is None, return the logits as `DeferredLogits`. With `count_experts` return
         `expert_counts`.
         """
-        sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
+        sequences = lay_out(self, batch)
         routes = None if batch.routes is None else Routes(arrange(batch.routes, sequences))
         hidden, router_logits = compute_token_states(self, batch, sequences, routes)
         if count_experts:
@@ -96,8 +97,7 @@ class LanguageModel(nn.Module):
         if reader is not None:
             read_outputs = self._read(hidden, sequences, *reader)
             return read_outputs if isinstance(read_outputs, DeferredLogits) else ScalarOutputs(read_outputs, aux_loss)
-        wanted = sequences.positions[: batch.num_tokens] > 0
-        tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
+        tokens = scored_tokens(batch, sequences, masked)  # [N]
         which, rows = sequences.select_held(tokens - 1)
         tokens = tokens[which]
         head: nn.Module = self.model.get_output_embeddings()
@@ -159,7 +159,7 @@ class ScalarModel(nn.Module):
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
-        sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
+        sequences = lay_out(self, batch)
         hidden, router_logits = compute_token_states(self, batch, sequences)
         if count_experts:
             assert self.balance is not None
@@ -177,10 +177,10 @@ def token_log_probs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
-    needed: Tensor | None = None,
+    masked: bool = False,
 ) -> TokenOutputs:
     """Return `LanguageModel.forward` of a model that an engine may wrap."""
-    outputs: TokenOutputs = model(batch, temperature=temperature, entropy=entropy, needed=needed)
+    outputs: TokenOutputs = model(batch, temperature=temperature, entropy=entropy, masked=masked)
     return outputs
 
 
@@ -239,7 +239,7 @@ def sequence_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutp
 def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
     """Return log p(response | prompt) of each sequence, [B]: the sum over its masked tokens."""
     mask = batch.mask
-    outputs = token_log_probs(model, batch, needed=mask.bool())
+    outputs = token_log_probs(model, batch, masked=True)
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
@@ -280,6 +280,22 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     return model.model if model.base_model is model else model.base_model
 
 
+def lay_out(module: LanguageModel | ScalarModel, batch: TokenBatch) -> SequenceLayout:
+    """Return the layout of a batch as a model reads it."""
+    return SequenceLayout.of(batch.lengths, module.packed, module.sequence_group, batch.host_lengths)
+
+
+def scored_tokens(batch: TokenBatch, sequences: SequenceLayout, masked: bool) -> Tensor:
+    """Return the tokens that have a log-prob, [N]: all but the first of each sequence, or with `masked` those of them
+    in the mask. Their number is counted in host memory, so that nothing waits for the device."""
+    wanted = sequences.positions[: batch.num_tokens] > 0  # [T]
+    lengths = batch.host_lengths
+    starts = (lengths.cumsum(0) - lengths)[lengths > 0]
+    counted = batch.host_mask.bool() if masked else torch.ones(batch.num_tokens, dtype=torch.bool)
+    count = int(counted.sum()) - int(counted[starts].sum())
+    return torch.nonzero_static(wanted & batch.mask.bool() if masked else wanted, size=count).squeeze(1)
+
+
 def compute_token_states(
     module: LanguageModel | ScalarModel, batch: TokenBatch, sequences: SequenceLayout, routes: Routes | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -292,7 +308,7 @@ def compute_token_states(
     assert module.sequence_group is None, "checked with the flags"
     whole = module.vision.with_an_image(batch)
     images = module.vision.inputs(whole)
-    sequences = replace(SequenceLayout.of(whole.lengths, module.packed), images=images.numbers)
+    sequences = replace(lay_out(module, whole), images=images.numbers)
     states, _ = compute_hidden_states(module, whole, sequences, False, images)
     return states[: batch.num_tokens], ()
 

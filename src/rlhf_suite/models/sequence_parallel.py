@@ -17,10 +17,10 @@ n ranks, T tokens of the padded row, t = T / n tokens of a rank, H query heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -114,14 +114,14 @@ class Shard:
     natural: Tensor  # [T] the place of each token of the row among `everyones`
 
     @staticmethod
-    def of(lengths: Tensor, group: SequenceGroup) -> Shard:
+    def of(lengths: Sequence[int], group: SequenceGroup, device: torch.device) -> Shard:
         """Return the shard of this rank in a row of sequences of `lengths` [B], whose sum is a multiple of 2n."""
-        borders = (0, *lengths.cumsum(0).tolist())
+        borders = (0, *accumulate(lengths))
         chunk = borders[-1] // (2 * group.size)
         assert borders[-1] == 2 * group.size * chunk, "the row is padded to whole chunks"
-        chunks = torch.arange(borders[-1], device=lengths.device).view(2 * group.size, chunk)
+        chunks = torch.arange(borders[-1], device=device).view(2 * group.size, chunk)
         order = [number for rank in range(group.size) for number in chunk_numbers(rank, group.size)]
-        everyones = chunks[order].flatten()
+        everyones = torch.cat([chunks[number] for number in order])
         own = everyones.view(group.size, 2 * chunk)[group.index]
         return Shard(group, chunk, borders, own, everyones, everyones.argsort())
 

@@ -72,6 +72,6 @@ class WithDocuments:
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         if isinstance(batch, Experience):
             return self.policy.loss(model, batch)
-        log_probs = token_log_probs(model, batch, needed=batch.mask.bool()).log_probs
+        log_probs = token_log_probs(model, batch, masked=True).log_probs
         language = next_token_loss(log_probs, batch.mask)
         return StepLoss({UNIT: self.coef * language.total}, {"ptx_loss": language.metrics["gpt_loss"]})

@@ -42,7 +42,7 @@ class PolicyObjective:
     def loss(self, model: Forward, batch: Experience) -> StepLoss:
         mask = batch.mask
         wants_entropy = self.actor.entropy_coef is not None
-        output = token_log_probs(model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool())
+        output = token_log_probs(model, batch, temperature=self.temperature, entropy=wants_entropy, masked=True)
         surrogate = self.surrogate(output.log_probs, batch)
         terms = self.token_terms(output.log_probs, output.entropy, batch)
         unit = "tokens" if aggregation.needs(self.actor.loss_agg_mode, "tokens") else "policy_units"

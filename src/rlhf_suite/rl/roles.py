@@ -101,8 +101,7 @@ class Role(Worker):
         entropies in nats beside them, [T, 2]."""
 
         def compute(part: TokenBatch) -> torch.Tensor:
-            needed = part.mask.bool()
-            log_probs = token_log_probs(model, part, temperature=temperature, entropy=entropy, needed=needed)
+            log_probs = token_log_probs(model, part, temperature=temperature, entropy=entropy, masked=True)
             return (
                 log_probs.log_probs
                 if log_probs.entropy is None

@@ -102,8 +102,9 @@ def in_micro_batches(
     batch: TokenBatch, groups: Sequence[Sequence[int]], rounds: int, forward: Callable[[TokenBatch], torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return `forward` of each group, on the CPU. A rank with fewer than `rounds` groups repeats its last one,
-    unrecorded, because under ZeRO-3 every rank must take part in every forward."""
-    results = [forward(take(batch, group)).cpu() for group in groups]
+    unrecorded, because under ZeRO-3 every rank must take part in every forward. The results are read once, at the end:
+    each pass is launched while the device computes the one before."""
+    results = [forward(take(batch, group)) for group in groups]
     for _ in range(rounds - len(groups)):
         forward(take(batch, groups[-1]))
-    return results
+    return list(torch.cat(results).cpu().split([len(result) for result in results]))

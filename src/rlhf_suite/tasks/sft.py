@@ -30,7 +30,7 @@ class SFT(Task):
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         mask = batch.mask
-        log_probs = token_log_probs(model, batch, needed=mask.bool()).log_probs
+        log_probs = token_log_probs(model, batch, masked=True).log_probs
         return StepLoss.of("tokens", next_token_loss(log_probs, mask))
 
 

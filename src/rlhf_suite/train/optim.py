@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -69,8 +70,9 @@ def clip_and_guard(
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         parameters = list(_with_gradients(optimizer))
         norm = norm_of(parameters)
-        record(float(norm))
-        if not torch.isfinite(norm):
+        value = float(norm)  # the one time in a step that the host waits for the device
+        record(value)
+        if not math.isfinite(value):
             for parameter in parameters:
                 parameter.grad = None
         elif max_norm > 0:

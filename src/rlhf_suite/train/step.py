@@ -47,20 +47,21 @@ def optimizer_step(
     micro_batches = equalise(model, micro_batches)
     counts = global_counts(objective, micro_batches, world)
     metrics: dict[str, Metric] = {}
-    bad: list[int] = []
+    finite: list[torch.Tensor] = []  # of each micro-batch, on the device: whether its loss is
     with balance_experts(model, micro_batches):
         for number, micro_batch in enumerate(micro_batches, start=1):
             loss = add_balance_loss(model, objective, micro_batch.to(world.device))
             share = weigh_share(loss, counts)
-            if not math.isfinite(float(share.detach())):
-                bad += require_column(micro_batch.index, "index").tolist()
-                share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
-            model.backward(share, last=number == len(micro_batches))
+            finite.append(share.detach().isfinite())
+            # The gradient of a loss that is not finite may be finite: no optimiser takes NaN.
+            model.backward(share * torch.where(finite[-1], 1.0, math.nan), last=number == len(micro_batches))
             add_metrics(metrics, loss.metrics)
     result = model.step(step)
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
-        raise nonfinite(step, [name(index) for index in sorted(world.gather(bad))])
+        bad = [batch for batch, flag in zip(micro_batches, finite, strict=True) if not flag]
+        suspects = [number for batch in bad for number in require_column(batch.index, "index").tolist()]
+        raise nonfinite(step, [name(index) for index in sorted(world.gather(suspects))])
     return world.combine(metrics) | result | {"skipped": float(skipped)}
 
 
