@@ -17,12 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]  # a bare machine has no installed suite
+
+import older_torch  # noqa: E402 - it is found by the line above
 
 THERE = ("torch", "transformers")  # what the machine has, with all that they need
 CARRIED = ("omegaconf", "rich", "peft", "accelerate", "pytest", "pytest-timeout")
@@ -51,12 +54,19 @@ pip install --no-index --no-deps --target site carried/*.whl
 PYTHONPATH=site python benchmarks/gpu_kit.py --out results
 ```
 
-`--rows rl-0.6b` measures only rows with these words in their names, `--set ds.use_liger_kernel=true` sets flags for all
-rows, and `--no-tests` leaves the tests out. All rows run in one process on one device: bf16 weights with fp32 masters,
-packing, gradient checkpointing, log-probs without a matrix of all logits, and one sequence of random tokens (DPO: a
-pair) per step. MFU counts the operations of the model once, not again where checkpointing repeats them;
-`planner/devices.py` has the formula and the peaks of GPUs. Memory is the most that PyTorch had allocated. The
-published numbers are those of prime-rl on one H100. The goal is 1.5 times each of them, with no more memory.
+`--rows rl-0.6b` measures only rows with these words in their names, `--variants plain` only with these kernels
+(`liger`: those of `ds.use_liger_kernel`), `--set FLAG=VALUE` sets flags for all rows, and `--no-tests` leaves the tests
+out. All rows run in one process on one device: bf16 weights with fp32 masters, packing, gradient checkpointing, log-
+probs without a matrix of all logits, and random tokens. A step has one sequence (DPO: a pair) in one micro-batch,
+unless its name says otherwise: `16-of-1k` packs 16 sequences of 1024 tokens, and `alone` gives each sequence a micro-
+batch.
+
+MFU counts the operations of the model once, not again where checkpointing repeats them; `planner/devices.py` has the
+formula and the peaks of GPUs. Memory is the most that PyTorch had allocated, and the most that it had reserved. "Busy"
+is the share of a step, one more under the profiler, in which the device computes; the lines of gpu.jsonl name the
+longest kernels too. The published numbers are those of prime-rl on one H100 in January 2026, with FlashAttention 3:
+tokens per second of a step by its own clock, and reserved memory. The goal is 1.5 times each of them, with no more
+memory. The attention here is torch's own kernel, FlashAttention 2.
 
 """
 
@@ -71,6 +81,7 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() and not chosen.dry_run else "cpu"
     is_dry = device == "cpu"
+    older_torch.take_grouped_queries()
     lines: list[Line] = []
     for line in measured(chosen, device):
         lines.append(setting(device, is_dry) | line)
@@ -89,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, also where there is a GPU")
     parser.add_argument("--out", type=Path, help="the folder for gpu.jsonl and gpu.md")
     parser.add_argument("--rows", nargs="*", default=[""], help="words in the names of the rows to measure")
+    parser.add_argument("--variants", nargs="*", help="the kernels to measure rows with; all that are installed")
     parser.add_argument("--steps", type=int, default=5, help="optimiser steps of a row that count; a dry run takes one")
     parser.add_argument("--no-tests", action="store_true", help="measure rows alone")
     parser.add_argument("--carry", action="store_true", help="print the packages that a bare machine needs, and end")
@@ -100,17 +112,19 @@ def measured(chosen: argparse.Namespace, device: str) -> Iterator[Line]:
     """Yield a line for the tests, and one for each row."""
     if not chosen.no_tests:
         yield {"row": "tests"} | gpu_tests()
-    from gpu_rows import ROWS, Bench, measure
+    from gpu_rows import ROWS, VARIANTS, Bench, measure
     from rlhf_suite.config.formatting import literal
 
     is_dry = device == "cpu"
+    possible = ["plain"] if is_dry or find_spec("liger_kernel") is None else [*VARIANTS]
     pairs = (each.partition("=") for each in chosen.set)
     flags = {name: literal(value) for name, _, value in pairs}
     with tempfile.TemporaryDirectory(prefix="rlhf-suite-gpu-") as folder:
         bench = Bench(device, Path(folder), 1 if is_dry else chosen.steps, is_dry, flags)
         for row in ROWS:
             if any(word in row.name for word in chosen.rows):
-                yield measure(row, bench)
+                for variant in chosen.variants or possible:
+                    yield measure(row, variant, bench)
 
 
 def setting(device: str, is_dry: bool) -> Line:
@@ -118,7 +132,7 @@ def setting(device: str, is_dry: bool) -> Line:
     import torch
 
     versions = {}
-    for name in ("torch", "transformers", "liger-kernel", "flash-attn"):
+    for name in ("torch", "transformers", "triton", "liger-kernel", "flash-linear-attention", "flash-attn"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -141,8 +155,10 @@ def gpu_tests() -> Line:
     files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in file.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "--continue-on-collection-errors", "--junitxml"]
-        paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", older_torch.__name__]
+        command += ["--continue-on-collection-errors", "--junitxml"]
+        here = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]
+        paths = os.pathsep.join(filter(None, here))
         done = subprocess.run(
             [*command, str(report), *files],
             cwd=ROOT,
@@ -233,18 +249,24 @@ def page_of(lines: list[Line]) -> str:
 
 def table(rows: list[Line]) -> str:
     """Return the rows as a table."""
-    head = "| row | tokens/s | MFU | memory, GiB | published tokens/s, GiB | ratio |\n|---|---|---|---|---|---|"
+    columns = ["row", "kernels", "tokens/s", "seconds", "busy", "MFU", "allocated, reserved GiB"]
+    columns += ["published tokens/s, GiB", "ratio"]
+    head = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
     return "\n".join([head, *map(of_row, rows)])
 
 
 def of_row(line: Line) -> str:
     if "error" in line:
-        return f"| {line['row']} | {line['error']} | | | | |"
+        return f"| {line['row']} | {line['variant']} | {line['error']} | | | | | | |"
     rate, published = line["tokens_per_s"], line["published_tokens_per_s"]
     others = ", ".join(str(each) for each in (published, line["published_memory_gib"]) if each is not None)
     ratio = f"{rate / published:.2f}" if published and not line["dry_run"] else ""
     mfu = "" if line["mfu"] is None else f"{100 * line['mfu']:.1f} %"
-    return f"| {line['row']} | {rate:,.0f} | {mfu} | {line['peak_memory_gib']:.1f} | {others} | {ratio} |"
+    profile, reserved = line["profile"], line["reserved_memory_gib"]
+    busy = "" if profile is None else f"{100 * profile['busy_share']:.0f} %"
+    memory = ", ".join(f"{gib:.1f}" for gib in (line["peak_memory_gib"], reserved) if gib is not None)
+    first = f"| {line['row']} | {line['variant']} | {rate:,.0f} | {line['seconds_per_step']:.3f} | {busy} | {mfu} "
+    return first + f"| {memory} | {others} | {ratio} |"
 
 
 def of_tests(line: Line) -> str:

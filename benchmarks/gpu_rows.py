@@ -1,16 +1,17 @@
 """The rows of the GPU kit: a trainer step of SFT, DPO or RL on one device, measured without anything around it.
 
 The workers are those of the suite's runs, in one process and without DeepSpeed (ds.zero_stage=null). A step trains on
-one sequence of random tokens (DPO: one pair), all of which count but the first: bf16 weights with fp32 masters,
-packing, gradient checkpointing, and a head that never holds all logits.
+sequences of random tokens (DPO: one pair), all of which count but the first: bf16 weights with fp32 masters, packing,
+gradient checkpointing, and a head that never holds all logits.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +39,40 @@ Step = Callable[[int], dict[str, float]]
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured. `published`: the best tokens per second and GiB that another trainer has published for an H100
-    (prime-rl); None where nothing is known."""
+    """What is measured. `published`: the best tokens per second of a step and GiB of reserved memory that another
+    trainer has published for an H100 (prime-rl); None where nothing is known."""
 
     name: str
     task: str
     shape: str
     length: int
     lora: int = 0
+    sequences: int = 1  # of a step; of DPO pairs
+    micro_batches: int = 1  # of a step
     published: tuple[float | None, float | None] = (None, None)
 
 
 ROWS = (
-    Row("rl-0.6b-16k", "rl", "qwen3-0.6b", 16_384, published=(11_896, 12.5)),
-    Row("rl-0.6b-64k", "rl", "qwen3-0.6b", 65_536, published=(10_147, 19.6)),
-    Row("sft-0.6b-8k", "sft", "qwen3-0.6b", 8_192, published=(26_005, None)),
-    Row("sft-0.6b-16k", "sft", "qwen3-0.6b", 16_384, published=(25_486, None)),
+    Row("rl-0.6b-16k", "rl", "qwen3-0.6b", 16_384, published=(16_447, 12.5)),
+    Row("rl-0.6b-64k", "rl", "qwen3-0.6b", 65_536, published=(10_765, 19.6)),
+    Row("rl-0.6b-16-of-1k", "rl", "qwen3-0.6b", 1_024, sequences=16),
+    Row("rl-0.6b-8-of-2k-alone", "rl", "qwen3-0.6b", 2_048, sequences=8, micro_batches=8),
+    Row("sft-0.6b-8k", "sft", "qwen3-0.6b", 8_192, published=(26_005, 31.7)),
+    Row("sft-0.6b-16k", "sft", "qwen3-0.6b", 16_384, published=(25_486, 52.8)),
     Row("rl-4b-lora-16k", "rl", "qwen3-4b", 16_384, lora=16, published=(6_229, 23.3)),
     Row("dpo-0.6b-4k", "dpo", "qwen3-0.6b", 4_096),
 )
 FLAGS = {
     "ds.zero_stage": None,
     "ds.param_dtype": "bf16",
-    "ds.grad_accum_dtype": "bf16",  # a step has one micro-batch, so nothing is added up
+    "ds.grad_accum_dtype": "bf16",  # where a step has one micro-batch, nothing is added up
     "ds.packing_samples": True,
     "ds.lora.alpha": 32,
     "actor.gradient_checkpointing_enable": True,
-    "train.batch_size": 1,
-    "train.micro_batch_size": 1,
     "train.max_epochs": 1,
 }
+VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "liger": {"ds.use_liger_kernel": True}}
+KERNELS = 12  # of the longest that the line of a row names
 
 
 @dataclass(frozen=True)
@@ -81,13 +86,14 @@ class Bench:
     flags: dict[str, Any]
 
 
-def measure(row: Row, bench: Bench) -> dict[str, Any]:
+def measure(row: Row, variant: str, bench: Bench) -> dict[str, Any]:
     """Return what a row comes to, or under `error` why it has no numbers."""
     shape, length = ("tiny", row.length // DRY_LENGTH) if bench.dry else (row.shape, row.length)
-    settings = {"row": row.name, "task": row.task, "shape": shape, "tokens_per_sequence": length, "lora": row.lora}
+    settings = {"row": row.name, "variant": variant, "task": row.task, "shape": shape, "lora": row.lora}
+    settings |= {"tokens_per_sequence": length, "sequences": row.sequences, "micro_batches": row.micro_batches}
     try:
         path = random_qwen3(bench.folder / shape, shape, bench.device)
-        return settings | measured(row, path, length, bench)
+        return settings | measured(row, path, length, replace(bench, flags=bench.flags | VARIANTS[variant]))
     except Exception as error:  # another row may still have numbers
         return settings | {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
     finally:
@@ -98,7 +104,9 @@ def measure(row: Row, bench: Bench) -> dict[str, Any]:
 def measured(row: Row, path: str, length: int, bench: Bench) -> dict[str, Any]:
     """Train WARM_UP steps and those that count; return rates, utilisation and memory."""
     flags = {**FLAGS, "ds.lora.rank": row.lora, "actor.model_name_or_path": path, **bench.flags}
-    step, model = WORKLOADS[row.task](flags, length, WARM_UP + bench.steps, bench.device)
+    flags |= {"train.batch_size": row.sequences, "train.micro_batch_size": row.sequences // row.micro_batches}
+    more = bench.device == "cuda"  # one step for the profile
+    step, model = WORKLOADS[row.task](flags, length, WARM_UP + bench.steps + more, bench.device)
     for number in range(WARM_UP):
         step(number)
     if bench.device == "cuda":
@@ -107,7 +115,7 @@ def measured(row: Row, path: str, length: int, bench: Bench) -> dict[str, Any]:
     for number in range(WARM_UP, WARM_UP + bench.steps):
         step(number)
     seconds = (now(bench.device) - begin) / bench.steps
-    tokens = length * (2 if row.task == "dpo" else 1)
+    tokens = length * row.sequences * (2 if row.task == "dpo" else 1)
     shape = matrices(model)
     flops = flops_per_token(shape, length, reference=shape if row.task == "dpo" else None)
     peak = peak_flops(torch.cuda.get_device_name()) if bench.device == "cuda" else None
@@ -115,12 +123,38 @@ def measured(row: Row, path: str, length: int, bench: Bench) -> dict[str, Any]:
         "tokens_per_s": round(tokens / seconds, 1),
         "mfu": None if peak is None else round(tokens / seconds * flops / peak, 4),
         "peak_memory_gib": round(model.world.peak_memory_gb(), 2),
+        "reserved_memory_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if more else None,
         "seconds_per_step": round(seconds, 4),
         "steps": bench.steps,
         "parameters": sum(p.numel() for p in model.module.parameters()),
         "flops_per_token": flops,
         "published_tokens_per_s": row.published[0],
         "published_memory_gib": row.published[1],
+        "profile": profile(lambda: step(WARM_UP + bench.steps)) if more else None,
+    }
+
+
+def profile(step: Callable[[], object]) -> dict[str, Any]:
+    """Return the share of a step in which the device computes anything, and its longest kernels with their seconds and
+    number."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        begin = now("cuda")
+        step()
+        seconds = now("cuda") - begin
+    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    busy, end = 0.0, -math.inf
+    for event in sorted(kernels, key=lambda event: event.time_range.start):  # microseconds; streams may overlap
+        busy += max(event.time_range.end - max(event.time_range.start, end), 0.0)
+        end = max(event.time_range.end, end)
+    totals: dict[str, list[float]] = {}
+    for event in kernels:
+        totals.setdefault(event.name[:100], []).append(event.time_range.elapsed_us() / 1e6)
+    longest = sorted(totals.items(), key=lambda item: -sum(item[1]))[:KERNELS]
+    return {
+        "seconds": round(seconds, 4),
+        "busy_share": round(busy / 1e6 / seconds, 4),
+        "launches": len(kernels),
+        "kernels": [[name, round(sum(times), 4), len(times)] for name, times in longest],
     }
 
 
@@ -142,14 +176,14 @@ def matrices(model: TrainedModel) -> Model:
 
 
 def random_examples(count: int, length: int) -> list[Example]:
-    """Sequences of random tokens, all of which are trained on but the first."""
+    """Return sequences of random tokens, all of which are trained on but the first."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(SMALLEST_ID, 256, (count, length), generator=generator)
     return [Example(row, [0] + [1] * (length - 1)) for row in ids.tolist()]
 
 
 def rank(device: str) -> Rank:
-    """The only rank of a model. It meets nobody."""
+    """Return the only rank of a model. It meets nobody."""
     return Rank(0, Mesh(1), LOOPBACK, 0, device)
 
 
@@ -160,7 +194,7 @@ def supervised(run: SFTRun | DPORun, make_task: Any, items: Sequence[Item], devi
 
 def of_sft(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[Step, TrainedModel]:
     run = with_defaults(SFTRun, {**flags, "actor.pretrain_mode_enable": True, "data.max_len": length})
-    return supervised(run, sft.make_task, random_examples(steps, length), device)
+    return supervised(run, sft.make_task, random_examples(steps * run.train.batch_size, length), device)
 
 
 def of_dpo(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[Step, TrainedModel]:
@@ -177,17 +211,18 @@ def of_rl(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, path)
     policy = PolicyRole(rank(device), ModelPlan(ACTOR, path), settings, run.actor, run.algo.kl, steps)
     uniform = -torch.tensor(float(policy.model.module.model.config.vocab_size)).log()
-    examples = random_examples(steps, length)
+    rows = run.train.batch_size
+    examples = random_examples(steps * rows, length)
 
     def step(number: int) -> dict[str, float]:
-        batch = collate([examples[number]], Experience)
-        even = torch.arange(length) % 2 * 2.0 - 1.0
-        old = torch.full((length,), float(uniform)) * batch.mask
+        batch = collate(examples[number * rows : (number + 1) * rows], Experience)
+        even = torch.arange(length * rows) % 2 * 2.0 - 1.0
+        old = torch.full((length * rows,), float(uniform)) * batch.mask
         rollout = Experience(
             batch.ids,
             batch.lengths,
             batch.mask,
-            index=torch.zeros(1, dtype=torch.long),
+            index=torch.arange(rows),
             engine_log_probs=old,
             old_log_probs=old,
             advantages=even * batch.mask,

@@ -100,12 +100,16 @@ def test_the_page_of_the_documentation_is_that_of_the_saved_lines():
 
 LINE = {
     "row": "rl-0.6b-16k",
+    "variant": "liger",
     "device": "NVIDIA H100 80GB HBM3",
     "versions": {"torch": "2.13.0"},
     "dry_run": False,
     "tokens_per_s": 23_792.0,
     "mfu": 0.4567,
+    "seconds_per_step": 0.6886,
     "peak_memory_gib": 12.04,
+    "reserved_memory_gib": 12.31,
+    "profile": {"busy_share": 0.987},
     "published_tokens_per_s": 11_896,
     "published_memory_gib": 12.5,
 }
@@ -115,8 +119,8 @@ def test_the_page_compares_with_what_was_published():
     tests = {**LINE, "row": "tests", "passed": ["a"], "failed": {"b": "1 != 2"}, "skipped": {"c": "ray is missing"}}
     page = gpu_kit.page_of([tests, LINE, {**LINE, "row": "other", "error": "OutOfMemoryError: 80 GB"}])
     assert "## NVIDIA H100 80GB HBM3, torch 2.13.0\n" in page
-    assert "| rl-0.6b-16k | 23,792 | 45.7 % | 12.0 | 11896, 12.5 | 2.00 |" in page
-    assert "| other | OutOfMemoryError: 80 GB |" in page
+    assert "| rl-0.6b-16k | liger | 23,792 | 0.689 | 99 % | 45.7 % | 12.0, 12.3 | 11896, 12.5 | 2.00 |" in page
+    assert "| other | liger | OutOfMemoryError: 80 GB |" in page
     assert "1 passed.\n- failed: `b` (1 != 2)\n- skipped: `c` (ray is missing)" in page
 
 

@@ -27,7 +27,7 @@ def batch() -> TokenBatch:
 
 def next_token(log_probs: Tensor) -> Tensor:
     """A loss that weighs every token differently."""
-    return (log_probs * torch.linspace(0.1, 1, len(log_probs))).sum()
+    return (log_probs * torch.linspace(0.1, 1, len(log_probs), device=log_probs.device)).sum()
 
 
 def preference(log_probs: Tensor) -> Tensor:
@@ -42,11 +42,12 @@ def of_pairs(scores: Tensor) -> Tensor:
 
 
 @cache
-def alone(path: str, loss: Callable[[Tensor], Tensor] = next_token) -> tuple[Tensor, Gradients]:
+def alone(path: str, loss: Callable[[Tensor], Tensor] = next_token, device: str = "cpu") -> tuple[Tensor, Gradients]:
     """Log-probs [T] of each sequence alone by the eager forward pass of transformers, and the gradients of a loss."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model.to(device)
     log_probs = []
-    for ids in batch().ids.split(LENGTHS):
+    for ids in batch().ids.to(device).split(LENGTHS):
         log_p = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
         log_probs.append(F.pad(log_p.gather(-1, ids[1:, None]).squeeze(-1), (1, 0)))
     loss(torch.cat(log_probs)).backward()
@@ -64,14 +65,19 @@ def largest(found: Gradients, wanted: Gradients) -> float:
 
 
 def language_errors(
-    path: str, *, packed: bool, attention: str | None = None, loss: Callable[[Tensor], Tensor] = next_token
+    path: str,
+    *,
+    packed: bool,
+    attention: str | None = None,
+    loss: Callable[[Tensor], Tensor] = next_token,
+    device: str = "cpu",
 ) -> tuple[float, float]:
     """The largest difference of a log-prob, and the largest relative error of a gradient."""
     ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
-    model = load_model(path, head="lm", ds=ds)
-    log_probs = token_log_probs(model, batch()).log_probs
+    model = load_model(path, head="lm", ds=ds).to(device)
+    log_probs = token_log_probs(model, batch().to(device)).log_probs
     loss(log_probs).backward()
-    expected, wanted = alone(path, loss)
+    expected, wanted = alone(path, loss, device)
     return float((log_probs.detach() - expected).abs().max()), largest(gradients(model.model), wanted)
 
 

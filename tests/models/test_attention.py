@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout, _Call, varlen_attention
@@ -57,20 +58,51 @@ def test_scores_that_need_more_than_is_known_are_refused(arguments):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("cap", "with_sinks"), [(None, True), (2.0, False)])
 def test_sinks_and_caps_are_those_of_the_formula(window, cap, with_sinks):
-    query, key, value = (each.double().requires_grad_() for each in states(9))
-    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True) if with_sinks else None
+    compare_with_formula(window, cap, with_sinks, "cpu", torch.float64)
+
+
+BACKENDS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]  # those with grouped queries
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("window", [None, 3])
+def test_on_a_gpu_sinks_are_those_of_the_formula(window, backend):
+    if window is not None and backend == SDPBackend.FLASH_ATTENTION:
+        pytest.skip("torch's flash kernel takes no mask")
+    with sdpa_kernel(backend):
+        compare_with_formula(window, None, True, "cuda", torch.bfloat16, atol=4e-2, rtol=4e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 3])
+def test_on_a_gpu_caps_are_those_of_the_formula(window):
+    compare_with_formula(window, 2.0, False, "cuda", torch.bfloat16, atol=4e-2, rtol=4e-2)
+
+
+def compare_with_formula(window, cap, with_sinks, device, dtype, **limits) -> None:
+    """Compare outputs and gradients on a device with those of the formula in float64."""
+    exact = [each.to(dtype).double().requires_grad_() for each in states(9)]
+    if with_sinks:
+        exact.append(torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True))
+    leaves = [each.detach().to(device, dtype).requires_grad_() for each in exact]
+    query, key, value, *rest = leaves
+    sinks = rest[0] if rest else None
     outputs, wanted = [], []
     for packed in (True, False):
-        sequences = SequenceLayout.of(torch.tensor([7, 2]), packed=packed)
+        sequences = SequenceLayout.of(torch.tensor([7, 2], device=device), packed=packed)
         inputs = (query, key, value) if packed else [each[:, :, :7] for each in (query, key, value)]
         settings = {"sequences": sequences, "softcap": cap, "s_aux": sinks, "sliding_window": window, "scaling": 0.3}
         output, _ = varlen_attention(nn.Module(), *inputs, None, **settings)
         outputs.append(output[0, :7])
-        wanted.append(by_formula(*(each[0, :, :7] for each in (query, key, value)), cap, sinks, window))
-    torch.testing.assert_close(outputs, wanted)
-    leaves = [query, key, value] + ([sinks] if with_sinks else [])
-    found, expected = (torch.autograd.grad(each[0].square().sum(), leaves) for each in (outputs, wanted))
-    torch.testing.assert_close(found, expected)
+        parts = (each[0, :, :7] for each in exact[:3])
+        wanted.append(by_formula(*parts, cap, exact[3] if with_sinks else None, window))
+    for output, formula in zip(outputs, wanted, strict=True):
+        torch.testing.assert_close(output.double().cpu(), formula, **limits)
+    found = torch.autograd.grad(outputs[0].double().square().sum(), leaves)
+    expected = torch.autograd.grad(wanted[0].square().sum(), exact)
+    for gradient, formula in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient.double().cpu(), formula, **limits)
 
 
 def by_formula(query, key, value, cap, sinks, window) -> torch.Tensor:

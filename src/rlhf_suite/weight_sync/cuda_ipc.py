@@ -1,14 +1,15 @@
 """Sharing GPU memory with another process on the same GPU: torch's CUDA IPC handle as JSON, so that nothing is
-unpickled."""
+unpickled. Handles of one bucket after the other go through a store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rlhf_suite.weight_sync.digests import TensorEntry, entries_from_plain
 
@@ -25,6 +26,55 @@ FIELDS = (
     "event_sync_required",
 )
 BYTES = ("storage_handle", "ref_counter_handle", "event_handle")
+END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
+
+Bucket = tuple[list[TensorEntry], torch.Tensor]  # tensors packed end to end into [n] uint8
+
+
+def lend_buckets(store: dist.Store, version: int, buckets: Iterable[Bucket]) -> list[TensorEntry]:
+    """Share one bucket after the other with the engine on this GPU, and return the entries of all. The memory of a
+    bucket is free when the engine has copied it."""
+    sent, gpu, number = list[TensorEntry](), gpu_uuid(), 0
+    for entries, flat in buckets:
+        torch.cuda.synchronize()
+        key = bucket_key(version, number, gpu)
+        store.set(key, export_handle(entries, flat))
+        store.wait([key + "/done"])
+        store.delete_key(key + "/done")
+        sent, number = sent + entries, number + 1
+    store.set(bucket_key(version, number, gpu), END_OF_BUCKETS)
+    torch.cuda.ipc_collect()
+    return sent
+
+
+def copy_buckets(store: dist.Store, version: int, device: int) -> Iterator[Bucket]:
+    """Yield copies of the buckets that the trainer on this GPU lends, whose index is `device` in this process."""
+    number, gpu = 0, gpu_uuid()
+    while (note := take_value(store, bucket_key(version, number, gpu))) != END_OF_BUCKETS:
+        entries, lent = open_handle(note, device)
+        flat = lent.clone()  # the loader keeps tensors; the sender reuses its bucket
+        torch.cuda.synchronize()
+        del lent
+        store.set(bucket_key(version, number, gpu) + "/done", "1")
+        yield entries, flat
+        number += 1
+
+
+def take_value(store: dist.Store, key: str) -> str:
+    """Wait for the value of `key` in the store, remove it, and return it."""
+    value = store.get(key).decode()
+    store.delete_key(key)
+    return str(value)
+
+
+def bucket_key(version: int, bucket: int, gpu: str) -> str:
+    """Return the key of a bucket's handle for one GPU in the store."""
+    return f"ipc/{version}/{bucket}/{gpu}"
+
+
+def gpu_uuid() -> str:
+    """Return the UUID of this process's GPU, whatever its index here."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def export_handle(entries: Sequence[TensorEntry], flat: torch.Tensor) -> str:

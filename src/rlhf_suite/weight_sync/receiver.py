@@ -32,11 +32,11 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rlhf_suite.weight_sync.adapter import Slots, install
-from rlhf_suite.weight_sync.cuda_ipc import open_handle
+from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
 from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
-from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
+from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
 
@@ -202,21 +202,8 @@ class IpcReceiver(WeightReceiver):
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
-        bucket = 0
-        while (note := self._take(ipc_key(update.version, bucket, gpu_uuid()))) != END_OF_BUCKETS:
-            entries, lent = open_handle(note, self.device.index)
-            flat = lent.clone()  # the loader keeps tensors; the sender reuses its bucket
-            torch.cuda.synchronize()
-            del lent
-            self._store.set(ipc_key(update.version, bucket, gpu_uuid()) + "/done", "1")
+        for entries, flat in copy_buckets(self._store, update.version, self.device.index):
             yield entries, [entry.view(flat) for entry in entries]
-            bucket += 1
-
-    def _take(self, key: str) -> str:
-        """Wait for the value of `key` in the store, remove it, and return it."""
-        value = self._store.get(key).decode()
-        self._store.delete_key(key)
-        return str(value)
 
 
 def receive_adapter(worker: Any, update_info: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
-from rlhf_suite.weight_sync.cuda_ipc import export_handle
+from rlhf_suite.weight_sync.cuda_ipc import Bucket, lend_buckets
 from rlhf_suite.weight_sync.digests import BASE, WHOLE, Manifest, TensorEntry, as_bytes, digest, dtype_name
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
 ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
 BUCKET_BYTES = 256 << 20
-END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
-Bucket = tuple[list[TensorEntry], torch.Tensor]  # tensors packed end to end into [n] uint8
 
 
 class ShmSender:
@@ -196,16 +194,8 @@ class IpcSender:
 
     def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""
-        gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
-        for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
-            torch.cuda.synchronize()
-            self._store.set(ipc_key(version, number, gpu), export_handle(entries, flat))
-            self._store.wait([ipc_key(version, number, gpu) + "/done"])
-            self._store.delete_key(ipc_key(version, number, gpu) + "/done")
-            sent, number = sent + entries, number + 1
-        self._store.set(ipc_key(version, number, gpu), END_OF_BUCKETS)
-        torch.cuda.ipc_collect()
-        return Manifest(version, tuple(sent), part=part)
+        buckets = _buckets(weights, self._dtype, self._check, torch.device("cuda"))
+        return Manifest(version, tuple(lend_buckets(self._store, version, buckets)), part=part)
 
     def release(self) -> None:
         """Do nothing: a stream leaves nothing behind."""
@@ -240,16 +230,6 @@ def header_key(meeting: int, version: int, part: str, bucket: int) -> str:
     that are sent again, in a meeting of their own: who gets a key that the sender is about to delete would read another
     description, or none."""
     return f"header/{meeting}/{version}/{part}/{bucket}"
-
-
-def ipc_key(version: int, bucket: int, gpu: str) -> str:
-    """Return the key of a bucket's handle for one GPU in the store."""
-    return f"ipc/{version}/{bucket}/{gpu}"
-
-
-def gpu_uuid() -> str:
-    """Return the UUID of this process's GPU, whatever its index here."""
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _buckets(weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device) -> Iterator[Bucket]:
