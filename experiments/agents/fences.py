@@ -3,13 +3,13 @@
     python experiments/agents/fences.py /tmp/fences
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/fences/taught.jsonl \
         data.input_template=null data.max_len=256 data.output_key=output data.pack_to_max_len=true \
-        ds.packing_samples=true ds.param_dtype=fp32 train.batch_size=16 train.max_epochs=6 actor.adam.lr=5e-3 \
+        ds.param_dtype=fp32 train.batch_size=16 train.max_epochs=6 actor.adam.lr=5e-3 \
         run_dir=/tmp/fences/sft
     python run.py task=ppo actor.model_name_or_path=/tmp/fences/sft/model experiment=rloo data.input_template=null \
         data.prompt_dataset=/tmp/fences/asked.jsonl data.label_key=label data.max_len=128 agent.kind=python \
         agent.max_turns=2 agent.python_allow_weaker=true reward.rule=exact_match rollout.batch_size=16 \
         rollout.n_samples_per_prompt=8 train.batch_size=128 train.micro_batch_size=32 rollout.micro_batch_size=64 \
-        ds.packing_samples=true ds.param_dtype=fp32 actor.adam.lr=1e-3 train.max_steps=20
+        ds.param_dtype=fp32 actor.adam.lr=1e-3 train.max_steps=20
 """
 
 from __future__ import annotations

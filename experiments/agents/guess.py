@@ -4,14 +4,14 @@ taught first ignore what is said of the first guess. It learns to listen, and to
     python experiments/agents/guess.py /tmp/guess
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/guess/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=256 \
-        data.tokenizer_chat_template=experiments/agents/tools.jinja data.pack_to_max_len=true ds.packing_samples=true \
+        data.tokenizer_chat_template=experiments/agents/tools.jinja data.pack_to_max_len=true \
         ds.param_dtype=fp32 train.batch_size=16 train.max_epochs=2 actor.adam.lr=5e-3 run_dir=/tmp/guess/sft
     python run.py task=ppo actor.model_name_or_path=/tmp/guess/sft/model experiment=rloo \
         data.prompt_dataset=/tmp/guess/asked.jsonl data.input_key=messages data.label_key=label \
         data.apply_chat_template=true data.tokenizer_chat_template=experiments/agents/tools.jinja data.max_len=256 \
         agent.kind=environment train.agent_func_path=experiments/agents/guess.py agent.max_turns=2 \
         reward.rule=null rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=64 \
-        train.micro_batch_size=32 rollout.micro_batch_size=64 ds.packing_samples=true ds.param_dtype=fp32 \
+        train.micro_batch_size=32 rollout.micro_batch_size=64 ds.param_dtype=fp32 \
         actor.adam.lr=1e-3 train.max_steps=20
 """
 

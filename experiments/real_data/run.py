@@ -27,7 +27,6 @@ COMMON = [
     "train.micro_batch_size=8",
     "ds.param_dtype=bf16",
     "ds.zero_stage=1",
-    "ds.packing_samples=true",
     "data.max_len=384",
 ]
 DIALOGUES = ['data.turn_markers=["Human:","Assistant:"]']

@@ -22,7 +22,7 @@ SOURCE = Path(rlhf_suite.__file__).parent
 
 def attributes_read() -> set[str]:
     below = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ABOVE]
-    files = [*below, SOURCE / "config" / "plan.py"]
+    files = [*below, SOURCE / "config" / "plan.py", SOURCE / "config" / "micro_batches.py"]
     trees = [ast.parse(path.read_text()) for path in files]
     return {
         node.attr

@@ -22,19 +22,18 @@ from command_lines import (
     TWO_RANKS,
 )
 
+EIGHT = "train.micro_batch_size=8"
+
 BETWEEN_FLAGS = [
     # rules between flags
     (SFT + "actor.model_name_or_path=/no/model", "actor.model_name_or_path", "does not exist"),
     ("task=sft actor.model_name_or_path=x", "data.dataset", "no data is named"),
     (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
     (SFT + "'data.dataset_probs=[0.5,0.5]'", "data.dataset_probs", "2 probabilities for 1 sources"),
-    (SFT + "train.batch_size=100", "train.batch_size", "write train.batch_size=104"),
+    (SFT + "train.batch_size=100 " + EIGHT, "train.batch_size", "write train.batch_size=104"),
     (SFT + "train.batch_size=9 actor.num_gpus_per_node=2 " + DYNAMIC, "train.batch_size", "=10"),
-    (
-        SFT + "train.max_tokens_per_gpu=100 " + DYNAMIC,
-        "train.max_tokens_per_gpu",
-        "are too few for one sequence",
-    ),
+    (SFT + "train.dynamic_batch_enable=false", "train.micro_batch_size", "add train.micro_batch_size=<number>"),
+    (SFT + "train.micro_batch_size=2 train.max_tokens_per_gpu=100", "train.max_tokens_per_gpu", "has no effect"),
     (SFT + "ckpt.save_steps=0", "ckpt.save_steps", "0 is not an interval"),
     (SFT + "'actor.adam.betas=[0.9]'", "actor.adam.betas", "needs 2 values, not 1"),
     (SFT + "actor.optim=muon actor.max_norm=0 ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
@@ -46,14 +45,36 @@ BETWEEN_FLAGS = [
     (PPO + ALONE + "ref.num_gpus_per_node=2", "ds.zero_stage", "trains on one rank, but ref has 2"),
     (SFT + ALONE + "actor.optim=muon actor.max_norm=0", "actor.optim", "write ds.zero_stage=2, or actor.optim=adam"),
     (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
-    (SFT + RING + "actor.num_gpus_per_node=2", "ds.packing_samples", "add ds.packing_samples=true"),
+    (
+        SFT + RING + "ds.packing_samples=false actor.num_gpus_per_node=2",
+        "ds.packing_samples",
+        "write ds.packing_samples=null",
+    ),
+    (
+        SFT + RING + "ds.attn_implementation=sdpa actor.num_gpus_per_node=2",
+        "ds.attn_implementation",
+        "ds.ring_attn_size=2",
+    ),
+    (
+        SFT + "ds.attn_implementation=sdpa data.pack_to_max_len=true",
+        "ds.attn_implementation",
+        "data.pack_to_max_len=true",
+    ),
     (SFT + RING + PACKED + "actor.num_gpus_per_node=3", "actor.num_gpus_per_node", "=4"),
     (SFT + RING + PACKED + FLASH + "actor.num_gpus_per_node=2", "ds.attn_implementation", "=varlen"),
     (PPO + RING + PACKED + TWO_RANKS, "ref.num_gpus_per_node", "1 rank cannot form groups of ds.ring_attn_size=2"),
-    (SFT + RING + PACKED + "actor.num_gpus_per_node=4 train.batch_size=9", "train.batch_size", "x ranks = 8 x 2"),
+    (
+        SFT + RING + PACKED + "actor.num_gpus_per_node=4 train.batch_size=9 " + EIGHT,
+        "train.batch_size",
+        "x ranks = 8 x 2",
+    ),
     (SFT + TENSOR, "actor.num_gpus_per_node", "1 rank cannot form groups of ds.tensor_parallel_size=2"),
     (SFT + TENSOR + RING + PACKED + "actor.num_gpus_per_node=6", "actor.num_gpus_per_node", "=8"),
-    (SFT + TENSOR + "actor.num_gpus_per_node=4 train.batch_size=9", "train.batch_size", "ranks = 8 x 2"),
+    (
+        SFT + TENSOR + "actor.num_gpus_per_node=4 train.batch_size=9 " + EIGHT,
+        "train.batch_size",
+        "ranks = 8 x 2",
+    ),
     (SFT + TENSOR + ALONE + "actor.num_gpus_per_node=2", "ds.zero_stage", "but actor has 2"),
     (SFT + TENSOR + "actor.num_gpus_per_node=2 ds.lora.rank=4", "ds.tensor_parallel_size", "or ds.lora.rank=0"),
     (
@@ -73,7 +94,6 @@ BETWEEN_FLAGS = [
         "ds.tensor_parallel_size",
         "write ds.tensor_parallel_size=1",
     ),
-    (SFT + "train.dynamic_batch_enable=true", "train.dynamic_batch_enable", "add ds.packing_samples=true"),
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.param_dtype=fp32 ds.grad_accum_dtype=bf16", "ds.grad_accum_dtype", "write ds.grad_accum_dtype=fp32"),
     (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "ds.grad_accum_dtype=fp32 reduces after"),
@@ -98,6 +118,8 @@ BETWEEN_FLAGS = [
     (SFT + COMPILED + "ds.zero_stage=0 ds.param_dtype=fp32", "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is 0"),
     (SFT + COMPILED + ALONE, "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is null"),
     (SFT + COMPILED + "ds.zero_stage=1", "ds.deepcompile", "does not compile ZeRO-1 with bf16"),
+    (SFT + COMPILED + "ds.ring_attn_size=2 actor.num_gpus_per_node=2", "ds.deepcompile", "write ds.ring_attn_size=1"),
+    (SFT + COMPILED + "data.pack_to_max_len=true", "data.pack_to_max_len", "write ds.deepcompile=false"),
     (SFT + COMPILED + "ds.packing_samples=true", "ds.deepcompile", "write ds.packing_samples=false"),
     (SFT + COMPILED + "ds.overlap_comm=true", "ds.deepcompile", "write ds.overlap_comm=false"),
     (SFT + COMPILED + "ds.adam_offload=true", "ds.deepcompile", "write ds.adam_offload=false"),

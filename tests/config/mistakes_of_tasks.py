@@ -9,7 +9,6 @@ from command_lines import (
     CONDITIONAL,
     DISTILL,
     DPO,
-    DYNAMIC,
     GENERATE,
     ITERATIVE,
     KTO,
@@ -31,7 +30,6 @@ OF_TASKS = [
     (RM + "algo.loss=sigmod", "algo.loss", "did you mean algo.loss=sigmoid?"),
     (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "has no effect with algo.loss=logexp"),
     (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "this loss takes no margins"),
-    (RM + "train.max_tokens_per_gpu=1000 " + DYNAMIC, "train.max_tokens_per_gpu", "the 2 sequences of a row"),
     (RM + "actor.pretrain_mode_enable=true", "actor.pretrain_mode_enable", "it belongs to task=sft"),
     (DPO + "algo.loss=ipo algo.label_smoothing=0.1", "algo.label_smoothing", "write algo.label_smoothing=0"),
     (DPO + "algo.label_smoothing=0.5", "algo.label_smoothing", "is not < 0.5"),
@@ -84,7 +82,11 @@ OF_TASKS = [
     ),
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
     # loops: every stage is checked before the first one starts, in the names of the loop's flags
-    (REJECTION + "train.batch_size=100", "train.batch_size", "100 is not a multiple of train.micro_batch_size"),
+    (
+        REJECTION + "train.batch_size=100 train.micro_batch_size=8",
+        "train.batch_size",
+        "100 is not a multiple of train.micro_batch_size",
+    ),
     (REJECTION + "data.input_template=Q", "data.input_template", "must have one {}"),
     (REJECTION + "eval.dataset=nowhere.jsonl", "eval.dataset", "there is no file nowhere.jsonl"),
     (REJECTION + "data.prompt_dataset=nowhere.jsonl", "data.prompt_dataset", "there is no file nowhere.jsonl"),
@@ -160,5 +162,5 @@ OF_TASKS = [
     (SLURM + "hydra.launcher.nodes=2 " + ITERATIVE, "hydra.launcher.nodes", "run the stages one by one"),
     (SLURM + "hydra.launcher.nodes=2 " + SFT, "hydra.launcher.nodes", "write hydra.launcher.nodes=1"),
     ("-m " + PPO + "experiment=grpo,grp", "experiment", "there is no preset experiment/grp"),
-    ("-m " + SFT + "train.batch_size=128,100", "train.batch_size", "100 is not a multiple"),
+    ("-m " + SFT + "train.micro_batch_size=8 train.batch_size=128,100", "train.batch_size", "100 is not a multiple"),
 ]

@@ -126,7 +126,11 @@ OF_WORDS = [
     (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "must be two different texts"),
     (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
     (SFT + "data.turn_markers=[Q,A] data.output_key=output", "data.turn_markers", "add data.output_key=null"),
-    (SFT + "data.pack_to_max_len=true ds.packing_samples=false", "data.pack_to_max_len", "add ds.packing_samples=true"),
+    (
+        SFT + "data.pack_to_max_len=true ds.packing_samples=false",
+        "data.pack_to_max_len",
+        "write ds.packing_samples=null",
+    ),
     (
         SFT + "data.reward_key=label data.multiturn=true data.apply_chat_template=true",
         "data.reward_key",

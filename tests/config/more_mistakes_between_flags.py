@@ -103,7 +103,11 @@ MORE_BETWEEN_FLAGS = [
         "is not a regular expression",
     ),
     ("task=serve_rm", "reward.model_name_or_path", "no model is named"),
-    (SERVE + "ds.attn_implementation=sdpa", "ds.attn_implementation", "write ds.attn_implementation=varlen"),
+    (
+        SERVE + "ds.attn_implementation=sdpa ds.packing_samples=true",
+        "ds.attn_implementation",
+        "write ds.attn_implementation=varlen",
+    ),
     (SERVE + "serve.port=70000", "serve.port", "<= 65535"),
     (SERVE + "train.seed=1", "train.seed", "it belongs to task="),
     (PPO + "reward.normalize_enable=true", "reward.normalize_enable", "name reward.model_name_or_path"),

@@ -10,7 +10,7 @@ import pytest
 from rlhf_suite.config.check import check
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.config.runs import DPORun, PPORun, Run, ScoreRun, SFTRun
+from rlhf_suite.config.runs import PPORun, Run, ScoreRun, SFTRun
 
 
 def sets(**flags: Any) -> Callable[[Run], None]:
@@ -36,7 +36,6 @@ def told(run: Run, given: tuple[str, ...] = ()) -> set[str]:
 RANKS = {"actor__num_gpus_per_node": 4, "train__micro_batch_size": 2}
 RLOO = {"algo__advantage__estimator": "rloo"}
 GAE = {"algo__advantage__estimator": "gae"}
-BUDGET = {"train__dynamic_batch_enable": True, "ds__packing_samples": True, "data__max_len": 100}
 KL = {"rollout__batch_size": 50, "rollout__n_samples_per_prompt": 2, "algo__kl__target": 0.1}
 SHARED = {
     "train__colocate_all": True,
@@ -46,8 +45,6 @@ SHARED = {
 }
 BORDERS = [
     (SFTRun, "train.batch_size", RANKS, "train__batch_size", 16, 12),
-    (SFTRun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 100, 99),
-    (DPORun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 200, 199),
     (PPORun, "rollout.max_new_tokens", {"data__max_len": 100}, "rollout__max_new_tokens", 99, 100),
     (PPORun, "reward.clip_range", {}, "reward__clip_range", [0.0, 0.1], [0.0, 0.0]),
     (PPORun, "algo.kl.horizon", KL, "algo__kl__horizon", 21, 20),
@@ -60,18 +57,6 @@ BORDERS = [
 
 @pytest.mark.notices(
     "a batch need not be a multiple of the ranks", "config/rules/training.py", "size % (ranks * micro)", "size % micro"
-)
-@pytest.mark.notices(
-    "a budget of exactly one sequence is refused",
-    "config/rules/training.py",
-    "run.train.max_tokens_per_gpu * size < least",
-    "run.train.max_tokens_per_gpu * size <= least",
-)
-@pytest.mark.notices(
-    "a pair may be longer than the budget",
-    "config/rules/training.py",
-    "least = count * run.data.max_len",
-    "least = run.data.max_len",
 )
 @pytest.mark.notices(
     "responses may fill data.max_len", "config/rules/sampling.py", "new >= run.data.max_len", "new > run.data.max_len"

@@ -9,7 +9,6 @@ import pytest
 
 from memory import peak_bytes
 from rlhf_suite.data.packing import balance, micro_batches
-from rlhf_suite.errors import UserError
 
 
 def sums(lengths, bins):
@@ -139,9 +138,14 @@ def test_a_perfect_packing_that_differencing_misses_is_found_by_first_fit():
     assert micro_batches(lengths, token_budget=15) == [[0, 1], [2, 3, 4]]
 
 
-def test_a_sequence_above_the_budget_is_refused_by_name():
-    with pytest.raises(UserError, match=r"train\.max_tokens_per_gpu=64: a sequence of 65 tokens"):
-        micro_batches([10, 65], token_budget=64)
+def test_a_sequence_above_the_budget_raises_it():
+    assert micro_batches([10, 65, 30, 25], token_budget=64) == [[0, 2, 3], [1]]
+
+
+def test_sequences_that_are_padded_share_a_micro_batch_with_their_like():
+    lengths = [2, 30, 3, 28, 4]
+    bins = micro_batches(lengths, token_budget=60, padded=True)
+    assert bins == [[0, 2, 4], [1, 3]]
 
 
 def test_no_sequences_make_no_micro_batches():

@@ -3,8 +3,8 @@ the workers of a run too; it does something only where RLHF_SUITE_FLAG_READS nam
 
 A line `<section class> <field>` is added to the file when code below the command line reads a field of a section for
 the first time in a process. Copying, comparing, printing and checking a configuration are no reads: what counts is the
-module of the caller. Methods of the section itself stand for those who call them. What a plan is resolved from is read,
-since the task gets the plan.
+module of the caller. Methods of the section itself, and what decides the size of micro-batches, stand for those who
+call them. What a plan is resolved from is read, since the task gets the plan.
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ import os
 import sys
 
 FILE = "RLHF_SUITE_FLAG_READS"
-OURS, PLAN = "rlhf_suite.", "rlhf_suite.config.plan"
+OURS = "rlhf_suite."
+LOOKED_THROUGH = (f"{OURS}config.plan", f"{OURS}config.micro_batches")
 NOT_COUNTED = tuple(f"{OURS}{name}" for name in ("config.", "composition", "preflight", "sweeps", "cli"))
 seen = set()
 
@@ -37,7 +38,9 @@ def note(section, owner, name):
         return
     frame = sys._getframe(2)
     is_planned = False
-    while frame is not None and (frame.f_locals.get("self") is section or frame.f_globals.get("__name__") == PLAN):
+    while frame is not None and (
+        frame.f_locals.get("self") is section or frame.f_globals.get("__name__") in LOOKED_THROUGH
+    ):
         is_planned = is_planned or frame.f_code.co_name == "resolve"
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "") if frame else ""

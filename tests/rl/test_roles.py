@@ -169,7 +169,10 @@ def documents_beside(world, config):
 
 
 @pytest.mark.notices(
-    "documents are those of step 0 for ever", "rl/roles.py", "self.documents.step(step)", "self.documents.step(0)"
+    "documents are those of step 0 for ever",
+    "rl/roles.py",
+    "self.documents.step(step, self",
+    "self.documents.step(0, self",
 )
 def test_each_step_takes_documents_of_its_own(ranks, tmp_path):
     file = tmp_path / "documents.jsonl"

@@ -15,7 +15,6 @@ from rlhf_suite.rl.sharding import (
     Division,
     ForwardBatch,
     balanced_parts,
-    forward_groups,
     in_micro_batches,
     shards,
     split,
@@ -85,16 +84,6 @@ def test_parts_are_balanced_by_tokens(batch):
     assert sorted(chain(*parts)) == list(range(5))
     assert sorted(int(batch.lengths[part].sum()) for part in parts) == [7, 8]
     assert balanced_parts(batch, 1) == [[0, 1, 2, 3, 4]]
-
-
-def test_forward_groups_go_by_count_or_by_tokens(batch):
-    assert forward_groups(batch, 2, None) == [[0, 1], [2, 3], [4]]
-    budgeted = forward_groups(batch, 2, 6)
-    assert sorted(chain(*budgeted)) == list(range(5))
-    assert max(int(batch.lengths[group].sum()) for group in budgeted) <= 6
-    raised = forward_groups(batch, 2, 3)  # one sequence has 5 tokens
-    assert sorted(chain(*raised)) == list(range(5))
-    assert max(int(batch.lengths[group].sum()) for group in raised) == 5
 
 
 def test_a_rank_that_has_run_out_keeps_up_with_the_others(batch):

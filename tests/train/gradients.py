@@ -18,6 +18,7 @@ from policy_formulas import OBJECTIVES, TEMPERATURE, Sequence, formula, head_of
 from splits import Split
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import take
@@ -189,7 +190,8 @@ def optimizer_gradient(
     torch.manual_seed(0)
     config, world = train_config(split, BUDGET), model.world
     mine = shards(batch, balanced_parts(batch, world.mesh.data))[world.data_index]
-    micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config, world.mesh)]
+    limit, packed = trained_micro_batches(config), model.module.packed
+    micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), limit, world.mesh, packed)]
     optimizer_step(model, objective, micro_batches, 0, "stop")
     return written(model)
 

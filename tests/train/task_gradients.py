@@ -50,7 +50,9 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
     with gradient_writer():
         model = trained_model(world, folder, models(config)["actor"].head, split)
     task.frozen = load_frozen_roles(task, models(config), config.ds, model)
-    batches = prepare_batches(task, model, rank_micro_batches(items, range(len(items)), config.train, model.world))
+    packed = model.module.packed
+    batches = rank_micro_batches(items, range(len(items)), config.train, model.world, packed)
+    batches = prepare_batches(task, model, batches)
     optimizer_step(model, task, batches, 0, "stop")
     return written(model)
 

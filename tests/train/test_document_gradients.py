@@ -13,6 +13,7 @@ from policy_formulas import OBJECTIVES
 from policy_matrix import Case, experience, first_step, objective, references, rewarded
 from splits import Split
 
+from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.data.batch import collate, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.documents import WithDocuments
@@ -49,7 +50,8 @@ def gradient(world, folder, case, split, samples, texts):
     micro_batches = []
     for batch in (samples, texts):
         mine = shards(batch, balanced_parts(batch, model.world.mesh.data))[model.world.data_index]
-        groups = micro_groups(mine.lengths.tolist(), config, model.world.mesh)
+        limit, packed = trained_micro_batches(config), model.module.packed
+        groups = micro_groups(mine.lengths.tolist(), limit, model.world.mesh, packed)
         micro_batches += [take(mine, group) for group in groups]
     optimizer_step(model, WithDocuments(objective(case), COEF), micro_batches, 0, "stop")
     return written(model)
@@ -92,7 +94,8 @@ def gradient_with_entropy(world, folder, split, samples, texts):
     micro_batches, counts = [], []
     for batch in (samples, texts):
         mine = shards(batch, balanced_parts(batch, model.world.mesh.data))[model.world.data_index]
-        groups = micro_groups(mine.lengths.tolist(), config, model.world.mesh)
+        limit, packed = trained_micro_batches(config), model.module.packed
+        groups = micro_groups(mine.lengths.tolist(), limit, model.world.mesh, packed)
         micro_batches += [take(mine, group) for group in groups]
         counts.append(len(groups))
     optimizer_step(model, WithDocuments(OBJECTIVES[ENTROPY], COEF), micro_batches, 0, "stop")

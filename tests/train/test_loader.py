@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 
+from rlhf_suite.config.micro_batches import MicroBatches
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import Example
+from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
-from rlhf_suite.errors import UserError
 from rlhf_suite.train.loader import StepLoader, micro_groups, rank_micro_batches
 
 LENGTHS = [3, 9, 4, 12, 5, 2, 7, 30, 6, 8]
@@ -78,8 +79,34 @@ def test_a_token_budget_bounds_every_micro_batch():
     batches = rank_micro_batches(EXAMPLES, range(10), config, world())
     assert max(batch.num_tokens for batch in batches) <= 31
     assert len(batches) == 3  # 86 tokens
-    with pytest.raises(UserError, match=r"train\.max_tokens_per_gpu=29"):
-        rank_micro_batches(EXAMPLES, range(10), TrainConfig(dynamic_batch_enable=True, max_tokens_per_gpu=29), world())
+
+
+def test_a_row_longer_than_the_budget_is_trained_on_as_well():
+    batches = rank_micro_batches(EXAMPLES, range(10), TrainConfig(max_tokens_per_gpu=20), world())
+    assert sorted(index for batch in batches for index in batch.index.tolist()) == [*range(10)]
+    assert max(batch.num_tokens for batch in batches) == 30
+
+
+def test_a_written_number_of_rows_leaves_no_budget_unless_both_are_asked_for():
+    config = TrainConfig(micro_batch_size=4, max_tokens_per_gpu=20)
+    assert [len(batch.lengths) for batch in rank_micro_batches(EXAMPLES, range(10), config, world())] == [4, 4, 2]
+    both = replace(config, dynamic_batch_enable=True)
+    assert max(batch.num_tokens for batch in rank_micro_batches(EXAMPLES, range(10), both, world())) == 30
+
+
+@pytest.mark.notices(
+    "a pair counts its tokens and not its padding",
+    "train/loader.py",
+    "return len(lengths) * max(lengths)",
+    "return sum(lengths)",
+)
+def test_padding_counts_in_the_budget_of_a_model_that_pads():
+    pairs = [Group((one, other)) for one, other in zip(EXAMPLES[::2], EXAMPLES[1::2], strict=True)]
+    for items, budget in ((EXAMPLES, 40), (pairs, 60)):
+        config = TrainConfig(max_tokens_per_gpu=budget)
+        batches = rank_micro_batches(items, range(len(items)), config, world(), packed=False)
+        assert sorted({index for batch in batches for index in batch.index.tolist()}) == [*range(len(items))]
+        assert max(len(batch.lengths) * int(batch.lengths.max()) for batch in batches) <= budget
 
 
 def test_ranks_get_about_the_same_number_of_tokens():
@@ -97,6 +124,5 @@ def test_a_rank_without_sequences_gets_one_that_weighs_nothing():
 
 
 def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
-    config = TrainConfig(dynamic_batch_enable=True, max_tokens_per_gpu=8)
-    found = [sorted(micro_groups([4, 4, 4, 4], config, Mesh(1, sequence))) for sequence in (1, 2)]
+    found = [sorted(micro_groups([4, 4, 4, 4], MicroBatches(tokens=8), Mesh(1, sequence))) for sequence in (1, 2)]
     assert [len(groups) for groups in found] == [2, 1]

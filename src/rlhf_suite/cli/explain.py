@@ -12,6 +12,7 @@ from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spell
+from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
@@ -69,13 +70,14 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
         ranks //= shared
     share = train.batch_size // ranks
     yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
-    if train.dynamic_batch_enable:
+    limit = trained_micro_batches(train)
+    if limit.tokens is not None:
         times_ranks = f" x {sequence} ranks" if sequence > 1 else ""
-        tokens = train.max_tokens_per_gpu * sequence
+        tokens = limit.tokens * sequence
         yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{times_ranks} needs", f"<= {tokens} tokens"
-    else:
-        how = f"/ train.micro_batch_size = {share} / {train.micro_batch_size}"
-        yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
+    if limit.rows is not None:
+        how = f"/ train.micro_batch_size = {share} / {limit.rows}"
+        yield "micro-batches per rank and optimiser step", how, f"{share // limit.rows}"
 
 
 def placement(plan: WorkerPlan) -> Rows:

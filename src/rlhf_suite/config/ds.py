@@ -59,8 +59,18 @@ class AttentionConfig:
     )
     """How a mixture of experts computes its experts, by the name in transformers; null: grouped_mm where the model
     supports it"""
-    packing_samples: bool = flag(False, "Lay sequences end to end in one row, without padding")
+    packing_samples: bool | None = flag(None)
+    """Lay sequences end to end in one row, without padding, which gives the same gradients; null: where the family of
+    the model and its attention can (docs/support.md), else, and with ds.deepcompile, rows are padded. The log of the
+    run says which"""
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+
+
+def wanted_packing(ds: AttentionConfig) -> bool | None:
+    """Return whether a run wants packed rows; None: where its models can."""
+    if ds.packing_samples is None and isinstance(ds, DeepSpeedConfig) and ds.deepcompile:
+        return False
+    return ds.packing_samples
 
 
 def is_flash(attn_implementation: str | None) -> bool:

@@ -52,9 +52,12 @@ class RolloutConfig(SamplingConfig):
     token_entropy: bool = flag(False)
     """Compute the entropy of the policy at each token before the update, for the rollout files and the report. An
     estimator that needs entropies has them anyway"""
-    micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)
-    max_tokens_per_gpu: int | None = flag(None, ge=1, resume=SHAPE, when=is_true("train.dynamic_batch_enable"))
-    """Token budget of a forward pass; null: train.max_tokens_per_gpu"""
+    micro_batch_size: int | None = flag(None, ge=1, resume=SHAPE)
+    """Sequences per forward pass over a rollout; null: as many as the token budget has space for"""
+    max_tokens_per_gpu: int | None = flag(
+        None, ge=1, resume=SHAPE, when=is_null(".micro_batch_size") | is_true("train.dynamic_batch_enable")
+    )
+    """Token budget of a forward pass over a rollout; null: train.max_tokens_per_gpu"""
 
 
 @dataclass

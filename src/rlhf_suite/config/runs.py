@@ -164,7 +164,7 @@ class RMRun(SupervisedRun):
     task: str = flag("rm", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 9e-6})
     data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
@@ -208,7 +208,7 @@ class PRMRun(SupervisedRun):
     task: str = flag("prm", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
     data: StepDataConfig = group(StepDataConfig)
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     eval: StepEvalConfig = group(StepEvalConfig, {"split": "test"})
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
@@ -369,7 +369,7 @@ class ServeRMRun(Run):
 
     task: str = flag("serve_rm", "The task; chosen with task=<name>")
     reward: ServedRewardConfig = group(ServedRewardConfig)
-    ds: ServedModelConfig = group(ServedModelConfig, {"packing_samples": True})
+    ds: ServedModelConfig = group(ServedModelConfig)
     serve: ServeConfig = group(ServeConfig)
 
 

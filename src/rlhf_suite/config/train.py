@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.agent import FILES
-from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_true, needs
+from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_null, is_true, needs
+
+BUDGETED = is_null(".micro_batch_size") | is_true(".dynamic_batch_enable")
 
 
 @dataclass
@@ -14,11 +16,14 @@ class TrainConfig:
     """The optimiser step"""
 
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
-    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1, resume=SHAPE)
-    dynamic_batch_enable: bool = flag(False, resume=SHAPE)
-    """Form balanced micro-batches by a token budget; needs ds.packing_samples"""
-    max_tokens_per_gpu: int = flag(16192, ge=1, resume=SHAPE, when=is_true(".dynamic_batch_enable"))
-    """Token budget of a micro-batch, for each rank that holds a part of its tokens"""
+    micro_batch_size: int | None = flag(None, ge=1, resume=SHAPE)
+    """Sequences (or pairs) per rank and forward pass; null: as many as train.max_tokens_per_gpu has space for"""
+    dynamic_batch_enable: bool | None = flag(None, resume=SHAPE)
+    """Form balanced micro-batches by a token budget; null: where no number of sequences is written; true: also where
+    one is; false: never"""
+    max_tokens_per_gpu: int = flag(4096, ge=1, resume=SHAPE, when=BUDGETED)
+    """Token budget of a micro-batch, for each rank that holds a part of its tokens. Padding counts; a row of more
+    tokens is a micro-batch of its own"""
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
     early_stopping_patience: int | None = flag(None, ge=1)
@@ -34,7 +39,6 @@ class TrainConfig:
 class RLTrainConfig(TrainConfig):
     """The optimiser step and the RL loop"""
 
-    micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1, resume=SHAPE)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
     agent_func_path: str | None = flag(None, when=needs("agent.kind", registry.agent, *FILES))

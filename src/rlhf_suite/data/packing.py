@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import Group, Item, sequences
 from rlhf_suite.data.combine import Combined, LazySequence
-from rlhf_suite.errors import UserError
 
 # Weight of a bin and the indices of its sequences. The weight orders bins by the sum of lengths, then by the number of
 # sequences: it is the sum of (length x (N + 1) + 1) over them.
@@ -75,14 +74,14 @@ def _join(a: _Bin, b: _Bin) -> _Bin:
 
 
 def micro_batches(
-    lengths: Sequence[int], *, count: int | None = None, token_budget: int | None = None
+    lengths: Sequence[int], *, count: int | None = None, token_budget: int | None = None, padded: bool = False
 ) -> list[list[int]]:
     """Split the sequences into micro-batches; exactly one of the two rules is given.
 
     count:        at most `count` sequences each, in the given order.
     token_budget: at most `token_budget` tokens each, in few bins of nearly equal sums: the smallest number for which
-                  largest differencing or first-fit decreasing finds a split. Raises UserError for a sequence that is
-                  longer than the budget, since no split can hold it.
+                  largest differencing or first-fit decreasing finds a split. A longer sequence raises the budget to
+                  its own length. If the sequences are `padded` to the longest of their micro-batch, padding counts.
     """
     assert (count is None) != (token_budget is None), "either count or token_budget"
     if count is not None:
@@ -91,18 +90,27 @@ def micro_batches(
     assert token_budget is not None
     if not lengths:
         return []
-    longest = max(lengths)
-    if longest > token_budget:
-        raise UserError(
-            f"train.max_tokens_per_gpu={token_budget}: a sequence of {longest} tokens does not fit; "
-            f"set train.max_tokens_per_gpu to {longest} or more, or lower data.max_len"
-        )
+    token_budget = max(token_budget, *lengths)
+    if padded:
+        return _alike(lengths, token_budget)
     fallback = _first_fit_decreasing(lengths, token_budget)
     for parts in range(max(1, -(-sum(lengths) // token_budget)), len(fallback) + 1):
         bins = balance(lengths, parts)
         if all(sum(lengths[index] for index in part) <= token_budget for part in bins):
             return bins
     return fallback
+
+
+def _alike(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Return bins of sequences of like lengths: longest first, and as many as fit when all get the longest's length."""
+    order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
+    bins: list[list[int]] = []
+    start = 0
+    while start < len(order):
+        end = start + budget // max(1, lengths[order[start]])
+        bins.append(order[start:end])
+        start = end
+    return _in_order(bins)
 
 
 def _first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -71,9 +71,8 @@ def critic_as_actor(new: Migrated, old: Old) -> None:
 
 def add_implied_switches(new: Migrated, old: Old) -> None:
     """What OpenRLHF switches on by itself is written here."""
-    needs_packing = "train.dynamic_batch_enable" in new.flags or new.flags.get("ds.ring_attn_size", "1") != "1"
-    if needs_packing and "ds.packing_samples" not in new.flags:
-        new.add("ds.packing_samples", "true")
+    if "train.dynamic_batch_enable" in new.flags and "train.max_tokens_per_gpu" not in new.flags:
+        new.add("train.max_tokens_per_gpu", "16192")
     if new.flags.get("actor.policy_loss_type") == "gspo":
         new.flags.setdefault("actor.loss_agg_mode", "seq-mean-token-mean")
     if "train.agent_func_path" in new.flags:

@@ -76,6 +76,8 @@ class Family:
         """Return the reason why a family cannot do something; None if it can."""
         if feature in self.refused:
             return self.refused[feature]
+        if feature == SEQUENCE and PACKED in self.refused:
+            return self.refused[PACKED]
         if feature in (SEQUENCE, TENSOR) and self.mixers:
             return f"has {self.state} layers, whose state goes from token to token on one rank"
         if feature == BLOCKS and self.scores:
@@ -87,6 +89,13 @@ class Family:
     def computes(self, attention: str) -> bool:
         """Return whether a value of ds.attn_implementation computes the attention of this family."""
         return attention in self.attention or (attention not in (VARLEN, SDPA, EAGER) and FLASH in self.attention)
+
+    def packs(self, wanted: bool | None, attention: str | None) -> bool:
+        """Return whether sequences are laid end to end: as ds.packing_samples wants it, or by default where the family
+        and its attention, a value of ds.attn_implementation, can."""
+        if wanted is not None:
+            return wanted
+        return self.why_not(PACKED) is None and (attention or self.attention[0]) not in (SDPA, EAGER)
 
 
 GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True)

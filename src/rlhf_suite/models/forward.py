@@ -243,6 +243,11 @@ def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOu
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
+def carries_unknown_state(model: PreTrainedModel, family: Family) -> bool:
+    """Return whether a model has layers with a state that its family does not declare, so that nothing resets it."""
+    return bool(model._is_stateful) and not family.mixers
+
+
 def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | None = None) -> Family:
     """Return the family of a model.
 
@@ -258,7 +263,7 @@ def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | No
         if (why := family.why_not(SEQUENCE)) is not None:
             raise UserError(f"ds.ring_attn_size={group.size}: {family.title} {why}. Set ds.ring_attn_size=1")
     why = family.why_not(PACKED)
-    if packed and why is None and model._is_stateful and not family.mixers:
+    if packed and why is None and carries_unknown_state(model, family):
         why = "carries a state from token to token, also from one packed sequence into the next"
     if packed and why is not None:
         raise UserError(f"ds.packing_samples=true: {family.title} {why}. Set ds.packing_samples=false")

@@ -29,13 +29,13 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig, wanted_packing
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.families import Family, family_of, undeclared_head_setting
-from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.forward import LanguageModel, ScalarModel, carries_unknown_state
 from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
 from rlhf_suite.models.vision import VisionProcessor
@@ -223,16 +223,23 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
     vision = VisionProcessor(folder, flag, path) if sees else None
+    packed = packs_rows(model, family, ds)
     result: LanguageModel | ScalarModel
     if head == "lm":
-        result = LanguageModel(model, ds.packing_samples, vision)
+        result = LanguageModel(model, packed, vision)
     else:
         if new:
             with writable([model.score.weight]):
                 _init_scalar_head(model, seed)
-        result = ScalarModel(model, ds.packing_samples, head_name=head_name, head_is_new=bool(new), vision=vision)
+        result = ScalarModel(model, packed, head_name=head_name, head_is_new=bool(new), vision=vision)
     result.dropout_off = dropout_off
     return result.eval()
+
+
+def packs_rows(model: PreTrainedModel, family: Family, ds: ForwardConfig) -> bool:
+    """Return whether the sequences of a batch are laid end to end for a model."""
+    wanted = False if ds.packing_samples is None and carries_unknown_state(model, family) else wanted_packing(ds)
+    return family.packs(wanted, ds.attn_implementation)
 
 
 def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfig) -> Any:

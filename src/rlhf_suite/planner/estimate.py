@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.placement import Pool, Role
 from rlhf_suite.config.plan import (
@@ -24,7 +25,7 @@ from rlhf_suite.config.plan import (
     resolve,
     round_size,
 )
-from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
+from rlhf_suite.config.runs import AnyTrainedRun, PPORun
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
@@ -246,21 +247,19 @@ class Planner:
         """Return the longest micro-batch of a rank; `rollout`: of its passes over a rollout. Every sequence is taken to
         be as long as data.max_len, which a rank has its part of."""
         run, sequence, longest = self.run, self.run.ds.ring_attn_size, self.run.data.max_len
-        if run.train.dynamic_batch_enable:
-            budget = run.train.max_tokens_per_gpu
-            if rollout and isinstance(run, PPORun):
-                budget = run.rollout.max_tokens_per_gpu or budget
-            longest = -(-longest // sequence)
-            return Tokens(max(1, budget // longest), longest)
-        rows = run.train.micro_batch_size
+        longest = -(-longest // sequence)
+        limit = trained_micro_batches(run.train)
         if rollout and isinstance(run, PPORun):
-            rows = run.rollout.micro_batch_size
-        share = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor)))
-        return Tokens(min(rows, share) * self.sequences_per_item(), -(-longest // sequence))
+            limit = rollout_micro_batches(run.rollout, run.train)
+        share, least = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor))), self.sequences_per_item()
+        if limit.tokens is not None:
+            return Tokens(min(max(least, limit.tokens // longest), share * least), longest)
+        assert limit.rows is not None
+        return Tokens(min(limit.rows, share) * least, longest)
 
     def sequences_per_item(self) -> int:
         """Return the sequences of a row: a pair of answers has two."""
-        return 2 if isinstance(self.run, DPORun | RMRun) else 1
+        return self.run.data.SEQUENCES_PER_ROW
 
     @property
     def engine(self) -> EngineMemory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
+from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun
 from rlhf_suite.planner.estimate import Estimate
 
@@ -58,13 +59,13 @@ def engine_remedies(run: AnyTrainedRun) -> Iterator[Words]:
 
 def batch_remedies(run: AnyTrainedRun) -> Iterator[Words]:
     """Yield smaller micro-batches, which change memory and speed, but not the gradient of a step."""
-    if run.train.dynamic_batch_enable:
-        budget = run.train.max_tokens_per_gpu // 2
+    limit = trained_micro_batches(run.train)
+    if limit.tokens is not None:
+        budget = limit.tokens // 2
         while budget * run.ds.ring_attn_size >= run.data.max_len:
             yield (f"train.max_tokens_per_gpu={budget}",)
             budget //= 2
-        return
-    rows = run.train.micro_batch_size // 2
+    rows = (limit.rows or 0) // 2
     while rows >= 1:
         if run.train.batch_size % rows == 0:
             yield (f"train.micro_batch_size={rows}",)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, wanted_packing
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
@@ -96,7 +96,7 @@ class Use:
     head: Literal["lm", "value"]
     dtype: str
     attention: str | None = None
-    packed: bool = False
+    packed: bool | None = None
     experts: str | None = None
     on_gpu: bool = True
     tensor: int = 1
@@ -117,7 +117,7 @@ class Use:
             model.head,
             ds.param_dtype,
             attention=ds.attn_implementation,
-            packed=ds.packing_samples,
+            packed=wanted_packing(ds),
             experts=ds.experts_implementation if model.name == "actor" else None,
             on_gpu=on_gpu,
             tensor=ds.tensor_parallel_size,
@@ -155,7 +155,7 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
             )
             module: LanguageModel | ScalarModel
             module = LanguageModel(model, False) if use.head == "lm" else ScalarModel(model, False)
-            module.packed = use.packed
+            module.packed = module.family.packs(use.packed, use.attention)
             section = TrainedModelConfig(
                 freeze=list(use.freeze),
                 freeze_router=use.freeze_router,

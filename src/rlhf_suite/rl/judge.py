@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, RewardModelConfig, ServedModelConfig, is_flash
 from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.micro_batches import MicroBatches
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch
@@ -23,7 +24,7 @@ from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rl.model_groups import RewardGroup
 from rlhf_suite.rl.reward_models import RewardModelSource
-from rlhf_suite.rl.roles import MicroBatches, Role
+from rlhf_suite.rl.roles import Role
 from rlhf_suite.train.strategy import load_frozen
 
 
@@ -54,12 +55,10 @@ class Judge(Role):
 
 
 def alone(model: ModelPlan, ds: RewardModelConfig) -> DeepSpeedConfig:
-    """Return how a judge is held that scores a file: whole on each rank, without padding. The default precision is that
+    """Return how a judge is held that scores a file: whole on each rank. The default precision is that
     of its checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(model.path, model.flag)
-    return DeepSpeedConfig(
-        zero_stage=0, param_dtype=precision, packing_samples=True, value_head_prefix=ds.value_head_prefix
-    )
+    return DeepSpeedConfig(zero_stage=0, param_dtype=precision, value_head_prefix=ds.value_head_prefix)
 
 
 class TextJudge:
@@ -76,7 +75,7 @@ class TextJudge:
     ) -> None:
         self.model, self.tokenizer = model, load_tokenizer(model.path, DataConfig(), model.flag)
         self.begin = begin_ids(self.tokenizer)
-        worker = (model, judge_settings(model, ds), MicroBatches(batch_size))
+        worker = (model, judge_settings(model, ds), MicroBatches(rows=batch_size))
         self.source = RewardModelSource(RewardGroup(LocalGroup(Judge, model.name, device, worker)), constants)
 
     @property

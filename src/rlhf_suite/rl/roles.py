@@ -14,6 +14,7 @@ import torch
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, RLDeepSpeedConfig
+from rlhf_suite.config.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.prompt_format import PromptFormat
@@ -25,12 +26,12 @@ from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.adapters import iterate_adapters
-from rlhf_suite.models.forward import LanguageModel, token_log_probs, token_values
+from rlhf_suite.models.forward import LanguageModel, ScalarModel, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
-from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
+from rlhf_suite.rl.sharding import Division, in_micro_batches
 from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.frozen import WithoutAdapters
@@ -47,14 +48,6 @@ STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy a
 
 
 @dataclass(frozen=True)
-class MicroBatches:
-    """What a micro-batch of a forward pass has."""
-
-    count: int = 1  # sequences
-    tokens: int | None = None  # or as many as make so many tokens, for each rank that has a part of them
-
-
-@dataclass(frozen=True)
 class WorkerSettings:
     """The sections of flags that the workers of every model read."""
 
@@ -67,13 +60,13 @@ class WorkerSettings:
     @property
     def micro_batches(self) -> MicroBatches:
         """What forward passes over a rollout take at once."""
-        rollout, train = self.rollout, self.train
-        budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
-        return MicroBatches(rollout.micro_batch_size, budget)
+        return rollout_micro_batches(self.rollout, self.train)
 
 
 class Role(Worker):
     """What the ranks of all models share: the ranks they work with, and forward passes in micro-batches."""
+
+    model: Any
 
     def __init__(self, rank: Rank, ds: DeepSpeedConfig, micro_batches: MicroBatches, train: TrainConfig | None) -> None:
         super().__init__(rank)
@@ -82,14 +75,18 @@ class Role(Worker):
         if train is not None:
             seed_process(train, self.world)
 
+    @property
+    def is_packed(self) -> bool:
+        """Return whether the model of this role takes sequences laid end to end."""
+        module: LanguageModel | ScalarModel = getattr(self.model, "module", self.model)
+        return module.packed
+
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[Division, list[torch.Tensor]]:
         """Return how this rank's shard is divided into micro-batches, and `compute` of each of them."""
-        limits = self.micro_batches
-        budget = None if limits.tokens is None else limits.tokens * self.world.mesh.sequence
-        groups = forward_groups(batch, limits.count, budget)
+        groups = micro_groups(batch.lengths.tolist(), self.micro_batches, self.world.mesh, self.is_packed)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
         return Division(batch.lengths, groups), results
@@ -181,7 +178,8 @@ class TrainedRole(Role, TrainedWorker):
 
     def train_step(self, batch: Experience, step: int) -> dict[str, float]:
         """Take an optimiser step and return its metrics."""
-        groups = micro_groups(batch.lengths.tolist(), self.settings.train, self.world.mesh)
+        limit = trained_micro_batches(self.settings.train)
+        groups = micro_groups(batch.lengths.tolist(), limit, self.world.mesh, self.is_packed)
         micro_batches = [*(take(batch, group) for group in groups), *self.beside(step)]
         row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
         if not row["skipped"]:
@@ -257,7 +255,7 @@ class PolicyRole(TrainedRole):
         return self.train(batches, first_step)
 
     def beside(self, step: int) -> Sequence[TokenBatch]:
-        return () if self.documents is None else self.documents.step(step)
+        return () if self.documents is None else self.documents.step(step, self.is_packed)
 
     def follow_update(self) -> None:
         if self.average is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rlhf_suite.data.batch import B, TokenBatch, take, weightless
-from rlhf_suite.data.packing import balance, micro_batches
+from rlhf_suite.data.packing import balance
 
 
 def shards(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
@@ -36,16 +36,6 @@ def split(batch: B, steps: Sequence[Sequence[int]], ranks: int) -> list[list[B]]
     """Return for each rank its share of every optimiser step; `steps` has the sequences of each."""
     per_step = [shards(batch, balanced_parts(batch, ranks, step)) for step in steps]
     return [[shares[rank] for shares in per_step] for rank in range(ranks)]
-
-
-def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> list[list[int]]:
-    """Return the micro-batches of a forward pass: by token budget when there is one, else `count` sequences each. A
-    longer sequence raises the budget: a reward model reads more tokens than the policy wrote, for which the budget is
-    meant."""
-    lengths = batch.lengths.tolist()
-    if token_budget is None:
-        return micro_batches(lengths, count=count)
-    return micro_batches(lengths, token_budget=max(token_budget, *lengths))
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,13 @@ from rlhf_suite.rl.teachers import check_teachers
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.notices import batch_notices, chat_template_notices, embedding_notices, pass_notices
+from rlhf_suite.train.notices import (
+    batch_notices,
+    chat_template_notices,
+    describe_rows,
+    embedding_notices,
+    pass_notices,
+)
 
 
 def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
@@ -176,6 +182,7 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     for notice in (*tokens, *notices, *sizes, *passes):
         journal.warn(notice)
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
+    journal.info(describe_rows(plan.models[ACTOR].flag, plan.models[ACTOR].path, config))
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 
 

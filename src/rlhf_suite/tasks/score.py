@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.micro_batches import MicroBatches
 from rlhf_suite.config.plan import PROCESS, WorkerPlan, judge_paths
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
@@ -21,7 +22,6 @@ from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.judge import Judge, alone
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
-from rlhf_suite.rl.roles import MicroBatches
 from rlhf_suite.rl.scoring import REWARD_LOG, SampleScorer
 
 

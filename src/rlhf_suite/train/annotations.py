@@ -74,7 +74,8 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
     result: Annotations = {}
     for start in range(0, len(items), config.train.batch_size):
         chosen = range(start, min(start + config.train.batch_size, len(items)))
-        for batch in equalise(actor, rank_micro_batches(items, chosen, config.train, actor.world)):
+        batches = rank_micro_batches(items, chosen, config.train, actor.world, actor.module.packed)
+        for batch in equalise(actor, batches):
             values = task.annotate(batch.to(actor.world.device))
             for name in values:
                 result.setdefault(name, torch.zeros(int(ends[-1]), dtype=torch.float64))

@@ -45,7 +45,7 @@ class Evaluation:
         """Add the metrics of one part. The model is in training mode before and after."""
         (name, chosen), model = self.parts[part], self.model
         model.module.eval()
-        batches = rank_micro_batches(self.sets[name], chosen, self.config, model.world)
+        batches = rank_micro_batches(self.sets[name], chosen, self.config, model.world, model.module.packed)
         batches = self.prepare(equalise(model, batches))
         with balance_experts(model, batches):
             for batch in batches:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from rlhf_suite.config.micro_batches import MicroBatches, trained_micro_batches
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, collate, sequences, weightless
 from rlhf_suite.data.packing import balance, micro_batches
@@ -28,14 +29,15 @@ class StepLoader:
         steps = self.order.steps_per_epoch * self.config.max_epochs
         return min(steps, self.config.max_steps or steps)
 
-    def step(self, step: int) -> list[SupervisedBatch]:
-        """Return the micro-batches of this rank for optimiser step `step` (0-based)."""
+    def step(self, step: int, packed: bool = True) -> list[SupervisedBatch]:
+        """Return the micro-batches of this rank for optimiser step `step` (0-based), for a model that takes sequences
+        `packed` or pads them."""
         chosen = self.order.indices(step)
-        return rank_micro_batches(self.examples, chosen, self.config, self.world)
+        return rank_micro_batches(self.examples, chosen, self.config, self.world, packed)
 
 
 def rank_micro_batches(
-    examples: Sequence[Item], chosen: Sequence[int], config: TrainConfig, world: World
+    examples: Sequence[Item], chosen: Sequence[int], config: TrainConfig, world: World, packed: bool = True
 ) -> list[SupervisedBatch]:
     """Return this rank's part of the chosen examples as micro-batches; ranks get about equal token counts. The
     sequences of a group stay together, and count as one in `train.micro_batch_size`."""
@@ -46,16 +48,23 @@ def rank_micro_batches(
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
         return [weightless(collate_indexed(items, [chosen[0]]))]
     mine = [chosen[i] for i in part]
-    groups = micro_groups([len(items[i]) for i in mine], config, world.mesh)
+    widths = [len(items[i]) if packed else padded_length(items[i]) for i in mine]
+    groups = micro_groups(widths, trained_micro_batches(config), world.mesh, packed)
     return [collate_indexed(items, [mine[i] for i in group]) for group in groups]
 
 
-def micro_groups(lengths: Sequence[int], config: TrainConfig, mesh: Mesh) -> list[list[int]]:
-    """Return which of a rank's sequences share a micro-batch, by the flags of `train`. The budget of tokens is that of
-    one GPU, and several may split the tokens."""
-    if config.dynamic_batch_enable:
-        return micro_batches(lengths, token_budget=config.max_tokens_per_gpu * mesh.sequence)
-    return micro_batches(lengths, count=config.micro_batch_size)
+def padded_length(item: Item) -> int:
+    """Return the tokens of an item whose sequences are padded to the longest of them."""
+    lengths = [len(sequence) for sequence in sequences(item)]
+    return len(lengths) * max(lengths)
+
+
+def micro_groups(lengths: Sequence[int], limit: MicroBatches, mesh: Mesh, packed: bool = True) -> list[list[int]]:
+    """Return which of a rank's rows share a micro-batch. A budget of tokens is that of one GPU, and several may split
+    the tokens."""
+    if limit.tokens is not None:
+        return micro_batches(lengths, token_budget=limit.tokens * mesh.sequence, padded=not packed)
+    return micro_batches(lengths, count=limit.rows)
 
 
 def collate_indexed(examples: Mapping[int, Item], indices: Sequence[int]) -> SupervisedBatch:

@@ -31,7 +31,7 @@ from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
 from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.loop import Trainer
-from rlhf_suite.train.notices import batch_notices, chat_template_notices, embedding_notices
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_rows, embedding_notices
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
@@ -86,7 +86,7 @@ class SupervisedWorker(TrainedWorker):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Take optimiser step `step` (0-based) and return its metrics."""
-        loaded = self.loader.step(step)
+        loaded = self.loader.step(step, self.model.module.packed)
         world, batches = self.model.world, self.prepare(loaded)
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
         metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
@@ -137,6 +137,7 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
+    journal.info(describe_rows(plan.models[ACTOR].flag, plan.models[ACTOR].path, config))
     settings = (config, plan, make_task, data)
     with start_ranks(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
         group = SupervisedGroup(ranks)

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, RewardTextConfig, says_reward
+from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.problems import Problem, rule
@@ -142,9 +143,14 @@ def variables_are_named(run: TextRun) -> Iterator[Problem]:
 @rule
 def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
     data, is_plain = run.data, run.actor.pretrain_mode_enable
-    if data.pack_to_max_len and not run.ds.packing_samples:
+    compiled = run.ds.packing_samples is None and run.ds.deepcompile
+    if data.pack_to_max_len and wanted_packing(run.ds) is False:
         problem = "the examples of a row would be padded to one another, each to the longest"
-        yield Problem("data.pack_to_max_len", problem, "add ds.packing_samples=true")
+        yield Problem(
+            "data.pack_to_max_len",
+            problem,
+            f"write {'ds.deepcompile=false' if compiled else 'ds.packing_samples=null'}",
+        )
     if data.multiturn and not (data.apply_chat_template or is_plain):
         problem = "needs the chat template, which marks the turns"
         yield Problem("data.multiturn", problem, "add data.apply_chat_template=true")

@@ -94,9 +94,19 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
         known = f"{', '.join(ATTENTION)} and {HUB_KERNELS}<name>"
         fix = close.replace("did you mean ", f"did you mean {key}=").replace("write ", f"write {key}=")
         yield Problem(key, f"{name} is not known; there are {known}", fix)
-    elif name != "varlen" and run.ds.packing_samples:
-        problem = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
+    elif name != "varlen" and (demand := packing_demand(run)):
+        problem = f"{name} would let packed sequences see each other ({demand})"
         yield Problem(key, problem, f"write {key}=varlen")
+
+
+def packing_demand(run: AnyTrainedRun | ServeRMRun) -> str | None:
+    """Return the flag and value by which a run wants packed rows; None if its model may pad them."""
+    ds = run.ds
+    if isinstance(ds, DeepSpeedConfig) and ds.ring_attn_size > 1:
+        return f"ds.ring_attn_size={ds.ring_attn_size}"
+    if getattr(getattr(run, "data", None), "pack_to_max_len", False):
+        return "data.pack_to_max_len=true"
+    return "ds.packing_samples=true" if ds.packing_samples else None
 
 
 def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[Problem]:

@@ -33,9 +33,9 @@ def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
     size = run.ds.ring_attn_size
     if size == 1:
         return
-    if not run.ds.packing_samples:
+    if run.ds.packing_samples is False:
         problem = f"{SEQUENCE}={size} splits the tokens of one row, without padding"
-        yield Problem("ds.packing_samples", problem, "add ds.packing_samples=true")
+        yield Problem("ds.packing_samples", problem, "write ds.packing_samples=null")
     if is_flash(run.ds.attn_implementation):  # `attention_fits` refuses the others
         problem = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({SEQUENCE}={size})"
         yield Problem("ds.attn_implementation", problem, "write ds.attn_implementation=varlen")

@@ -9,6 +9,7 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.metrics import direction_of
+from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
@@ -22,8 +23,8 @@ def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
     """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches. Ranks that split the tokens of a
     batch count as one."""
     ranks = max(data_ranks(run, run.actor), 1)
-    size, micro = run.train.batch_size, run.train.micro_batch_size
-    if run.train.dynamic_batch_enable:
+    size, micro = run.train.batch_size, trained_micro_batches(run.train).rows
+    if micro is None:
         if size % ranks:
             fix = f"write train.batch_size={next_multiple(size, ranks)}"
             yield Problem("train.batch_size", f"{size} is not a multiple of the actor's {ranks} ranks", fix)
@@ -33,22 +34,15 @@ def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
 
 
 @rule
-def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.train.dynamic_batch_enable and not run.ds.packing_samples:
-        problem = "a token budget does not count padding, so it needs packed sequences"
-        yield Problem("train.dynamic_batch_enable", problem, "add ds.packing_samples=true")
-    count = run.data.SEQUENCES_PER_ROW
-    least = count * run.data.max_len
-    size = run.ds.ring_attn_size
-    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu * size < least:
-        row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
-        shared = f" on each of {size} ranks" if size > 1 else ""
-        problem = (
-            f"{run.train.max_tokens_per_gpu} tokens{shared} are too few for {row} of data.max_len={run.data.max_len}"
-        )
-        yield Problem(
-            "train.max_tokens_per_gpu", problem, f"write train.max_tokens_per_gpu={-(-least // size)} or more"
-        )
+def micro_batches_have_a_limit(run: AnyTrainedRun) -> Iterator[Problem]:
+    if run.train.dynamic_batch_enable is not False:
+        return
+    sections = {"train": run.train} | ({"rollout": run.rollout} if isinstance(run, PPORun) else {})
+    for name, section in sections.items():
+        if section.micro_batch_size is None:
+            key = f"{name}.micro_batch_size"
+            problem = "without a token budget (train.dynamic_batch_enable=false) it must be a number"
+            yield Problem(key, problem, f"add {key}=<number>, or write train.dynamic_batch_enable=null")
 
 
 @rule
@@ -84,7 +78,7 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
     count = parts(run).get("critic")
     if not count or count == parts(run)["actor"]:
         return
-    share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
+    share = count * (trained_micro_batches(run.train).rows or 1)
     if run.train.batch_size % share:
         problem = (
             f"train.batch_size={run.train.batch_size} is not a multiple of the critic's ranks x micro-batch = {share}"

@@ -83,6 +83,7 @@ def beside_compiled(run: AnyTrainedRun) -> Iterator[tuple[str, str]]:
     ds = run.ds
     for remedy, differs, why in (
         ("ds.packing_samples=false", ds.packing_samples, "packed rows have ever new shapes, each compiled anew"),
+        ("ds.ring_attn_size=1", ds.ring_attn_size > 1, "ranks split the tokens of packed rows alone"),
         ("ds.overlap_comm=false", ds.overlap_comm, "the compiled graph reduces the gradients itself"),
         ("ds.adam_offload=false", ds.adam_offload, "its gradients stay on the GPU"),
         ("ds.enable_sleep=false", getattr(ds, "enable_sleep", False), "its gradients stay on the GPU"),

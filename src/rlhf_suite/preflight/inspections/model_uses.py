@@ -46,7 +46,7 @@ class ModelUse:
     is_trusted: bool = False  # whether code in its folder is run
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
     attention: str | None = None  # ds.attn_implementation
-    packed: bool = False  # whether its sequences are laid end to end
+    packed: bool | None = None  # ds.packing_samples
     tensor: int = 1  # over how many ranks the matrices of its layers are split
     is_sampled: bool = False  # whether engines of vLLM load it
     dtype: str | None = None  # ds.param_dtype of a model that engines load

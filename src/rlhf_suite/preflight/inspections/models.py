@@ -262,7 +262,7 @@ def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the family of the model can do what the run asks of it."""
     size, mode = use.split
     asked = (
-        (PACKED, use.packed, "ds.packing_samples", "false"),
+        (PACKED, bool(use.packed), "ds.packing_samples", "false"),
         (SEQUENCE, size > 1, "ds.ring_attn_size", "1"),
         (BLOCKS, size > 1 and mode != "ulysses", "ds.ring_attn_mode", "ulysses"),
         (TENSOR, use.tensor > 1, "ds.tensor_parallel_size", "1"),
