@@ -31,9 +31,10 @@ TOKENS: dict[str, tuple[dict[str, str], str]] = {
     "internvl": (INTERN_TOKENS, "<IMG_CONTEXT>\n"),
     "gemma3": (GEMMA_TOKENS, "<start_of_image>"),
 }
+# Heads of 32 dimensions, which vLLM's kernels for the CPU have.
 TEXT = {
-    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 16},
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "max_position_embeddings": 512, "head_dim": 32},
 }
 TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -45,22 +46,22 @@ DELTA = {
 # For each type: settings of the language model, of the tower, and of the whole.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
-        {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}},
+        {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
         {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
         {},
     ),
     "qwen2_5_vl": (
-        {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}},
+        {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
         TOWER | {"window_size": 56, "fullatt_block_indexes": [1], "patch_size": 14},
         {},
     ),
     "qwen3_vl": (
-        {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        {"rope_parameters": ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
         TOWER | {"patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         {},
     ),
     "qwen3_5": (
-        DELTA | {"rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        DELTA | {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}},
         TOWER | {"patch_size": 14, "num_position_embeddings": 16},
         {},
     ),

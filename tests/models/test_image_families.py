@@ -11,17 +11,22 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from image_families import SHAPES
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.models import SeeingActorConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.load import load_model
+from rlhf_suite.models.load import load_model, vision_processor
+from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
-from vision import Seeing
+from vision import PICTURES, Seeing
 
 SAME = 1e-6  # relative to the largest value
+# Of these CI runs the tests: positions on three axes and a grid, and tokens of an image that see all of it.
+IN_CI = ("qwen2_5_vl", "gemma3")
+TYPES = [kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.proof) for kind in SHAPES]
 
 
-@pytest.fixture(scope="module", params=[*SHAPES])
+@pytest.fixture(scope="module", params=TYPES)
 def seeing(request, tmp_path_factory) -> Seeing:
     return Seeing(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -101,3 +106,28 @@ def test_scores_of_packed_and_padded_rows_are_those_of_each_sequence_alone(seein
     assert save_hf(model, seeing.tokenizer, tmp_path / "saved") == []
     again = load_model(str(tmp_path / "saved"), head="value", ds=ds)
     assert not again.head_is_new and torch.equal(sequence_scores(again, batch), scores)
+
+
+def test_sequences_of_text_alone_need_no_images(seeing):
+    """Also in training, where transformers would ask some types for the kinds of tokens."""
+    text = seeing.examples()[1]
+    one, two = (
+        token_log_probs(seeing.model(packed, noise=0).train(), collate([text] * count, TokenBatch)).log_probs
+        for count, packed in ((1, False), (2, True))
+    )
+    assert (two - one.repeat(2)).abs().max() <= SAME * one.abs().max()
+
+
+def test_a_frozen_tower_gets_no_gradient_and_is_saved_whole(seeing, batch, tmp_path):
+    model = seeing.model(noise=0)
+    make_trainable(model, SeeingActorConfig(freeze_visual_encoder=True), LoRAConfig())
+    token_log_probs(model, batch).log_probs.sum().backward()
+    trained = {name for name, p in model.model.named_parameters() if p.grad is not None}
+    visual = {name for name, _ in model.model.named_parameters() if "language_model" not in name} - {"lm_head.weight"}
+    assert visual and trained and not trained & visual
+    save_hf(model, seeing.tokenizer, tmp_path / "saved")
+    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+    again = load_model(str(tmp_path / "saved"), head="lm", ds=ds)
+    assert torch.equal(token_log_probs(again, batch).log_probs, token_log_probs(model.eval(), batch).log_probs)
+    reader = vision_processor(str(tmp_path / "saved"), "images")
+    assert reader is not None and reader.tokens(PICTURES[0]) == seeing.processor.tokens(PICTURES[0])
