@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image as Pillow
@@ -33,12 +34,12 @@ PICTURES = [picture((40 * n, 200 - 30 * n, 30 + 20 * n), (40 + 8 * n, 56)) for n
 class Seeing:
     """A small model that reads images, in a folder of its own."""
 
-    def __init__(self, folder: Path, model_type: str = "idefics3") -> None:
+    def __init__(self, folder: Path, model_type: str = "idefics3", **text: Any) -> None:
         self.folder = folder / "model"
         if model_type == "idefics3":
             create(self.folder, SHAPES["vision"])
         else:
-            make_seeing(self.folder, model_type)
+            make_seeing(self.folder, model_type, **text)
         self.tokenizer = load_tokenizer(str(self.folder), RenderConfig())
         processor = vision_processor(str(self.folder), "images")
         assert processor is not None

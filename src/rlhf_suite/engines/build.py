@@ -208,7 +208,7 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
         arguments["lora_target_modules"] = list(spec.adapter.modules)
     if spec.image_token is not None:
-        arguments["limit_mm_per_prompt"] = {"image": spec.max_images}
+        arguments["limit_mm_per_prompt"] = {"image": spec.max_images, "video": 0}
     if cache_mb is not None:
         arguments["kv_cache_memory_bytes"] = cache_mb << 20
     if cpu:

@@ -98,7 +98,7 @@ class Family:
         return self.why_not(PACKED) is None and (attention or self.attention[0]) not in (SDPA, EAGER)
 
 
-GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True)
+GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True, is_served=True)
 PROJECTED = Images(("model.vision_tower", "model.multi_modal_projector"), ("pixel_values",))
 
 FAMILIES = (
@@ -216,7 +216,7 @@ FAMILIES = (
     Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
     Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
     Family("LLaVA", ("llava",), images=PROJECTED),
-    Family("InternVL", ("internvl",), images=PROJECTED),
+    Family("InternVL", ("internvl",), images=replace(PROJECTED, is_served=True)),
 )
 BY_TYPE = {name: family for family in FAMILIES for name in family.types}
 IMAGE_TYPES = tuple(

@@ -26,7 +26,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor import model_loader
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info, make_online_process_loader
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -206,6 +208,18 @@ class IpcReceiver(WeightReceiver):
             yield entries, [entry.view(flat) for entry in entries]
 
 
+class UnloadedModel(DummyModelLoader):
+    """Makes the model of an engine before its first sync. vLLM 0.32 would fill with random numbers also what a model
+    has computed and no checkpoint holds, such as the mean and the width of pixels, and no sync would bring it."""
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        computed = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        super().load_weights(model, model_config)
+        for name, buffer in model.named_buffers():
+            if name in computed and buffer.shape == computed[name].shape and not buffer.is_meta:
+                buffer.copy_(computed[name])
+
+
 def receive_adapter(worker: Any, update_info: dict[str, Any]) -> None:
     """Receive an adapter and install it in a worker's model."""
     worker.weight_transfer_engine.receive_adapter(UpdateInfo(**update_info))
@@ -282,3 +296,4 @@ def backend_name(sync_backend: str) -> str:
 
 for _name, _transfer in (("shm", ShmReceiver), ("gloo", StreamReceiver), ("nccl", NcclReceiver), ("ipc", IpcReceiver)):
     WeightTransferEngineFactory.register_engine(backend_name(_name), _transfer)
+model_loader._LOAD_FORMAT_TO_MODEL_LOADER["dummy"] = UnloadedModel  # its public function warns about this
