@@ -29,6 +29,7 @@ from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.slurm import is_first_node, join_node
+from rlhf_suite.preflight.devices import remarks_on_fit
 from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -125,11 +126,7 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         # Stoppable here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again.
         with record_end(record.mark_ended), record_waits(record.waits), stoppable():
-            task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
-            if plan is None:
-                metrics = task.run(run, folder)
-            else:
-                metrics = task.run(replace(run, launch=launch_of(run, plan)), folder, plan)
+            metrics = run_task(run, folder, plan)
         record.mark_done(metrics)
     except Stopped as stop:
         record.mark_stopped(str(stop))
@@ -148,6 +145,17 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
         lines = summarise(record, run)
         if run.logger.progress:
             print(printable("\n".join([*lines, *report]), MESSAGE_LIMIT, keep_lines=True), flush=True)
+
+
+def run_task(run: Run, folder: Path, plan: WorkerPlan | None) -> Mapping[str, float]:
+    """Run the task, after what the plan says about its GPUs; return its last metrics."""
+    task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
+    for remark in remarks_on_fit(run):
+        tell(remark, 0)
+    metrics: Mapping[str, float] = (
+        task.run(run, folder) if plan is None else task.run(replace(run, launch=launch_of(run, plan)), folder, plan)
+    )
+    return metrics
 
 
 def page(run: Run, folder: RunFolder) -> list[str]:

@@ -49,6 +49,7 @@ COMMANDS = {
     "rlhf-suite sweep status <folder>": "the jobs of a sweep, and how each of them is",
     "rlhf-suite migrate <script>": "commands of OpenRLHF as command lines of this suite",
     "rlhf-suite plan <words>": "the memory, disk and time that a run will need",
+    "rlhf-suite doctor": "what this machine lacks for runs, with the remedy",
     "rlhf-suite schema": "the JSON schema of all flags, for editors of YAML files",
 }
 

@@ -28,12 +28,22 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
+KERNEL = "rms_norm"  # one that every build of vLLM has
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
 GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
 # A line of a log that ends a traceback, behind what vLLM puts before each line.
 EXCEPTION = re.compile(r"(?:^|[])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
+
+
+def load_kernels() -> bool:
+    """Load vLLM's kernels into this process; return whether they are there."""
+    import torch
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()  # it logs what is missing, and goes on
+    return hasattr(torch.ops._C, KERNEL)
 
 
 def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Slot] = ()) -> LLMEngine:

@@ -18,10 +18,13 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.placement import Placement, Role
 from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, is_on_ray, resolve
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import LoopRun, PPORun, Run
-from rlhf_suite.launch.environment import gpu_count
+from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PPORun, Run
+from rlhf_suite.doctor.gpus import Driver, read_driver
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
+from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.jobs import Preflight
 
 ELSEWHERE = "start it where there are more (hydra/launcher=slurm, or launch.ray_address)"
@@ -145,3 +148,29 @@ def remarks(run: Run, devices: Devices) -> Iterator[str]:
 def where(run: Run, devices: Devices) -> str:
     """Return where a run will be, for people."""
     return "the cluster" if devices.place == Devices.place else devices.place
+
+
+def remarks_on_fit(run: Run) -> Iterator[str]:
+    """Yield what to say of a run that begins on the GPUs of this machine. The planner imports torch, so this is asked
+    where a run has set its environment and needs torch itself."""
+    if isinstance(run, AnyTrainedRun) and run.launch.ray_address is None and device_kind(run.launch) == "cuda":
+        driver = read_driver() if is_first_node() else None
+        if isinstance(driver, Driver) and driver.gpus:
+            yield from say_what_does_not_fit(run, driver)
+
+
+def say_what_does_not_fit(run: AnyTrainedRun, driver: Driver) -> Iterator[str]:
+    """Yield why the planner expects a run not to fit into these GPUs. It is an estimate, so it refuses nothing."""
+    from rlhf_suite.planner.devices import DEVICES
+    from rlhf_suite.planner.estimate import UTILISATION, Target, estimate
+
+    device = next((kind for gpu in driver.gpus for kind in DEVICES if kind.mark in gpu.name), None)
+    if device is None:
+        return
+    target = Target(device, min(gpu.total for gpu in driver.gpus), device.flops * UTILISATION)
+    try:
+        problems = estimate(run, target).problems
+    except UserError:  # of a model that the planner cannot read; loading says what is wrong
+        return
+    for problem in problems:
+        yield f"By the plan this run does not fit: {problem}. plan=true shows what takes the memory and what would fit."

@@ -16,7 +16,7 @@ from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.engines import engine_arguments_exist
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
-from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, machine
+from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, gpus_can_be_used, machine
 from rlhf_suite.preflight.inspections.models import models_fit, others_have_embeddings, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
@@ -33,6 +33,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     resume_fits,
     replay_fits,
     machine,
+    gpus_can_be_used,
     cluster_accepts,
     commands_of_tools_exist,
     engine_arguments_exist,

@@ -17,7 +17,10 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.rules.agents import MCP
 from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run, SamplingRun
-from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.doctor.checks import OF_GPU_RUNS
+from rlhf_suite.doctor.facts import Facts, read_facts
+from rlhf_suite.doctor.findings import FAULT
+from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.session import root_problem
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import unreachable
@@ -48,6 +51,27 @@ def stages(run: SamplingRun) -> Iterator[Problem]:
         problem = "the CPU build of vLLM does not run the stages of a pipeline"
         fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
         yield Problem("vllm.pipeline_parallel_size", problem, fix)
+
+
+def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield what keeps a run from the GPUs of this machine. A folder is known where the run itself will be."""
+    if folder is None or not isinstance(run, ResumableRun) or run.launch.ray_address is not None:
+        return
+    if device_kind(run.launch) != "cuda" or not gpu_count():
+        return
+    yield from gpu_problems(read_facts())
+
+
+def gpu_problems(facts: Facts) -> Iterator[Problem]:
+    """Yield what keeps any run from the GPUs of a machine."""
+    if facts.driver is None:
+        fix = "unset CUDA_VISIBLE_DEVICES, or see nvidia-smi; launch.device=cpu needs no GPU"
+        yield Problem("launch.device", "cuda, but there is no NVIDIA driver here", fix)
+        return
+    for check in OF_GPU_RUNS:
+        for finding in check(facts):
+            if finding.state == FAULT:
+                yield Problem("launch.device", f"cuda, but {finding.subject}: {finding.text}", finding.remedy)
 
 
 def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:

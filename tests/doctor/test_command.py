@@ -1,0 +1,34 @@
+"""The command itself, on this machine: what it prints, its exit codes, and trials that fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.cli import doctor, main
+from rlhf_suite.doctor.findings import FAULT, GOOD
+
+
+def test_the_quick_form_says_what_this_machine_has(capsys):
+    assert main(["doctor", "--quick"]) == 0
+    said = capsys.readouterr().out
+    assert "   ok  Python: " in said and "   ok  vLLM: vllm" in said
+    assert "0 faults" in said.splitlines()[-1]
+
+
+def test_the_devices_are_used_for_a_moment():
+    computing, meeting = doctor.run_trial("computing"), doctor.run_trial("processes that meet")
+    assert [finding.state for finding in (*computing, *meeting)] == [GOOD, GOOD]
+
+
+def test_a_trial_that_fails_or_hangs_is_a_fault(monkeypatch):
+    (failed,) = doctor.run_trial("no such trial")
+    assert (failed.state, failed.text) == (FAULT, "KeyError: 'no such trial'")
+    monkeypatch.setattr(doctor, "TRIAL_S", 0.01)
+    (hung,) = doctor.run_trial("computing")
+    assert hung.state == FAULT and "did not end" in hung.text
+
+
+@pytest.mark.parametrize("words", [["--fast"], ["--quick", "task=sft"]])
+def test_other_words_are_refused_with_the_usage(words, capsys):
+    assert main(["doctor", *words]) == 2
+    assert "usage: rlhf-suite doctor" in capsys.readouterr().err
