@@ -231,6 +231,7 @@ def is_gone(number: int) -> bool:
             os.kill(number, signal.SIGKILL)
 
 
+@pytest.mark.proof  # it waits for two limits of ten seconds
 @pytest.mark.notices(
     "a server of tools that never answers outlives the trial",
     "preflight/inspections/own_code.py",

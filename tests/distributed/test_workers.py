@@ -206,6 +206,7 @@ def test_a_hung_actor_is_an_open_wait_meets_the_deadline_and_shows_where_it_hang
     assert "in say_and_sleep" in message
 
 
+@pytest.mark.proof
 def test_an_actor_that_shows_signs_of_life_may_take_longer_than_the_limit(group):
     pupils = group(timeout_s=10.0)
     pupils.ready()

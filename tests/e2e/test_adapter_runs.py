@@ -76,7 +76,7 @@ def test_a_sync_brings_the_adapters_alone(whole, runs, warm):
     ("name", "words"),
     [
         pytest.param("ahead", AHEAD, marks=pytest.mark.proof),
-        ("stream", STREAM),
+        pytest.param("stream", STREAM, marks=pytest.mark.proof),
         pytest.param("shared", SHARED, marks=pytest.mark.proof),
         pytest.param("gloo", ["vllm.sync_backend=gloo"], marks=pytest.mark.proof),
         pytest.param("zero3", ["actor.num_gpus_per_node=2", "ds.zero_stage=3"], marks=pytest.mark.proof),

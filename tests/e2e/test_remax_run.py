@@ -6,6 +6,7 @@ import jobs
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.proof
 SAMPLES, LONGEST, BUFFER = 4, 16, 8
 WORDS = [
     *jobs.SMALL,

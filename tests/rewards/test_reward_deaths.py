@@ -118,6 +118,7 @@ def test_when_every_row_hangs_the_batch_is_given_up(rewarder):
     assert sum("this row alone had 0.033 of them" in reason for reason in reasons) >= 1
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_rows_that_hang_do_not_use_up_the_time_of_others(rewarder):
     """Nine rows of a twelfth of the time each and as many restarts, behind a batch that took all of it."""

@@ -325,6 +325,7 @@ def test_turns_of_a_real_engine_that_is_killed_are_the_same_and_its_second_death
     pool.retire()
 
 
+@pytest.mark.proof
 def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):
     job = Job(tmp_path, model, agent__num_workers=1)
     workers = job.workers()
