@@ -10,12 +10,12 @@ from rlhf_suite.config.engine_arguments import BY_FLAG, BY_SUITE, NOT_ON_CPU
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.record import load, save
 from rlhf_suite.config.resume import changes
-from rlhf_suite.config.rollout import EngineConfig, VLLMConfig
+from rlhf_suite.config.rollout import QUANTIZATIONS, EngineConfig, VLLMConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.preflight.inspections import inspect
-from rlhf_suite.preflight.inspections.engines import names_of_arguments
+from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus
 
 PPO = "task=ppo demo=ppo launch.device=cpu"
 SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a user may choose others
@@ -58,7 +58,8 @@ def test_what_is_refused_exists():
     ("value", "key", "said"),
     [
         ("{dtype: float16}", "dtype", "ds.param_dtype decides it"),
-        ("{quantization: fp8}", "quantization", "a weight sync brings whole weights"),
+        ("{quantization: fp8}", "quantization", "vllm.quantization decides it"),
+        ("{quantization_config: {}}", "quantization_config", "a weight sync brings whole weights"),
         ("{speculative_config: {}}", "speculative_config", "vllm.speculative_config decides it"),
         ("{data_parallel_size: 2}", "data_parallel_size", "the suite places the engines"),
         ("{hf_token: abc}", "hf_token", "export HF_TOKEN"),
@@ -90,6 +91,43 @@ def test_a_cache_of_lower_precision_needs_a_correction(checked):
     line = f"{PPO} 'vllm.engine_args={{kv_cache_dtype: fp8}}' correction=tis algo.mismatch_max=0.5"
     assert checked(line).problems == []
     assert checked(f"{PPO} 'vllm.engine_args={{kv_cache_dtype: auto}}'").problems == []
+
+
+@pytest.mark.notices(
+    "quantised engines train without a correction",
+    "config/engine_arguments.py",
+    'QUANTIZATION: quantization or "auto"',
+    'QUANTIZATION: "auto"',
+)
+def test_quantised_engines_need_a_correction_and_weights_of_bf16(checked):
+    line = f"{PPO} vllm.quantization=fp8_per_channel ds.param_dtype=bf16"
+    (problem,) = checked(line).problems
+    assert (problem.key, "correction=tis" in problem.fix) == ("vllm.quantization", True)
+    assert checked(f"{line} correction=tis algo.mismatch_max=0.5").problems == []
+    (problem,) = checked(f"{line} correction=tis algo.mismatch_max=0.5 ds.param_dtype=fp32").problems
+    assert (problem.key, problem.fix.startswith("write ds.param_dtype=bf16")) == ("vllm.quantization", True)
+    assert checked("task=generate demo=generate vllm.quantization=fp8 ds.param_dtype=bf16").problems == []
+
+
+def test_vllm_quantises_by_these_methods_what_it_loads():
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+
+    assert {*QUANTIZATIONS} - {*ONLINE_QUANT_SHORTHAND_NAMES} == {"fp8"}  # by the method of fp8 checkpoints
+
+
+@pytest.mark.parametrize(
+    ("flag", "fix"),
+    [
+        ("vllm.pipeline_parallel_size=2", "write vllm.pipeline_parallel_size=1"),
+        ("vllm.quantization=mxfp8", "write vllm.quantization=fp8_per_channel"),
+        ("vllm.quantization=fp8_per_channel", None),
+    ],
+)
+def test_what_engines_on_cpus_cannot_do_is_refused(checked, tmp_path, flag, fix):
+    (run,) = checked(f"{PPO} {flag} ds.param_dtype=bf16 correction=tis algo.mismatch_max=0.5").runs
+    found = [*runs_on_cpus(run, tmp_path)]
+    assert [problem.fix.startswith(fix) for problem in found] == ([] if fix is None else [True])
+    assert [*runs_on_cpus(run, None)] == []
 
 
 def test_a_name_that_vllm_does_not_have_gets_the_nearest_one(checked):

@@ -1,4 +1,5 @@
-"""`vllm.engine_args`: which arguments of vLLM's EngineArgs a run may set, and who decides the others."""
+"""`vllm.engine_args`: which arguments of vLLM's EngineArgs a run may set, who decides the others, and what the engine's
+own precision needs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from rlhf_suite.config.problems import Problem
 
-KEY, SPECULATIVE = "vllm.engine_args", "vllm.speculative_config"
+KEY, SPECULATIVE, QUANTIZATION = "vllm.engine_args", "vllm.speculative_config", "vllm.quantization"
 METHODS = ("ngram", "draft_model")  # of guesses: from the text so far, or by a model that does not change
 BY_FLAG = {  # the flag that decides an argument
     "dtype": "ds.param_dtype",
@@ -22,6 +23,7 @@ BY_FLAG = {  # the flag that decides an argument
     "max_num_seqs": "vllm.max_num_seqs",
     "model": "actor.model_name_or_path",
     "pipeline_parallel_size": "vllm.pipeline_parallel_size",
+    "quantization": "vllm.quantization",
     "spec_method": "vllm.speculative_config",
     "spec_model": "vllm.speculative_config",
     "spec_tokens": "vllm.speculative_config",
@@ -47,7 +49,6 @@ BY_SUITE = {  # why the suite itself decides an argument
     "default_mm_loras": OTHER_WEIGHTS,
     "enable_lora": OTHER_WEIGHTS,
     "load_format": OTHER_WEIGHTS,
-    "quantization": OTHER_WEIGHTS,
     "quantization_config": OTHER_WEIGHTS,
     "per_request_spec_decode_metrics": REQUESTS,
     "weight_transfer_config": OTHER_WEIGHTS,
@@ -104,9 +105,11 @@ def speculation_problems(config: Mapping[str, Any], others: Mapping[str, bool]) 
         yield Problem(SPECULATIVE, f"cannot be done together with {flag}", f"remove it, or {flag}")
 
 
-def rounding_problems(arguments: dict[str, Any], is_corrected: bool) -> Iterator[Problem]:
-    """Yield a problem of a KV cache of lower precision where nothing corrects for it."""
-    if arguments.get(ROUNDED, "auto") != "auto" and not is_corrected:
-        problem = f"{arguments[ROUNDED]} moves the log-probs of the engine away from those of the trainer"
-        fix = "add correction=tis (or icepop) and algo.mismatch_max=<nats>, or remove it"
-        yield Problem(f"{KEY}.{ROUNDED}", problem, fix)
+def rounding_problems(quantization: str | None, arguments: Mapping[str, Any], is_corrected: bool) -> Iterator[Problem]:
+    """Yield a problem of weights or of a KV cache of lower precision where nothing corrects for it."""
+    rounded = {QUANTIZATION: quantization or "auto", f"{KEY}.{ROUNDED}": arguments.get(ROUNDED, "auto")}
+    for key, value in rounded.items():
+        if value != "auto" and not is_corrected:
+            problem = f"{value} moves the log-probs of the engine away from those of the trainer"
+            fix = "add correction=tis (or icepop) and algo.mismatch_max=<nats>, or remove it"
+            yield Problem(key, problem, fix)

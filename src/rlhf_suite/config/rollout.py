@@ -8,6 +8,8 @@ from typing import Any
 from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_positive, is_true
 
 SAMPLED = is_null(".replay")  # in a task that has this flag
+# Methods of vLLM that need nothing but the weights; others read checkpoints that are quantised already.
+QUANTIZATIONS = ("fp8", "fp8_per_channel", "fp8_per_block", "mxfp8", "int8_per_channel_weight_only")
 
 
 @dataclass
@@ -80,6 +82,9 @@ class EngineConfig:
     enable_prefix_caching: bool = flag(False)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
     the tokens of all prompts that were in it"""
+    quantization: str | None = flag(None, choices=QUANTIZATIONS)
+    """How engines quantise the weights of linear layers that they load (int8: of experts alone); null: not at all. RL
+    needs a correction for it and algo.mismatch_max (docs/rl.md)"""
     speculative_config: dict[str, Any] = flag({})
     """Speculative decoding by vLLM's settings: {method: ngram, num_speculative_tokens: 3}, or method draft_model with
     the model that guesses. Samples have the distribution that they have without it; engine/acceptance is the share of

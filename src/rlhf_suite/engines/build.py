@@ -205,6 +205,7 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if config.devices > 1 else "uni",
         "enforce_eager": config.enforce_eager or cpu,
         "enable_prefix_caching": config.enable_prefix_caching,
+        "quantization": config.quantization,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
         # Worker processes register the transfer backends by importing this class.
         "worker_extension_cls": "rlhf_suite.engines.worker.WorkerExtension",

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from math import gcd
 from pathlib import Path
 
-from rlhf_suite.config.engine_arguments import owned_problems, rounding_problems, speculation_problems
+from rlhf_suite.config.engine_arguments import (
+    QUANTIZATION,
+    owned_problems,
+    rounding_problems,
+    speculation_problems,
+)
 from rlhf_suite.config.formatting import number_of
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
 from rlhf_suite.config.plan import makes_rollouts_ahead, round_size
@@ -101,15 +106,18 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def engine_arguments_are_free(run: PPORun | SamplingRun) -> Iterator[Problem]:
-    """Refuse arguments of the engines that the suite decides."""
+    """Refuse arguments of the engines that the suite decides, and weights that they do not quantise."""
     yield from owned_problems(run.vllm.engine_args, run.launch.device)
+    if run.vllm.quantization is not None and run.ds.param_dtype == "fp32":
+        problem = f"{run.vllm.quantization} quantises weights of bf16, and ds.param_dtype is fp32"
+        yield Problem(QUANTIZATION, problem, f"write ds.param_dtype=bf16, or {QUANTIZATION}=null")
     sees = isinstance(run, PPORun) and run.data.image_key is not None
     replays = isinstance(run, PPORun) and run.actor.routing_replay
     others = {"rollout.min_p": run.rollout.min_p > 0, "data.image_key": sees, "actor.routing_replay": replays}
     yield from speculation_problems(run.vllm.speculative_config, others)
     if isinstance(run, PPORun):
         is_corrected = run.algo.advantage.is_correction_level != "off" and run.algo.mismatch_max is not None
-        yield from rounding_problems(run.vllm.engine_args, is_corrected)
+        yield from rounding_problems(run.vllm.quantization, run.vllm.engine_args, is_corrected)
 
 
 @rule

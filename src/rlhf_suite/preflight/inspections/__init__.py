@@ -14,7 +14,7 @@ from pathlib import Path
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
-from rlhf_suite.preflight.inspections.engines import engine_arguments_exist
+from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, gpus_can_be_used, machine
 from rlhf_suite.preflight.inspections.models import models_fit, others_have_embeddings, reward_model_reads_the_policy
@@ -37,6 +37,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     cluster_accepts,
     commands_of_tools_exist,
     engine_arguments_exist,
+    runs_on_cpus,
     models_fit,
     reward_model_reads_the_policy,
     others_have_embeddings,

@@ -1,4 +1,4 @@
-"""Arguments for vLLM that the installed version does not have."""
+"""What the installed vLLM does not have: arguments, and on a CPU kernels and the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.engine_arguments import KEY
+from rlhf_suite.config.engine_arguments import KEY, QUANTIZATION
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run, SamplingRun
+from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.python_source import module_file, parse_file
 
 MODULE, CLASS = "vllm.engine.arg_utils", "EngineArgs"
+CPU_QUANTIZATION = "fp8_per_channel"  # others need AMX, or operations that vLLM's build for CPUs does not have
 
 
 def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -25,6 +27,20 @@ def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
         if name not in known:
             close = did_you_mean(name, known) or f"remove {name}"
             yield Problem(f"{KEY}.{name}", "the installed vLLM has no such argument", close)
+
+
+def runs_on_cpus(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem of engines that vLLM's build for CPUs does not run: split by layers, or quantised otherwise than
+    its kernels can. Nothing is known where another machine will run the job."""
+    if folder is None or not isinstance(run, SamplingRun) or device_kind(run.launch) != "cpu":
+        return
+    if run.vllm.pipeline_parallel_size > 1:
+        problem = "the CPU build of vLLM does not run the stages of a pipeline"
+        fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
+        yield Problem("vllm.pipeline_parallel_size", problem, fix)
+    if run.vllm.quantization not in (None, CPU_QUANTIZATION):
+        problem = f"the CPU build of vLLM has no kernels of {run.vllm.quantization}"
+        yield Problem(QUANTIZATION, problem, f"write {QUANTIZATION}={CPU_QUANTIZATION}, or null")
 
 
 def names_of_arguments() -> list[str]:

@@ -16,7 +16,7 @@ from rlhf_suite.config.plan import is_on_ray, model_sections
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.rules.agents import MCP
-from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run, SamplingRun
+from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT
@@ -37,20 +37,10 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     if folder is None or not isinstance(run, ResumableRun):
         return
     yield from network()
-    if isinstance(run, SamplingRun):
-        yield from stages(run)
     if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
         if (problem := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
             yield Problem("TMPDIR", problem, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run)
-
-
-def stages(run: SamplingRun) -> Iterator[Problem]:
-    """Check that engines of several stages get GPUs."""
-    if run.vllm.pipeline_parallel_size > 1 and device_kind(run.launch) == "cpu":
-        problem = "the CPU build of vLLM does not run the stages of a pipeline"
-        fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
-        yield Problem("vllm.pipeline_parallel_size", problem, fix)
 
 
 def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
