@@ -12,6 +12,8 @@ from rlhf_suite.preflight.inspections.model_files import files_of
 from rlhf_suite.preflight.inspections.model_uses import ModelUse
 from rlhf_suite.preflight.inspections.models import reads_images
 
+MODEL = "actor.model_name_or_path"
+
 
 def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
     path, judge = (
@@ -45,20 +47,46 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
     assert key == "actor.model_name_or_path" and words in said
 
 
+STATES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "key", "words"),
+    ("settings", "key", "words"),
     [
+        ({"model_type": "olmo_hybrid"}, MODEL, "OLMo-hybrid needs kernels of Triton in vLLM, so an engine without a"),
+        ({"model_type": "minimax_m2"}, MODEL, "MiniMax-M2 cannot get other weights in vLLM 0.32, so an engine"),
+        ({"model_type": "qwen3_5_text"}, "ds.param_dtype", "need bf16 weights"),
+        ({"model_type": "qwen3_5_text"} | STATES, "ds.param_dtype", "need bf16 weights"),
         (
-            "olmo_hybrid",
-            "actor.model_name_or_path",
-            "OLMo-hybrid needs kernels of Triton in vLLM, so an engine without a",
+            {"model_type": "qwen3_next"} | STATES | {"linear_key_head_dim": 64},
+            MODEL,
+            "Qwen3-Next has linear_key_head_dim=64 and linear_value_head_dim=128, and vLLM's kernels there need the",
         ),
-        ("minimax_m2", "actor.model_name_or_path", "MiniMax-M2 cannot get other weights in vLLM 0.32, so an engine"),
-        ("qwen3_5_text", "ds.param_dtype", "need bf16 weights"),
+        (
+            {"model_type": "qwen3_next", "linear_key_head_dim": 256, "linear_value_head_dim": 256},
+            MODEL,
+            "need the same of 64, 128 for both, so an engine without a GPU cannot serve it",
+        ),
+        (
+            {"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe"]},
+            MODEL,
+            "Nemotron-H has layers of type moe, for which vLLM has no kernels there",
+        ),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-E*"}, MODEL, "has layers of type E, for which"),
+        (
+            {"model_type": "llama4_text", "attention_chunk_size": 48},
+            MODEL,
+            "has chunks of 48 tokens, and vLLM's blocks",
+        ),
+        (
+            {"model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 16},
+            MODEL,
+            "latent heads (kv_lora_rank + qk_rope_head_dim)",
+        ),
     ],
 )
-def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, model_type, key, words, tmp_path):
-    path = model(model_type=model_type)
+def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, settings, key, words, tmp_path):
+    path = model(**settings)
     rest = f"actor.model_name_or_path={path} launch.device=cpu"
     problems = [(flag, said) for flag, said in found(f"{RULE}{rest} ds.param_dtype=fp32", tmp_path) if words in said]
     assert [flag for flag, _ in problems] == [key]
@@ -67,6 +95,20 @@ def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, model
         or key != "ds.param_dtype"
     )
     assert not any(words in said for _, said in found(f"{SFT}{rest}", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "qwen3_next"} | STATES,
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+        {"model_type": "llama4_text", "attention_chunk_size": 8192},
+        {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    ],
+)
+def test_a_model_of_a_family_that_has_kernels_is_accepted(model, settings, tmp_path):
+    rest = f"actor.model_name_or_path={model(**settings)} launch.device=cpu ds.param_dtype=bf16"
+    assert not any("vLLM" in said for _, said in found(f"{RULE}{rest}", tmp_path))
 
 
 def test_a_model_that_reads_no_images_is_refused(model):

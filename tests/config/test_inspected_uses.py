@@ -181,7 +181,9 @@ def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(mo
 
 def test_the_sizes_of_heads_are_those_of_vllm():
     vllm = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
+    latent = pytest.importorskip("vllm.v1.attention.backends.mla.cpu_mla")
     assert list(head_sizes_on_cpu()) == vllm.CPUAttentionBackend.get_supported_head_sizes()
+    assert list(head_sizes_on_cpu(latent=True)) == latent.CPUMLABackend.get_supported_head_sizes()
 
 
 ROUTED = {"model_type": "qwen3_moe", "num_experts": 4}

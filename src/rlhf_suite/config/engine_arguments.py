@@ -10,6 +10,7 @@ from rlhf_suite.config.problems import Problem
 
 KEY, SPECULATIVE, QUANTIZATION = "vllm.engine_args", "vllm.speculative_config", "vllm.quantization"
 METHODS = ("ngram", "draft_model")  # of guesses: from the text so far, or by a model that does not change
+CPU_BLOCK_SIZE = 32  # tokens of a block of the KV cache; vLLM's default of 128 never caches a short prompt
 BY_FLAG = {  # the flag that decides an argument
     "dtype": "ds.param_dtype",
     "enable_prefix_caching": "vllm.enable_prefix_caching",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.rollout import EngineConfig
@@ -22,6 +24,7 @@ from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import CAUSE_S
+from rlhf_suite.models.families import family_of
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -34,7 +37,6 @@ GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
 # A line of a log that ends a traceback, behind what vLLM puts before each line.
 EXCEPTION = re.compile(r"(?:^|[])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
-CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
 
 
 def load_kernels() -> bool:
@@ -73,7 +75,7 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
             config.lora_config = None
         if spec.device == "cpu":
             prepare_speculation(spec.vllm)
-            check_head_size(config.model_config.get_head_size())
+            check_head_size(config.model_config)
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except (ValueError, TypeError) as error:  # raised by vLLM for settings that it does not support
         if isinstance(error, TypeError) and not spec.vllm.engine_args:
@@ -230,5 +232,13 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
-    arguments |= speculation_args(config.speculative_config)
-    return arguments | config.engine_args
+    arguments |= speculation_args(config.speculative_config) | config.engine_args
+    return arguments | {"hf_overrides": missing_settings(Path(spec.model)) | arguments.get("hf_overrides", {})}
+
+
+def missing_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that vLLM's model reads and the config.json of a folder does not have: where transformers
+    knows one value, it does not write it."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return {name: value for name, value in family_of(config).completed.items() if name not in config}

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from vllm.config import ModelConfig
 
     Rotated = tuple[Tensor, Tensor | None]
 
 
-def check_head_size(size: int) -> None:
-    """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
+def check_head_size(config: ModelConfig) -> None:
+    """Raise ValueError for heads of a size without a CPU kernel, which vLLM would notice only at the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    size, backend = config.get_head_size(), CPUMLABackend if config.use_mla else CPUAttentionBackend
+    sizes = backend.get_supported_head_sizes()
     if size not in sizes:
         raise ValueError(f"its attention heads have {size} dimensions, and the CPU kernels support {sizes}")
 

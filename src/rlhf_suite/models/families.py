@@ -55,6 +55,16 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """What vLLM's kernels without a GPU can compute of a family."""
+
+    dtype: str | None = None  # ds.param_dtype; None: any
+    states: tuple[str, ...] = ()  # settings of the sizes of states, all of which must be the same one of `sizes`
+    sizes: tuple[int, ...] = ()
+    no_layers: tuple[str, ...] = ()  # layers without a kernel, as config.json names or abbreviates them
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of models, with the names that transformers gives to its parts."""
 
@@ -70,7 +80,8 @@ class Family:
     images: Images | None = None  # None also for a model without the tower
     unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
-    engine_dtype: str | None = None  # ds.param_dtype that vLLM's kernels for the CPU need
+    kernels: Kernels = Kernels()
+    completed: Mapping[str, Any] = field(default_factory=dict)  # settings that vLLM reads and transformers leaves out
 
     def why_not(self, feature: str) -> str | None:
         """Return the reason why a family cannot do something; None if it can."""
@@ -99,6 +110,7 @@ class Family:
 
 
 GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True, is_served=True)
+GATED_DELTA = Kernels("bf16", ("linear_key_head_dim", "linear_value_head_dim"), (64, 128))
 PROJECTED = Images(("model.vision_tower", "model.multi_modal_projector"), ("pixel_values",))
 
 FAMILIES = (
@@ -116,7 +128,12 @@ FAMILIES = (
     Family("OLMo 3", ("olmo3",)),
     Family("GLM-4", ("glm4",)),
     Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",), router="Glm4MoeTopkRouter"),
-    Family("DeepSeek-V3, Kimi K2", ("deepseek_v3",), router="DeepseekV3TopkRouter"),
+    Family(
+        "DeepSeek-V3, Kimi K2",
+        ("deepseek_v3",),
+        router="DeepseekV3TopkRouter",
+        completed={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    ),
     Family("MiniMax-M2", ("minimax_m2",), refused={ENGINE: "cannot get other weights in vLLM 0.32"}),
     Family("Gemma", ("gemma",)),
     Family(
@@ -153,7 +170,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3NextGatedDeltaNet",),
-        engine_dtype="bf16",
+        kernels=GATED_DELTA,
     ),
     Family(
         "Qwen3.5",
@@ -161,7 +178,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5GatedDeltaNet",),
-        engine_dtype="bf16",
+        kernels=GATED_DELTA,
         images=GRIDS,
     ),
     Family(
@@ -170,7 +187,7 @@ FAMILIES = (
         layers=(FULL, LINEAR),
         state="gated-delta",
         mixers=("Qwen3_5MoeGatedDeltaNet",),
-        engine_dtype="bf16",
+        kernels=GATED_DELTA,
     ),
     Family(
         "OLMo-hybrid",
@@ -197,6 +214,7 @@ FAMILIES = (
         state="Mamba",
         mixers=("NemotronHMamba2Mixer",),
         unadapted=("out_proj",),  # kernels read its weight
+        kernels=Kernels(no_layers=("moe", "E")),
     ),
     Family(
         "Granite-hybrid",
@@ -239,6 +257,20 @@ def family_of(config: Mapping[str, Any]) -> Family:
     why = f"has layers of type {', '.join(unknown)}, which are not known here"
     refused = {**family.refused, **dict.fromkeys((PACKED, SEQUENCE, TENSOR), why)}
     return replace(family, attention=(SDPA, EAGER), refused=refused)
+
+
+def why_not_served(family: Family, setting: Callable[[str], Any]) -> str | None:
+    """Return the reason why vLLM without a GPU does not serve a model of a family; None if it does."""
+    kernels = family.kernels
+    names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    layers = [kind for kind in kernels.no_layers if any(kind in (setting(name) or ()) for name in names)]
+    sizes = {name: setting(name) for name in kernels.states if setting(name) is not None}
+    if layers:
+        return f"has layers of type {layers[0]}, for which vLLM has no kernels there"
+    if len({*sizes.values()}) > 1 or {*sizes.values()} - {*kernels.sizes}:
+        values = " and ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"has {values}, and vLLM's kernels there need the same of {', '.join(map(str, kernels.sizes))} for both"
+    return family.why_not(ENGINE)
 
 
 def num_experts(setting: Callable[[str], Any]) -> tuple[str, int] | None:

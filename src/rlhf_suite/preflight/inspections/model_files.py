@@ -127,6 +127,12 @@ class ModelFiles:
         return width // heads if source and width and heads else None
 
     @property
+    def latent_size(self) -> int | None:
+        """Return the dimensions that a layer with latent attention keeps of a token, or None for other attention."""
+        parts = [self.setting(name) for name in ("kv_lora_rank", "qk_rope_head_dim")]
+        return sum(parts) if all(isinstance(part, int) for part in parts) else None
+
+    @property
     def text_type(self) -> str:
         """Return the type of the model, of that part of it that writes text."""
         text = (self.config or {}).get("text_config")
@@ -204,11 +210,12 @@ def config_class(model_type: str) -> str:
 
 
 @cache
-def head_sizes_on_cpu() -> tuple[int, ...]:
-    """Return the sizes of attention heads for which vLLM has CPU kernels, read from its source; none if it does not say
-    them as a list."""
+def head_sizes_on_cpu(latent: bool = False) -> tuple[int, ...]:
+    """Return the sizes of attention heads for which vLLM has CPU kernels, or those of latent attention, read from its
+    source; none if it does not say them as a list."""
     try:
-        source = (package("vllm") / "v1" / "attention" / "backends" / "cpu_attn.py").read_text()
+        backends = package("vllm") / "v1" / "attention" / "backends"
+        source = (backends / "mla" / "cpu_mla.py" if latent else backends / "cpu_attn.py").read_text()
     except OSError:
         return ()
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))

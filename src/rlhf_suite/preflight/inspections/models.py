@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
@@ -29,6 +30,7 @@ from rlhf_suite.models.families import (
     family_of,
     num_experts,
     undeclared_head_setting,
+    why_not_served,
 )
 from rlhf_suite.preflight.inspections.hub import find_cached_model
 from rlhf_suite.preflight.inspections.model_files import (
@@ -57,15 +59,22 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Yield a problem if an engine without a GPU has no kernels for the attention heads of a model."""
-    sizes, size = head_sizes_on_cpu(), files.head_size
+    sizes, size = head_sizes_on_cpu(files.latent_size is not None), files.latent_size or files.head_size
     if sizes and size is not None and size not in sizes:
-        problem = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
+        heads = "latent heads (kv_lora_rank + qk_rope_head_dim)" if files.latent_size else "attention heads"
+        problem = f"the {heads} of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
         yield Problem(use.key, problem, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
+    chunk = files.setting("attention_chunk_size")
+    if isinstance(chunk, int) and chunk % CPU_BLOCK_SIZE:
+        blocks = f"vLLM's blocks on the CPU have {CPU_BLOCK_SIZE}"
+        problem = f"the attention of {use.path} has chunks of {chunk} tokens, and {blocks}"
+        yield Problem(use.key, problem, f"give a model whose chunks are a multiple of {CPU_BLOCK_SIZE}, or use a GPU")
 
 
 def engine_serves(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Yield a problem if vLLM without a GPU does not serve the family of a model, or not in the type of its weights."""
-    title, why, needed = family(files).title, family(files).why_not(ENGINE), family(files).engine_dtype
+    title, needed = family(files).title, family(files).kernels.dtype
+    why = why_not_served(family(files), files.setting)
     if why is not None:
         problem = f"{title} {why}, so {ENGINE} cannot serve it ({use.key}={use.path})"
         yield Problem(use.key, problem, "give another model, or use a GPU")
