@@ -23,7 +23,11 @@ OF_WORDS = [
     (SFT + "data.output_key=output" + IMAGES, "actor.model_name_or_path", "builtin:tiny reads no images"),
     (SFT.replace("tiny", "vision") + "data.output_key=output data.image_key=image", "data.image_key", "chat template"),
     (DISTILL + IMAGES, "data.image_key", "task=distill reads text alone"),
-    (SEEING_PPO.replace("=rloo", "=gae"), "algo.advantage.estimator", "trains a critic"),
+    (
+        f"{SEEING_PPO} reward.rule=null reward.process.enable=true reward.process.model_name_or_path=builtin:tiny",
+        "reward.process.enable",
+        "reads text alone",
+    ),
     (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),
     (SEEING_PPO + " data.max_images_per_prompt=0", "data.max_images_per_prompt", "1"),
     # asynchronous training

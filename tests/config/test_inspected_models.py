@@ -160,6 +160,20 @@ def test_a_family_whose_engines_were_not_compared_on_images_is_not_sampled(model
     assert found(f"{RULE}algo.advantage.estimator=reinforce {words}".replace(str(path), str(served))) == []
 
 
+def test_a_critic_that_reads_images_otherwise_than_the_policy_is_refused(model):
+    actor, critic = (
+        model(kind, model_type=kind, vision_config={}, tokenizer={"chat_template": "x"})
+        for kind in ("qwen2_5_vl", "qwen3_vl")
+    )
+    for folder in (actor, critic):
+        (folder / "processor_config.json").write_text("{}")
+    line = f"{RULE}algo.advantage.estimator=gae data.apply_chat_template=true data.image_key=image "
+    line += f"actor.model_name_or_path={actor} critic.model_name_or_path="
+    assert found(line + str(actor)) == []
+    key, said = one(line + str(critic))
+    assert key == "critic.model_name_or_path" and "is a qwen3_vl and reads images as other tokens" in said
+
+
 def test_a_kernel_that_hides_tokens_of_an_image_from_each_other_is_refused(model):
     path = model("whole", model_type="gemma3", vision_config={}, tokenizer={"chat_template": "x"})
     (path / "processor_config.json").write_text("{}")

@@ -91,6 +91,19 @@ def test_ranks_that_partition_a_model_train_responses_to_images(runs, start):
         assert column(folder, name) == pytest.approx(column(whole, name), rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.proof
+def test_a_critic_and_a_reward_model_read_images(runs, start):
+    """The reward model is trained on pairs of answers about images; the critic begins as a copy of it."""
+    judge, folder = runs / "images_judge", runs / "images_critic"
+    jobs.run(judge, ["task=rm", "demo=dpo_images", "train.max_steps=4", "eval.dataset=null", "eval.steps=-1"])
+    words = ["algo.advantage.estimator=gae", "reward.rule=null", f"reward.model_name_or_path={judge / 'model'}"]
+    jobs.run(folder, [*SMALL, f"actor.model_name_or_path={start}", *words])
+    check_agreement(folder)
+    assert len(column(folder, "train/critic_loss")) == 3
+    rows = jobs.rollout(folder, 1)
+    assert len({row["reward"] for row in rows}) > len(rows) // 4
+
+
 @pytest.fixture(scope="module")
 def turns(runs, start):
     """Returns the folder of a run whose environment answers with images, in so many processes beside the driver."""

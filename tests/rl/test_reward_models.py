@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.models.process_reward_model import StepScores
@@ -71,3 +72,23 @@ def test_two_ranks_score_what_one_does_in_the_same_order():
     alone, pair = (RewardModelSource(RewardGroup(LastToken(ranks)), None).score(many) for ranks in (1, 2))
     assert alone == pair
     assert [each.reward for each in pair] == [*range(20, 60, 3)]
+
+
+class LargestImage(LastToken):
+    """The score of a sequence is the size of its largest image."""
+
+    def start_sharded(self, method, shards, *args):
+        return [torch.tensor([max(map(len, files), default=0) for files in batch.images]).float() for batch in shards]
+
+
+@pytest.mark.notices(
+    "the same words about other images get one score",
+    "rl/reward_models.py",
+    "np.int64)), *sample.images))",
+    "np.int64)),))",
+)
+def test_the_same_words_about_other_images_are_scored_each():
+    files = [(b"xx",), (), (b"x", b"xxx"), (b"xx",)]
+    samples = [Sample("", "", "", "", "", ids=[1, 2], images=each) for each in files]
+    found = RewardModelSource(RewardGroup(LargestImage()), None).score(samples)
+    assert [each.score for each in found] == [2, 0, 3, 2]

@@ -144,3 +144,12 @@ def test_a_trained_model_is_a_whole_folder(ranks, rows, tmp_path):
     assert (tmp_path / "model" / "processor_config.json").is_file()
     again = f"{WHOLE} data.dataset={rows}/images.parquet actor.model_name_or_path={tmp_path}/model"
     assert losses(ranks(1).call(small_run, tmp_path / "again", again)[0])
+
+
+@pytest.mark.proof
+def test_scores_of_answers_about_images_are_learned_in_any_layout(ranks, tmp_path):
+    line = f"{DPO} train.max_steps=4 data.max_samples=64 ".replace("task=dpo", "task=rm")
+    packed = ranks(1).call(small_run, tmp_path / "packed", f"{line} train.micro_batch_size=16")[0]
+    words = f"{line} train.micro_batch_size=2 ds.packing_samples=false"
+    padded = ranks(1).call(small_run, tmp_path / "padded", words)[0]
+    assert losses(packed) == pytest.approx(losses(padded), rel=1e-4) and len(losses(packed)) == 8

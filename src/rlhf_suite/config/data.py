@@ -240,7 +240,7 @@ class ImagePairDataConfig(PairDataConfig, ImageDataConfig):
 
 
 @dataclass
-class RewardPairDataConfig(PairDataConfig):
+class RewardPairDataConfig(ImagePairDataConfig):
     """Pairs of a better and a worse answer, with how much better"""
 
     margin_key: str | None = flag(

@@ -162,7 +162,7 @@ class RMRun(SupervisedRun):
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)
 
     task: str = flag("rm", "The task; chosen with task=<name>")
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 9e-6})
+    actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 9e-6})
     data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     eval: RewardPairEvalConfig = group(RewardPairEvalConfig)

@@ -91,6 +91,11 @@ class Trajectory:
                 new[is_known] = self.routes[is_known]
             self.routes = new
 
+    @property
+    def image_files(self) -> tuple[bytes, ...]:
+        """Return the files of its images, in order."""
+        return tuple(image.data for image in self.images)
+
     def append_environment(self, ids: Sequence[int], images: tuple[Image, ...] = ()) -> None:
         """Append tokens that an environment or a tool wrote, `images` among them; they are never trained on."""
         self.images += images
@@ -264,7 +269,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         forks["episode_tokens"] = torch.from_numpy(tokens[rows.numbers].astype(np.float32))
     owner, routes = together("owner"), routes_of(trajectories)
     has_turn_rewards = any(trajectory.turn_rewards.any() for trajectory in trajectories)
-    files = tuple(tuple(image.data for image in trajectory.images) for trajectory in trajectories)
+    files = tuple(trajectory.image_files for trajectory in trajectories)
     return Experience(
         ids=together("ids"),
         lengths=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),

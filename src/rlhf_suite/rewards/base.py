@@ -30,6 +30,7 @@ class Sample:
     columns: dict[str, Any] = field(default_factory=dict)  # further columns of the row (data.reward_columns)
     # [n] the tokens of prompt and response
     ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
+    images: Sequence[bytes] = field(default=(), compare=False, repr=False)  # the files of those in `ids`
     turns: Sequence[str] = ()  # all turns of the model in order, where others wrote between them; else empty
 
     def text(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class RewardModelSource:
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample; the ranks of the model share the work."""
-        unique, places = once(samples, lambda sample: bytes(np.asarray(sample.ids, np.int64)))
+        unique, places = once(samples, lambda sample: (bytes(np.asarray(sample.ids, np.int64)), *sample.images))
         with self.lock:
             scores = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
         rewards = scores if self.constants is None else normalize_scores(scores, *self.constants)
@@ -71,10 +71,11 @@ def once(samples: Sequence[Sample], key: Callable[[Sample], Hashable]) -> tuple[
 
 
 def tokens_of(samples: list[Sample]) -> TokenBatch:
-    """Return the tokens of samples laid end to end; none of them is trained on."""
+    """Return the tokens of samples laid end to end, with their images; none of them is trained on."""
     lengths = torch.tensor([len(sample.ids) for sample in samples])
     ids = torch.from_numpy(np.concatenate([np.asarray(sample.ids, np.int64) for sample in samples]))
-    return TokenBatch(ids, lengths, torch.zeros(len(ids)))
+    images = tuple(tuple(sample.images) for sample in samples)
+    return TokenBatch(ids, lengths, torch.zeros(len(ids)), images=images if any(images) else None)
 
 
 def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:

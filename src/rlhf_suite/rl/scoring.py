@@ -224,7 +224,7 @@ class Scorer(SampleScorer):
         prompts, queries = [t.prompt for t in trajectories], query_texts(self.tokenizer, [t.ids for t in trajectories])
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         return [
-            Sample(query, p.text, response, p.label, p.datasource, json.loads(p.columns), t.ids)
+            Sample(query, p.text, response, p.label, p.datasource, json.loads(p.columns), t.ids, t.image_files)
             for t, p, query, response in zip(trajectories, prompts, queries, responses, strict=True)
         ]
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.plan import WorkerPlan
+from rlhf_suite.config.plan import WorkerPlan, actor_path
 from rlhf_suite.config.runs import RMRun
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_term
 from rlhf_suite.models.forward import sequence_scores
+from rlhf_suite.models.load import vision_processor
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, mark_counted
 
@@ -36,7 +37,8 @@ class RewardModel(Task):
 
 
 def make_task(config: RMRun, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
-    encoder = PairEncoder(tokenizer, config.data, config.data.margin_key)
+    reader = vision_processor(actor_path(config), config.data.image_key)
+    encoder = PairEncoder(tokenizer, config.data, config.data.margin_key, reader)
     return RewardModel(encoder, config.algo.loss)
 
 

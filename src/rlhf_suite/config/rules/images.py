@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import reward_models
-from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
+from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, RMRun, SFTRun
 from rlhf_suite.config.sources import BUILTIN
 
 KEY = "data.image_key"
@@ -15,7 +14,7 @@ WITHOUT = f"write {KEY}=null"
 
 
 @rule
-def model_reads_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
+def model_reads_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
     path = run.actor.model_name_or_path
     if run.data.image_key is not None and path is not None and path.startswith(BUILTIN) and path != SEEING_MODEL:
         key = "actor.model_name_or_path"
@@ -23,7 +22,7 @@ def model_reads_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
 
 
 @rule
-def ranks_hold_whole_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
+def ranks_hold_whole_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
     if run.data.image_key is not None and run.ds.ring_attn_size > 1:
         problem = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
         yield Problem("ds.ring_attn_size", problem, "write ds.ring_attn_size=1")
@@ -43,16 +42,12 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
     """Refuse what would read the tokens of images as text, or has not been compared with the engines."""
     if run.data.image_key is None:
         return
-    if run.algo.advantage.needs("values"):
-        problem = f"{run.algo.advantage.estimator} trains a critic, and a critic that reads images has not been tested"
-        fix = "write algo.advantage.estimator=rloo, or another without critic"
-        yield Problem("algo.advantage.estimator", problem, fix)
     if run.algo.distill.coef > 0:
         problem = "a teacher that reads images has not been tested"
         yield Problem("algo.distill.coef", problem, "write algo.distill.coef=0")
-    if reward_models(run.reward) or run.reward.process.enable:
-        problem = "a reward model reads text alone, and would take the tokens of images for text"
-        yield Problem("reward.model_name_or_path", problem, "score with reward.rule or reward.remote_url")
+    if run.reward.process.enable:
+        problem = "a process reward model reads text alone, and would take the tokens of images for text"
+        yield Problem("reward.process.enable", problem, "write reward.process.enable=false")
     if run.agent.needs("text"):
         problem = "programs behind the endpoint send and get text alone"
         yield Problem("agent.kind", problem, "write agent.kind=environment")

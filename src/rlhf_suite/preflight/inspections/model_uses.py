@@ -69,6 +69,7 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
 
 def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
     """Add what a run needs of a model that it trains, samples from or compares with."""
+    use = replace(use, reads_images=getattr(getattr(run, "data", None), "image_key", None) is not None)
     if name not in (ACTOR, CRITIC):
         return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
     head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
@@ -78,10 +79,9 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
-    reads_images = name == ACTOR and getattr(getattr(run, "data", None), "image_key", None) is not None
     if name == ACTOR and isinstance(run, SamplingRun | LoopRun):
         use = replace(use, is_sampled=True, dtype=run.ds.param_dtype)
-    return replace(use, reads_images=reads_images)
+    return use
 
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:
@@ -90,8 +90,9 @@ def as_reward(run: Run, use: ModelUse) -> ModelUse:
     use = replace(use, head="reward", scores=True, head_prefix=run.ds.value_head_prefix)
     if isinstance(run, ServeRMRun):
         return replace(use, has_tokenizer=True)
-    has_tokenizer = not isinstance(run, PPORun)  # in task=ppo it scores the tokens of the policy
-    return replace(use, has_tokenizer=has_tokenizer, needs_template=isinstance(run, ScoreRun) and renders(run.data))
+    if isinstance(run, PPORun):  # it scores the tokens of the policy
+        return replace(use, reads_images=run.data.image_key is not None)
+    return replace(use, has_tokenizer=True, needs_template=isinstance(run, ScoreRun) and renders(run.data))
 
 
 def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:

@@ -107,6 +107,20 @@ def others_have_embeddings(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield Problem(use.key, problem, "give a model of the actor's family")
 
 
+def images_are_read_alike(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if a model that reads the tokens of the actor reads images as other tokens."""
+    uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
+    actor = folder_of(uses[ACTOR].path) if ACTOR in uses and uses[ACTOR].reads_images else None
+    for use in uses.values() if actor is not None else ():
+        model_folder = folder_of(use.path)
+        if actor is None or model_folder is None or family(files_of(model_folder)).images is None:
+            continue
+        ours, theirs = (files_of(path).setting("model_type") for path in (actor, model_folder))
+        if use.reads_images and ours != theirs:
+            problem = f"{use.path} is a {theirs} and reads images as other tokens than the actor, a {ours}"
+            yield Problem(use.key, problem, f"give a model of type {ours}")
+
+
 def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
     """Yield a problem if the folder of a reward model has another vocabulary than that of the policy."""
     ours, theirs = files_of(policy).vocabulary, files_of(reward).vocabulary
@@ -242,7 +256,8 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 def can_score(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that transformers has a model of this type with a score head, if the run loads it with one."""
     kind = files.setting("model_type")
-    if use.scores and files.setting("auto_map") is None and scorer_types() and kind not in scorer_types():
+    has_class = files.setting("auto_map") is not None or family(files).images is not None or kind in scorer_types()
+    if use.scores and scorer_types() and not has_class:
         problem = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
         fix = "give a model of another family" if use.key.split(".")[0] != CRITIC else (
             "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
