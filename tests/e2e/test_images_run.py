@@ -8,6 +8,7 @@ from pathlib import Path
 import jobs
 import pytest
 
+from image_families import make_seeing
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -137,6 +138,20 @@ def test_an_environment_that_answers_with_images_is_trained(turns):
         for row in jobs.rollout(turns(0), 1)
     }
     assert 2 in counts, "some episodes have a second turn, behind the second image"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl"])
+def test_other_families_are_trained_on_turns_with_images_and_a_critic(runs, kind):
+    make_seeing(model := runs / f"{kind}_model", kind)
+    code = runs / f"{kind}.py"
+    code.write_text(CROPS)
+    words = [f"train.agent_func_path={code}", "agent.kind=environment", "reward.rule=null", "data.max_len=192"]
+    words += ["data.max_images_per_prompt=2", "rollout.max_new_tokens=64", "algo.advantage.estimator=gae"]
+    folder = runs / f"{kind}_turns"
+    jobs.run(folder, [*SMALL, f"actor.model_name_or_path={model}", *words])
+    check_agreement(folder)
+    assert any((2, 1) in zip(row["owner"], row["owner"][1:], strict=False) for row in jobs.rollout(folder, 1))
 
 
 @pytest.mark.proof

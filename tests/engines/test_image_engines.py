@@ -3,6 +3,7 @@ tower, before and after a weight sync."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,13 @@ NOISE = 0.06  # in bf16, on average
 WIDE_STATES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 # For each type: the type of its numbers in vLLM's kernels for the CPU, and settings that they need.
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"), ("fp32", {})),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava"), ("fp32", {})),
     "qwen3_5": ("bf16", WIDE_STATES),
 }
+
+
+# The tower of LLaVA ends before its last layer, which vLLM does not have.
+UNUSED = re.compile(r"vision_tower\.(?:encoder\.layers\.1|post_layernorm)\.")
 
 
 @ray.remote(num_cpus=0.1, max_restarts=-1, runtime_env={"env_vars": engine_env("cpu")})
@@ -126,7 +131,8 @@ def test_engine_packed_and_padded_rows_agree_after_each_sync(engines, kind, tmp_
     asked = requests(seeing)
     results = ray.get(engines.answer.remote(spec, weights, asked), timeout=300)
     for seed, (report, answers) in enumerate(results, 1):
-        assert report.received == report.read_back == len(weights[0]) and report.not_readable == ()
+        assert report.received == len(weights[0]) == report.read_back + len(report.not_readable)
+        assert all(UNUSED.search(name) for name in report.not_readable)
         for packed in (True, False):
             errors = gap(trained(seeing, dtype, seed, packed), asked, answers)
             record_property(f"sync {seed}, {'packed' if packed else 'padded'}", float(errors.mean()))

@@ -233,7 +233,7 @@ FAMILIES = (
     Family("Qwen2-VL", ("qwen2_vl", "qwen2_vl_text"), images=GRIDS),
     Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
     Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
-    Family("LLaVA", ("llava",), images=PROJECTED),
+    Family("LLaVA", ("llava",), images=replace(PROJECTED, is_served=True)),
     Family("InternVL", ("internvl",), images=replace(PROJECTED, is_served=True)),
 )
 BY_TYPE = {name: family for family in FAMILIES for name in family.types}

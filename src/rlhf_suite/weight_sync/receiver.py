@@ -11,6 +11,7 @@ Importing this module registers the backends.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
 from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group
 
+TOWER = re.compile(r"\bvision_tower\.(?!vision_model\.)")
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
 
 
@@ -125,7 +127,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         """Load tensors into the model, and record where they go."""
         self.loads = self.loads or Loads(self.model, self._keep_direct)
         with self.loads:
-            self.model.load_weights(self.loads.watch(entries, tensors))
+            self.model.load_weights(name_towers(self.model, self.loads.watch(entries, tensors)))
             load_direct(self._direct)
 
     def _keep_direct(self, target: Target, source: torch.Tensor) -> None:
@@ -206,6 +208,16 @@ class IpcReceiver(WeightReceiver):
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         for entries, flat in copy_buckets(self._store, update.version, self.device.index):
             yield entries, [entry.view(flat) for entry in entries]
+
+
+def name_towers(
+    model: torch.nn.Module, weights: Iterator[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights by the names that a model of vLLM 0.32 knows: the tower of some has a module around it that is no
+    longer in checkpoints of transformers 5."""
+    is_inside = hasattr(getattr(model, "vision_tower", None), "vision_model")
+    for name, tensor in weights:
+        yield TOWER.sub("vision_tower.vision_model.", name) if is_inside else name, tensor
 
 
 class UnloadedModel(DummyModelLoader):
