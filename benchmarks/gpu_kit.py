@@ -66,7 +66,7 @@ formula and the peaks of GPUs. Memory is the most that PyTorch had allocated, an
 is the share of a step, one more under the profiler, in which the device computes; the lines of gpu.jsonl name the
 longest kernels too. The published numbers are those of prime-rl on one H100 in January 2026, with FlashAttention 3:
 tokens per second of a step by its own clock, and reserved memory. The goal is 1.5 times each of them, with no more
-memory. The attention here is torch's own kernel, FlashAttention 2.
+memory. Attention is torch's own kernel, FlashAttention 2.
 
 """
 
@@ -82,17 +82,23 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() and not chosen.dry_run else "cpu"
     is_dry = device == "cpu"
     older_torch.take_grouped_queries()
+    results, page = chosen.out or ROOT / "benchmarks" / "results", chosen.out or ROOT / "docs"
+    known = saved_lines(results / "gpu.jsonl") if chosen.add else []
     lines: list[Line] = []
     for line in measured(chosen, device):
         lines.append(setting(device, is_dry) | line)
         print(json.dumps(lines[-1]), flush=True)
-    results, page = chosen.out or ROOT / "benchmarks" / "results", chosen.out or ROOT / "docs"
-    if not is_dry or chosen.out:
-        results.mkdir(parents=True, exist_ok=True)
-        (results / "gpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (page / "gpu.md").write_text(page_of(lines))
+        if not is_dry or chosen.out:  # written as they come: what is stopped has what was measured
+            results.mkdir(parents=True, exist_ok=True)
+            (results / "gpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in known + lines))
+            (page / "gpu.md").write_text(page_of(known + lines))
     if any("error" in line or line.get("failed") for line in lines):
         sys.exit(1)
+
+
+def saved_lines(path: Path) -> list[Line]:
+    """Return the lines of a file; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def arguments() -> argparse.Namespace:
@@ -102,6 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", default=[""], help="words in the names of the rows to measure")
     parser.add_argument("--variants", nargs="*", help="the kernels to measure rows with; all that are installed")
     parser.add_argument("--steps", type=int, default=5, help="optimiser steps of a row that count; a dry run takes one")
+    parser.add_argument("--add", action="store_true", help="keep the lines that were measured before")
     parser.add_argument("--no-tests", action="store_true", help="measure rows alone")
     parser.add_argument("--carry", action="store_true", help="print the packages that a bare machine needs, and end")
     parser.add_argument("--set", nargs="*", default=[], metavar="FLAG=VALUE", help="further flags of every row")
@@ -121,10 +128,16 @@ def measured(chosen: argparse.Namespace, device: str) -> Iterator[Line]:
     flags = {name: literal(value) for name, _, value in pairs}
     with tempfile.TemporaryDirectory(prefix="rlhf-suite-gpu-") as folder:
         bench = Bench(device, Path(folder), 1 if is_dry else chosen.steps, is_dry, flags)
-        for row in ROWS:
-            if any(word in row.name for word in chosen.rows):
-                for variant in chosen.variants or possible:
+        for variant in chosen.variants or possible:  # the plain rows first: Liger's kernels stay in this process
+            for row in ROWS:
+                if any(word in row.name for word in chosen.rows):
                     yield measure(row, variant, bench)
+
+
+def without_folder(words: list[str]) -> list[str]:
+    """Return a command line without `--out` and the folder behind it: what is measured does not depend on it."""
+    place = words.index("--out") if "--out" in words else len(words)
+    return words[:place] + words[place + 2 :]
 
 
 def setting(device: str, is_dry: bool) -> Line:
@@ -139,7 +152,7 @@ def setting(device: str, is_dry: bool) -> Line:
             continue
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": " ".join(["python", "benchmarks/gpu_kit.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/gpu_kit.py", *without_folder(sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "dry_run": is_dry,
         "cuda": torch.version.cuda,

@@ -97,6 +97,7 @@ def measure(row: Row, variant: str, bench: Bench) -> dict[str, Any]:
     except Exception as error:  # another row may still have numbers
         return settings | {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
     finally:
+        gc.unfreeze()
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -23,7 +23,7 @@ CLOSE = 4e-6  # of log-probs: numbers that are added in another order
 # Of gradients. Those of decay rates are small differences of large numbers: by sdpa and by eager attention transformers
 # alone has them 4e-5 apart in the tiny Qwen3.5-MoE.
 GRADIENTS, DECAYS = 1e-5, 1e-4
-ON_GPUS = 1e-3  # kernels of GPUs multiply in tf32; a state that goes on into the next sequence makes more than 1e-1
+ON_GPUS = 2e-2  # kernels of GPUs multiply in tf32; a state that goes on into the next sequence makes more than 1e-1
 TYPES = sorted(families.TYPES)
 PACKABLE = [kind for kind in TYPES if BY_TYPE[kind].why_not(PACKED) is None]
 
@@ -73,22 +73,23 @@ def test_packed_sequences_are_as_if_each_were_alone(made, kind):
 def test_kernels_of_gpus_keep_packed_sequences_apart(made, kind):
     """The layers that carry a state run by the kernels of flash-linear-attention, if they are installed."""
     log_probs, gradients = language_errors(made(kind), packed=True, device="cuda")
-    assert log_probs < ON_GPUS and gradients < 10 * ON_GPUS, (log_probs, gradients)
+    assert log_probs < ON_GPUS and gradients < 2 * ON_GPUS, (log_probs, gradients)
 
 
 @pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [kind for kind in PACKABLE if BY_TYPE[kind].mixers])
 def test_on_a_gpu_no_token_sees_another_sequence(made, kind):
-    """Not even to rounding: its own sequence goes through the same kernels."""
-    ds = DeepSpeedConfig(param_dtype="bf16", packing_samples=True)
+    """But for rounding: an expert multiplies the tokens of all sequences at once, in an order that depends on their
+    number."""
+    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
     model = load_model(made(kind), head="lm", ds=ds).to("cuda")
     plain = batch().to("cuda")
     first = int(plain.lengths[0])
     changed = replace(plain, ids=torch.cat([plain.ids[:first].flip(0) + 1, plain.ids[first:]]) % 256)
     one, other = (token_log_probs(model, each).log_probs for each in (plain, changed))
-    assert torch.equal(one[first:], other[first:])
-    assert not torch.equal(one[:first], other[:first])
+    torch.testing.assert_close(one[first:], other[first:], atol=ON_GPUS, rtol=0)
+    assert (one[:first] - other[:first]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("kind", TYPES)

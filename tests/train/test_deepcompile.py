@@ -9,11 +9,9 @@ import torch
 from steps import Setup, train
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.worker import LOOPBACK, Worker
-from rlhf_suite.distributed.world import World, open_store
+from rlhf_suite.distributed.mesh import Mesh
+from rlhf_suite.distributed.world import World
 from rlhf_suite.train.settings import engine_config
-from rlhf_suite.train.strategy import join_world
 
 COMPILED = [Setup(1, compiled=True), Setup(2, "bf16", compiled=True), Setup(3, "bf16", compiled=True)]
 
@@ -50,15 +48,10 @@ def test_deepspeed_compiles_for_gpus_alone():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("setup", COMPILED, ids=str)
-def test_compiled_steps_are_those_without(folder, batch, setup):
+def test_compiled_steps_are_those_without(gpu_world, folder, batch, setup):
     """In this process: the ranks of other tests are on the CPU. Every parameter has a gradient."""
-    pytest.importorskip("deepspeed")
-    store = open_store(LOOPBACK)
-    rank = Rank(0, Mesh(1), LOOPBACK, store.port, "cuda")
-    Worker(rank)
-    world = join_world(rank)
     plain, found, start = (
-        train(world, folder, each, [batch] * steps).weights
+        train(gpu_world, folder, each, [batch] * steps).weights
         for each, steps in ((replace(setup, compiled=False), 3), (setup, 3), (setup, 0))
     )
     for name, value in plain.items():

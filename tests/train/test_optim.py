@@ -13,13 +13,10 @@ from steps import Setup, build, one_step, same, train
 
 from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.worker import LOOPBACK, Worker
-from rlhf_suite.distributed.world import open_store
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
 from rlhf_suite.train.schedules import learning_rate_factor
-from rlhf_suite.train.strategy import join_world, load_trained
+from rlhf_suite.train.strategy import load_trained
 
 
 @pytest.mark.notices(
@@ -224,13 +221,9 @@ def test_deepspeed_moves_no_states_of_other_stages(ranks, folder, batch, setup, 
 
 
 @pytest.mark.gpu
-def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(folder, batch):
+def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(gpu_world, folder, batch):
     """In this process: the ranks of other tests are on the CPU."""
-    pytest.importorskip("deepspeed")
-    store = open_store(LOOPBACK)
-    rank = Rank(0, Mesh(1), LOOPBACK, store.port, "cuda")
-    Worker(rank)
-    assert freed_bytes(join_world(rank), folder, batch) > 0
+    assert freed_bytes(gpu_world, folder, batch) > 0
 
 
 def freed_bytes(world, folder, batch) -> int:

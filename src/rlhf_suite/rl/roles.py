@@ -23,7 +23,7 @@ from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.worker import Worker
+from rlhf_suite.distributed.worker import Worker, keep_from_collections
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.adapters import iterate_adapters
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, token_log_probs, token_values
@@ -146,6 +146,7 @@ class TrainedRole(Role, TrainedWorker):
         self.model = load_trained(model, section, settings.ds, self.world, total_steps=total_steps, seed=seed)
         if settings.ds.enable_sleep:
             self.model.optimizer_to_host()
+        keep_from_collections()
 
     def awake(self) -> AbstractContextManager[None]:
         """Return a context in which the whole state of the model is on its device (ds.enable_sleep)."""

@@ -21,6 +21,7 @@ from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, Sources, source_names
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.ranks import start_ranks
+from rlhf_suite.distributed.worker import keep_from_collections
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
@@ -79,6 +80,7 @@ class SupervisedWorker(TrainedWorker):
             self.loader = StepLoader(self.data.train, config.train, world)
         else:
             self.task.frozen = load_frozen_roles(self.task, plan.models, config.ds, self.model)
+        keep_from_collections()
 
     def steps(self) -> tuple[int, int]:
         """Return the optimiser steps of the run, and those of an epoch."""
