@@ -232,13 +232,14 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
     "resting + process.memory.peak - process.memory.resting",
     "process.memory.peak",
 )
-def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():
-    awake = Memory({"weights": 10, "state": 20}, {"update": 5})
-    sleeping = Memory({"weights": 10, "state": 20}, {"update": 5}, away=frozenset({"state"}))
-    both = [Process("a", 1, awake), Process("b", 1, sleeping)]
-    assert DeviceUse(1, (both[0], both[0])).peak == 70
-    assert DeviceUse(1, tuple(both)).peak == 35 + 35
-    assert DeviceUse(1, (both[1], both[1])).peak == 35 + 10
+def test_processes_on_one_device_give_back_what_a_moment_took_but_engines_that_do_not_sleep():
+    awake = Process("a", 1, Memory({"weights": 10, "state": 20}, {"update": 5}))
+    sleeping = Process("b", 1, Memory({"weights": 10, "state": 20}, {"update": 5}, away=frozenset({"state"})))
+    engine = Process("c", 1, Memory({"weights": 10, "state": 20}, {"a step": 5}, keeps=True))
+    assert DeviceUse(1, (awake, awake)).peak == 35 + 30
+    assert DeviceUse(1, (awake, sleeping)).peak == 35 + 30
+    assert DeviceUse(1, (sleeping, sleeping)).peak == 35 + 10
+    assert DeviceUse(1, (awake, engine)).peak == 35 + 35
 
 
 @pytest.mark.parametrize("kind", [SFTRun, RMRun, DPORun, PPORun])

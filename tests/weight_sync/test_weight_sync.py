@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
+from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync import digests as weights
 from rlhf_suite.weight_sync import sender as weight_sender
@@ -183,6 +184,7 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
 
         store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
         group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
+        weight_sender.prove_channel(group, "gloo", torch.device("cpu"), is_sender=False)
         bucket = 0
         while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(0, 3, WHOLE, bucket)))):
             flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
@@ -197,6 +199,31 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+
+
+@pytest.mark.notices(
+    "a channel that brings other bytes is taken for one that works",
+    "weight_sync/sender.py",
+    "works, reason = torch.equal(arrived, known), ",
+    "works, reason = True, ",
+)
+def test_a_channel_that_does_not_work_is_named_before_weights_are_sent():
+    store = open_store("127.0.0.1", timedelta(seconds=30))
+    said = list[str]()
+
+    def receive() -> None:
+        other = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        group = make_group("gloo", other, 1, 2, timedelta(seconds=30))
+        with pytest.raises(WeightSyncError) as caught:
+            weight_sender.prove_channel(group, "gloo", torch.device("cpu"), is_sender=False)
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    group = make_group("gloo", store, 0, 2, timedelta(seconds=30))
+    broadcast(group, torch.zeros(weight_sender.CHANNEL_BYTES, dtype=torch.uint8))
+    thread.join(timeout=30)
+    assert "cannot exchange weights by gloo: other bytes arrived" in said[0] and "GLOO_SOCKET_IFNAME" in said[0]
 
 
 @pytest.mark.notices(

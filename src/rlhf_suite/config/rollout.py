@@ -79,9 +79,9 @@ class EngineConfig:
     ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones"""
     max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
-    enable_prefix_caching: bool = flag(False)
+    enable_prefix_caching: bool | None = flag(None)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
-    the tokens of all prompts that were in it"""
+    the tokens of all prompts that were in it. null: true on GPUs"""
     quantization: str | None = flag(None, choices=QUANTIZATIONS)
     """How engines quantise the weights of linear layers that they load (int8: of experts alone); null: not at all. RL
     needs a correction for it and algo.mismatch_max (docs/rl.md)"""

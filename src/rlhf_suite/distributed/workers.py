@@ -13,6 +13,7 @@ A handle (`group.ModelGroup`) gives the calls of a group types.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from rlhf_suite.launch.wait import wait_for
 @dataclass(frozen=True)
 class GroupOptions:
     """What all groups of a run share. `device` is "cpu" or "cuda"; `env` reaches the actors before any import; so many
-    ranks split the tokens of each batch (`sequence`), and so many the matrices of a model (`tensor`)."""
+    ranks split the tokens of each batch (`sequence`), and so many the matrices of a model (`tensor`). Where devices are
+    shared, ranks give back memory behind each call (`shares_devices`)."""
 
     device: str
     log_dir: Path
@@ -39,6 +41,7 @@ class GroupOptions:
     env: dict[str, str] = field(default_factory=dict)
     sequence: int = 1
     tensor: int = 1
+    shares_devices: bool = False
 
 
 class WorkerGroup:
@@ -59,7 +62,7 @@ class WorkerGroup:
         self._actors = [
             ray.remote(_Host)
             .options(**slot.options(), runtime_env={"env_vars": options.env})
-            .remote(str(member.log.absolute()), options.timeout_s)
+            .remote(str(member.log.absolute()), options.timeout_s, options.device == "cuda" and options.shares_devices)
             for slot, member in zip(slots, self.members, strict=True)
         ]
         address = self._actors[0].open_store.remote()  # resolved by Ray on its way to the ranks
@@ -105,8 +108,9 @@ class _Host:
     Shortly before the deadline of a call passes it writes the stacks of all its threads to the log.
     """
 
-    def __init__(self, log: str, timeout_s: float) -> None:
+    def __init__(self, log: str, timeout_s: float, frees_memory: bool) -> None:
         redirect_output(Path(log))
+        self._frees_memory = frees_memory
         show_own_gpus()
         self._dump_after_s, self._is_busy, self._lock = 0.9 * timeout_s, False, threading.Lock()
         show_signs(log, self._put_off)
@@ -130,7 +134,10 @@ class _Host:
         self._is_busy = True
         self._put_off()
         try:
-            return function(*args)
+            result = function(*args)
+            if self._frees_memory:
+                free_unused_memory()
+            return result
         finally:
             with self._lock:
                 self._is_busy = False
@@ -141,3 +148,12 @@ class _Host:
         with self._lock:
             if self._is_busy:
                 faulthandler.dump_traceback_later(self._dump_after_s, file=2)
+
+
+def free_unused_memory() -> None:
+    """Give the memory that torch holds for later back to the GPU, for the other processes there: an engine that wakes
+    takes its memory from the driver, and torch would never give back the peak of a phase."""
+    import torch
+
+    gc.collect()  # what only cycles of references hold is memory in use for torch
+    torch.cuda.empty_cache()

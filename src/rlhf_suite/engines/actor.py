@@ -23,7 +23,7 @@ from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, Sam
 from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
 from rlhf_suite.engines.routes import RouteSource
-from rlhf_suite.engines.spec import EngineInfo, EngineSpec
+from rlhf_suite.engines.spec import EngineInfo, EngineSpec, caches_prefixes
 from rlhf_suite.engines.speculation import Guesses
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
@@ -64,7 +64,8 @@ class Engine:
         tokens = cache.num_gpu_blocks * cache.block_size
         takes_adapter = await self._call(_takes_adapter)
         node = ray.util.get_node_ip_address()
-        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, node, takes_adapter)
+        caches = caches_prefixes(self._spec.vllm, self._spec.device)
+        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, node, takes_adapter, caches)
 
     async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Begin requests of a client, each with a number. The sample of a request depends only on its seed, not on

@@ -179,6 +179,11 @@ class EnginePool:
         """Return whether the engines get adapters beside the weights of the model."""
         return all(info.takes_adapter for info in self.ready())
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Return whether the engines share the keys and values of prompts that begin alike."""
+        return all(info.caches_prefixes for info in self.ready())
+
     def sync(
         self,
         backend: str,

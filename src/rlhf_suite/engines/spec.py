@@ -44,3 +44,9 @@ class EngineInfo:
     kv_tokens: int  # tokens that fit in the KV cache
     node: str  # address of the node it runs on
     takes_adapter: bool = False  # whether it gets an adapter beside the weights of the model
+    caches_prefixes: bool = False  # whether prompts that begin alike share their keys and values
+
+
+def caches_prefixes(config: EngineConfig, device: str) -> bool:
+    """Return whether engines on this kind of device share the keys and values of prompts that begin alike."""
+    return device == "cuda" if config.enable_prefix_caching is None else config.enable_prefix_caching

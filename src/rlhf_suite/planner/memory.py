@@ -37,13 +37,15 @@ GPU_BATCHED_TOKENS = 8192  # of a step of vLLM, unless a sequence may be longer
 class Memory:
     """What a process holds: `always` and, one after the other, `moments`, on its device, and `host` beside a GPU.
 
-    `away` names what of `always` leaves the device while other processes use it.
+    `away` names what of `always` leaves the device while other processes use it; a process that `keeps` its memory
+    does not give back what its moments took.
     """
 
     always: Bytes
     moments: Bytes = field(default_factory=dict)
     host: Bytes = field(default_factory=dict)
     away: frozenset[str] = frozenset()
+    keeps: bool = False
 
     @property
     def peak(self) -> int:
@@ -52,15 +54,16 @@ class Memory:
 
     @property
     def resting(self) -> int:
-        """Return the bytes of the device while other processes use it. Torch keeps what it has once taken, except for
-        a process that sleeps."""
-        if not self.away:
+        """Return the bytes of the device while other processes use it. Ranks of models give back the memory of a moment
+        behind each call; an engine that does not sleep keeps it."""
+        if self.keeps:
             return self.peak
         return sum(size for name, size in self.always.items() if name not in self.away)
 
     def also(self, *, always: Bytes | None = None, moments: Bytes | None = None, host: Bytes | None = None) -> Memory:
         """Return it with further terms."""
-        return Memory(self.always | (always or {}), self.moments | (moments or {}), self.host | (host or {}), self.away)
+        terms = self.always | (always or {}), self.moments | (moments or {}), self.host | (host or {})
+        return Memory(*terms, self.away, self.keeps)
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,8 @@ def engine(
     asleep = frozenset(terms) if getattr(config, "enable_sleep", False) and capacity is not None else frozenset[str]()
     host = {"weights (vllm.enable_sleep)": own} if asleep else {}
     per_token = size * counts.kv_per_token // kv_parts(counts, config)
-    return EngineMemory(Memory(terms, {"a step": step}, host, asleep), cache // max(1, per_token))
+    memory = Memory(terms, {"a step": step}, host, asleep, keeps=not asleep)
+    return EngineMemory(memory, cache // max(1, per_token))
 
 
 def kv_parts(counts: Parameters, config: EngineConfig) -> int:

@@ -67,7 +67,8 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
     run, which set the schedules; `image_token`: the placeholder of images, if the run has any; `adapter`: what engines
     get beside the model's weights, if they do."""
     axes = plan.placement.sequence, plan.placement.tensor
-    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes)
+    shares = any(len(pool.roles) > 1 for pool in plan.placement.pools)
+    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes, shares)
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
     def start(handle: type[G], cls: type[Role], name: str, *more: object) -> G:

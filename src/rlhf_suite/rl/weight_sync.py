@@ -109,7 +109,7 @@ class WeightSync:
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
         metrics["sync/bytes"] = float(manifest.nbytes)
-        if self.config.enable_prefix_caching and (hits := self.engines.cache_hits()) is not None:
+        if self.engines.caches_prefixes and (hits := self.engines.cache_hits()) is not None:
             metrics["perf/prefix_cache_hits"] = hits  # of the cache that this sync has emptied
         if guessed := sum(report.guessed for report in reports):
             metrics["engine/acceptance"] = sum(report.accepted for report in reports) / guessed

@@ -39,7 +39,7 @@ from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
 from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
-from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group
+from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group, prove_channel
 
 TOWER = re.compile(r"\bvision_tower\.(?!vision_model\.)")
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
@@ -177,6 +177,7 @@ class StreamReceiver(WeightReceiver):
         rank = init_info.first_rank + self.parallel_config.rank
         size, meeting = init_info.world_size, init_info.meeting
         self._group = make_group(self.backend, self._store, rank, size, STORE_TIMEOUT, meeting)
+        prove_channel(self._group, self.backend, self.device, is_sender=False)
         self._meeting = meeting
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:

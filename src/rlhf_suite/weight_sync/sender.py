@@ -28,7 +28,16 @@ import torch.distributed as dist
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync.cuda_ipc import Bucket, lend_buckets
-from rlhf_suite.weight_sync.digests import BASE, WHOLE, Manifest, TensorEntry, as_bytes, digest, dtype_name
+from rlhf_suite.weight_sync.digests import (
+    BASE,
+    WHOLE,
+    Manifest,
+    TensorEntry,
+    WeightSyncError,
+    as_bytes,
+    digest,
+    dtype_name,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend
@@ -37,6 +46,7 @@ SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
 ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
 BUCKET_BYTES = 256 << 20
+CHANNEL_BYTES = 64  # that prove a channel
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
@@ -128,6 +138,7 @@ class StreamSender:
         """Wait until all `world_size` - 1 engine workers have joined the group. Each group has its own number."""
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout, meeting)
         self._meeting = meeting
+        prove_channel(self._group, self._backend, self._device, is_sender=True)
 
     def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path). A model
@@ -223,6 +234,28 @@ def broadcast(group: Backend, flat: torch.Tensor) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([flat], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
+def prove_channel(group: Backend, backend: str, device: torch.device, is_sender: bool) -> None:
+    """Send a few known bytes, so that a channel that does not work fails here, and not in the first sync. NCCL connects
+    at the first broadcast only.
+
+    Raises:
+        WeightSyncError: they did not arrive.
+    """
+    known = torch.arange(CHANNEL_BYTES, dtype=torch.uint8, device=device)
+    arrived = known.clone() if is_sender else torch.zeros_like(known)
+    try:
+        broadcast(group, arrived)
+        works, reason = torch.equal(arrived, known), "other bytes arrived than were sent"
+    except RuntimeError as error:
+        works, reason = False, str(error)
+    if not works:
+        names = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
+        raise WeightSyncError(
+            f"trainer and engines cannot exchange weights by {backend}: {reason}. Name the network interface between "
+            f"their nodes in {names}" + (", and see what NCCL_DEBUG=INFO prints" if backend == "nccl" else "")
+        )
 
 
 def header_key(meeting: int, version: int, part: str, bucket: int) -> str:

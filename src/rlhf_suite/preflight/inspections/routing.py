@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun, Run
+from rlhf_suite.engines.spec import caches_prefixes
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import num_experts
 from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of
@@ -51,9 +52,10 @@ def without_routers(key: str, use: ModelUse, files: ModelFiles) -> Iterator[Prob
 
 def routes_are_kept(run: PPORun) -> Iterator[Problem]:
     """Yield a problem of a prefix cache for whose tokens an engine has no routes, or without which it keeps none."""
-    caches = run.vllm.enable_prefix_caching
-    if device_kind(run.launch) == "cpu" and caches and not run.replays:
+    device = device_kind(run.launch)
+    caches = caches_prefixes(run.vllm, device)
+    if device == "cpu" and caches and not run.replays:
         problem = f"an engine on the CPU has no routes of tokens that it finds in its cache ({REPLAY}=true)"
         yield Problem(CACHE, problem, f"write {CACHE}=false")
-    if device_kind(run.launch) == "cuda" and not caches and not run.replays:
+    if device == "cuda" and not caches and not run.replays:
         yield Problem(CACHE, f"vLLM keeps routes beside its prefix cache ({REPLAY}=true)", f"write {CACHE}=true")
