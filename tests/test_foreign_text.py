@@ -52,6 +52,37 @@ def test_a_long_text_is_cut_and_says_how_long_it_was():
     assert printable("x" * 5, limit=5) == "xxxxx"
 
 
+@pytest.mark.notices(
+    "a key that a text is cut within is shown in part",
+    "foreign_text.py",
+    "hide_secrets(text[: limit + LONGEST_SECRET])[:limit]",
+    "hide_secrets(text[:limit])",
+)
+@pytest.mark.notices(
+    "the password in an address is shown",
+    "foreign_text.py",
+    'return PASSWORD_OF_ADDRESS.sub("<password>@", text)',
+    "return text",
+)
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("HTTP 401: wrong key sk-12345678", "HTTP 401: wrong key <MY_API_KEY>"),
+        ("Illegal header value b'Bearer tok\\nen-123'", "Illegal header value b'Bearer <A_TOKEN>'"),
+        ("http://me:pa55@host:80/x and https://host/y@z", "http://<password>@host:80/x and https://host/y@z"),
+        ("wss://token@host/ws closed", "wss://<password>@host/ws closed"),
+        (f"{'x' * 995}sk-12345678", f"{'x' * 995}<MY_A... (1006 characters)"),
+        ("true on 1234 in /tmp", "true on 1234 in /tmp"),
+    ],
+)
+def test_no_key_and_no_password_is_shown(text, shown, monkeypatch):
+    for name, value in {"MY_API_KEY": "sk-12345678", "A_TOKEN": "tok\nen-123", "PIN": "1234"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/tmp")
+    assert printable(text) == shown
+
+
 def test_the_result_can_always_be_encoded():
     printable("".join(map(chr, range(0xD7F0, 0xE010))), limit=10_000).encode()
 

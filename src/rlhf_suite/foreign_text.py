@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import traceback
 import unicodedata
+from functools import lru_cache
 from pathlib import Path
 
 LIMIT = 1000
+SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|PIN", re.IGNORECASE)  # of environment variables
+SHORTEST_SECRET, LONGEST_SECRET = 6, 4096  # characters
+PASSWORD_OF_ADDRESS = re.compile(r"(?<=://)[^\s/@]*@")
 NOT_OF_USER = (Path(__file__).parent, Path(traceback.__file__).parent)  # the suite, and the library of Python
 # Control characters, formatting that reorders or hides text, surrogates, line and paragraph separators.
 INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -19,14 +25,31 @@ def printable(text: str, limit: int = LIMIT, keep_lines: bool = False) -> str:
 
     A control character becomes `\\x1b`, a lone surrogate `\\ud800`, a line end `\\n`; with `keep_lines` line ends and
     tabs stay. A text longer than `limit` characters is cut and ends with "... (N characters)", where N is its whole
-    length. Data files keep the text unchanged: this is only for the console, logs, `status.json` and reports.
+    length. Secrets are not shown (`hide_secrets`). Data files keep the text unchanged: this is only for the console,
+    logs, `status.json` and reports.
     """
     kept = JOINERS + "\n\t" * keep_lines
-    shown = text[:limit]
+    shown = hide_secrets(text[: limit + LONGEST_SECRET])[:limit]
     bare = shown.replace("\n", "").replace("\t", "") if keep_lines else shown
     if not bare.isprintable():
         shown = "".join(char if char in kept or is_visible(char) else escape(char) for char in shown)
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text, which may quote a server or the error of a client, without the values of environment variables
+    whose names are those of keys, and without the names and passwords in addresses."""
+    for name, value in os.environ.items():
+        if is_secret(name, value):
+            text = text.replace(value, f"<{name}>").replace(repr(value)[1:-1], f"<{name}>")
+    return PASSWORD_OF_ADDRESS.sub("<password>@", text)
+
+
+@lru_cache(maxsize=1024)
+def is_secret(name: str, value: str) -> bool:
+    """Return whether the value of an environment variable may be a key: not a path, and no word that others have."""
+    is_path = value.startswith("/") and os.path.exists(value)  # noqa: PTH110 (which never raises)
+    return len(value) >= SHORTEST_SECRET and not is_path and SECRET_NAMES.search(name) is not None
 
 
 def describe(error: BaseException) -> str:

@@ -214,6 +214,11 @@ MORE_BETWEEN_FLAGS = [
     (TAUGHT + "teacher.kind=policy", "data.teacher_prompt_key", "add data.teacher_prompt_key=<column>"),
     (TAUGHT + "teacher.kind=average", "train.enable_ema", "write train.enable_ema=true"),
     (TAUGHT + "teacher.kind=endpoint", "teacher.remote_url", "no server is named write teacher.remote_url=http"),
+    (
+        TAUGHT + "teacher.kind=endpoint teacher.remote_url=http://me:pa55@127.0.0.1:1/v1",
+        "teacher.remote_url",
+        "export RLHF_SUITE_TEACHER_TOKEN",
+    ),
     (TAUGHT + "teacher.kind=endpoint teacher.remote_url=x", "teacher.remote_url", "x is not the address of a server"),
     (
         TAUGHT + "teacher.kind=endpoint teacher.remote_url=http://127.0.0.1:1/v1 rollout.temperature=0.7",

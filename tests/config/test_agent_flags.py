@@ -120,6 +120,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
             "two environments",
         ),
         ("agent.kind=environment agent.server_url=http://h/ws", "agent.server_url", "begins with ws:// or wss://"),
+        (f"agent.kind=python {RULE} agent.python_url=http://a:b@h:80", "agent.python_url", "a user name or password"),
         (f"agent.kind=python {RULE} agent.python_url=h:80", "agent.python_url", "begins with http:// or https://"),
         ("agent.kind=environment train.agent_func_path=ENV agent.action_key=a", "agent.action_key", "server_url"),
         ("agent.kind=python", "reward", "nothing scores the samples"),

@@ -254,7 +254,7 @@ def test_a_token_that_no_header_can_hold_is_quoted_in_no_reason(serve, monkeypat
     server = serve(lengths)
     outcome = RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])[0]
     assert isinstance(outcome, RewardFailure)
-    assert "s3cret" not in outcome.reason and "<token>" in outcome.reason
+    assert "s3cret" not in outcome.reason and "<RLHF_SUITE_REWARD_TOKEN>" in outcome.reason
 
 
 @pytest.mark.notices(

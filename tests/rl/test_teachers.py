@@ -200,11 +200,14 @@ def test_what_a_teacher_cannot_say_ends_the_run(reply, said, monkeypatch):
 
 
 @pytest.mark.notices(
-    "the token of a teacher stands in errors", "rl/teacher_endpoint.py", "hide_token(reason, TOKEN)", "reason"
+    "the token of a teacher stands in errors",
+    "foreign_text.py",
+    "if is_secret(name, value):",
+    "if False and is_secret(name, value):",
 )
 def test_a_server_that_quotes_the_token_gives_it_to_no_error(monkeypatch):
     monkeypatch.setenv("RLHF_SUITE_TEACHER_TOKEN", "s3cret")
-    with pytest.raises(RunError, match=r"HTTP 400: Bearer <token> may not") as failed:
+    with pytest.raises(RunError, match=r"HTTP 400: Bearer <RLHF_SUITE_TEACHER_TOKEN> may not") as failed:
         asked(lambda body: (400, b"Bearer s3cret may not"), batch_size=2)
     assert "s3cret" not in str(failed.value)
 

@@ -18,9 +18,9 @@ from omegaconf.resolvers import oc
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import SECRET_NAMES
 
 PLAIN_NAMES = re.compile(r"USER|LOGNAME|HOSTNAME|SLURM_\w+")
-SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|PIN", re.IGNORECASE)
 PLAIN_VALUE = re.compile(r"(?:[+-]?\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d{1,3})?|true|false)?", re.IGNORECASE)
 WRAPPED = re.compile(r"^\w+ raised while resolving interpolation: ")
 NO_DEFAULT = "\0"

@@ -50,13 +50,6 @@ def open_client(timeout_s: float, variable: str = "", max_connections: int = 100
     )
 
 
-def hide_token(text: str, variable: str) -> str:
-    """Return a text that may quote a server, without the token of the environment variable `variable`."""
-    if token := os.environ.get(variable):
-        text = text.replace(token, "<token>").replace(repr(token)[1:-1], "<token>")
-    return text
-
-
 async def read_body(response: httpx.Response, limit: int, whole: bool = True) -> bytes:
     """Return the decompressed body, at most `limit` bytes of it.
 

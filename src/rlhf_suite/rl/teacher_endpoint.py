@@ -29,7 +29,6 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.load import Tokenizer
 from rlhf_suite.rewards.http_body import (
     BodyError,
-    hide_token,
     open_client,
     parse_json,
     read_body,
@@ -50,7 +49,7 @@ class Failed(Exception):
     """One try that failed; `passing` if another may succeed."""
 
     def __init__(self, reason: str, passing: bool) -> None:
-        super().__init__(printable(hide_token(reason, TOKEN)))
+        super().__init__(printable(reason))
         self.passing = passing
 
 

@@ -20,7 +20,9 @@ from rlhf_suite.config.agent_file import (
 )
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.rules.rewards import password_problems
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.foreign_text import hide_secrets
 from rlhf_suite.python_source import SourceError
 
 MCP = "mcp:"
@@ -170,8 +172,10 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
         ("python_url", run.agent.python_url, ("http", "https")),
     ):
         if url is not None and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
-            problem = f"{url!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
+            problem = f"{hide_secrets(url)!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
             yield Problem(f"agent.{name}", problem, f"write agent.{name}={schemes[0]}://<host>:<port>")
+        elif url is not None:
+            yield from password_problems(f"agent.{name}", url, "remove it; these servers are asked without a password")
 
 
 @rule

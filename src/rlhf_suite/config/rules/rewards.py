@@ -150,9 +150,15 @@ def url_problems(key: str, servers: list[str]) -> Iterator[Problem]:
         if wrong is not None:
             fix = f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'"
             yield Problem(key, f"{printable(url)} {wrong}", fix)
-        elif urlsplit(url).username is not None or urlsplit(url).password is not None:
-            problem = "holds a user name or password, which would be written into the run folder"
-            yield Problem(key, problem, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
+        else:
+            yield from password_problems(key, url, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
+
+
+def password_problems(key: str, url: str, fix: str) -> Iterator[Problem]:
+    """Yield a problem of an address with a name or a password of a user."""
+    if urlsplit(url).username is not None or urlsplit(url).password is not None:
+        problem = "holds a user name or password, which would be written into the run folder"
+        yield Problem(key, problem, fix)
 
 
 def what_is_wrong(url: str) -> str | None:

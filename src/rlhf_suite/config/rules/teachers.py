@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import is_http, urls
+from rlhf_suite.config.rules.rewards import password_problems
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.config.teacher import NAMED, TeacherSourceConfig, list_teachers
+from rlhf_suite.config.teacher import NAMED, TOKEN, TeacherSourceConfig, list_teachers
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import teacher
 
 PROMPT, SOURCES = "data.teacher_prompt_key", NAMED.removesuffix(".")
@@ -29,8 +31,12 @@ def weights_are_named(key: str, source: TeacherSourceConfig) -> Iterator[Problem
         yield Problem(model, "algo.distill needs a teacher, and none is named", f"add {model}=<HF folder or hub name>")
     given = urls(source.remote_url)
     if needs_server and not (given and all(map(is_http, given))):
-        problem = f"{source.remote_url} is not the address of a server" if given else "no server is named"
+        said = printable(source.remote_url or "")
+        problem = f"{said} is not the address of a server" if given else "no server is named"
         yield Problem(server, problem, f"write {server}=http://<host>:8000/v1")
+    elif needs_server:
+        for url in given:
+            yield from password_problems(server, url, f"remove it, and export {TOKEN}")
     if key.startswith(NAMED):
         for flag, value, is_read in (
             (model, source.model_name_or_path, needs_model),
