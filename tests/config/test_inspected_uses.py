@@ -217,3 +217,18 @@ def test_routes_are_replayed_and_routers_frozen_where_they_are_known(model, sett
         assert problems == []
     else:
         assert any(name == key and said in problem for name, problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "hints"),
+    [
+        (ROUTED, "", 1),
+        (ROUTED, "actor.routing_replay=true", 0),
+        ({"model_type": "qwen3"}, "", 0),
+        (ROUTED | {"model_type": "llama4_text"}, "", 0),
+    ],
+)
+def test_a_run_of_experts_hears_once_of_routing_replay(model, checked, settings, words, hints):
+    path = model(tokenizer={"chat_template": "x"}, **settings)
+    notes = checked(f"{PPO} {RULE} actor.model_name_or_path={path} {words}").notes
+    assert len([note for note in notes if "actor.routing_replay=true" in note]) == hints

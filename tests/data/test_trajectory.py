@@ -103,20 +103,20 @@ def routes(*tokens: int) -> np.ndarray:
 
 
 @pytest.mark.notices(
-    "a token that is read again loses the route by which the next one was sampled",
+    "a token that is read again keeps the route of older weights",
     "data/trajectory.py",
-    "                new[is_known] = self.routes[is_known]",
-    "                new[is_known] = new[is_known]",
+    "            self.routes = pad_routes(routes, len(self.ids))",
+    "            self.routes = self.routes if self.routes is not None else pad_routes(routes, len(self.ids))",
 )
-def test_a_token_keeps_its_first_route_and_the_last_one_of_a_turn_gets_it_from_the_next():
+def test_a_token_gets_the_route_of_each_turn_that_reads_it():
     one = Trajectory.start(prompt(3), 0, 0)
     one.append_model(np.array([5, 6]), np.zeros(2, np.float32), 7, routes(10, 11, 12))
     assert one.routes.tolist() == [*routes(10, 11, 12).tolist(), [[-1, -1]]]
     one.append_environment([8])
     assert (one.routes[3:] == -1).all() and len(one.routes) == 5
     one.append_model(np.array([9]), np.zeros(1, np.float32), 8, routes(20, 21, 22, 23, 24))
-    assert one.routes[:, 0, 0].tolist() == [10, 11, 12, 23, 24, -1]
-    assert one.cut(4).routes[:, 0, 0].tolist() == [10, 11, 12, 23]
+    assert one.routes[:, 0, 0].tolist() == [20, 21, 22, 23, 24, -1]
+    assert one.cut(4).routes[:, 0, 0].tolist() == [20, 21, 22, 23]
 
 
 @pytest.mark.notices(
@@ -134,15 +134,15 @@ def test_a_batch_has_the_routes_of_each_ledger_where_there_are_any():
 
 
 @pytest.mark.notices(
-    "the parts of a response are joined with the routes of its beginning twice",
+    "a response of several parts has the routes of its beginning",
     "data/generation.py",
-    "joined = np.concatenate([joined, part[len(joined) :]])",
-    "joined = np.concatenate([joined, part[len(joined) - 1 :]])",
+    "next((part.routes for part in reversed(parts)",
+    "next((part.routes for part in parts",
 )
-def test_the_parts_of_a_response_have_one_route_per_token():
+def test_a_response_of_several_parts_has_the_routes_of_the_last_one():
     parts = [
         Generation(1, np.array([5, 6]), np.zeros(2), INTERRUPTED, np.array([1, 1]), routes=routes(10, 11, 12)),
-        Generation(1, np.array([], np.int64), np.zeros(0), INTERRUPTED, np.array([], np.int32)),
         Generation(1, np.array([7]), np.zeros(1), "stop", np.array([2]), routes=routes(20, 21, 22, 23)),
+        Generation(1, np.array([], np.int64), np.zeros(0), INTERRUPTED, np.array([], np.int32)),
     ]
-    assert whole(parts).routes[:, 0, 0].tolist() == [10, 11, 12, 23]
+    assert whole(parts).routes[:, 0, 0].tolist() == [20, 21, 22, 23]

@@ -1,8 +1,9 @@
 """A run of PPO of a mixture of experts with routing replay: routes reach the update, checkpoints and files, through
-partial rollouts and a resume."""
+partial rollouts, forks of an agent and a resume."""
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import jobs
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from families import make_typed
+from rlhf_suite.data.trajectory import MODEL
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 pytestmark = pytest.mark.proof
@@ -19,7 +21,39 @@ FLAGS = [
     *("actor.routing_replay=true", "actor.gradient_checkpointing_enable=true", "algo.kl.init_coef=0.01"),
     *("train.max_steps=3", "ckpt.save_steps=1", "ds.packing_samples=true", "ds.param_dtype=fp32"),
 ]
-STREAM = ["train.async_enable=true", "train.partial_rollout_enable=true", "correction=tis"]
+STREAM = [
+    *("train.async_enable=true", "train.partial_rollout_enable=true", "correction=tis"),
+    *("train.async_queue_size=3", "train.async_run_ahead=2"),
+    "vllm.max_num_seqs=4",  # so that some responses are unfinished whenever a batch is complete
+]
+# Three turns: the second continues the conversation, and the third is behind a conversation with an edited history.
+PROGRAM = """
+import httpx
+
+def run_agent(task, base_url, api_key):
+    def ask(messages):
+        headers = {"authorization": f"Bearer {api_key}"}
+        body = {"messages": messages, "max_tokens": 12}
+        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60, verify=False)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]
+
+    messages = list(task.messages)
+    first = ask(messages)
+    ask([*messages, first["message"], {"role": "user", "content": "go on"}])
+    last = ask([*messages, first["message"], {"role": "user", "content": "once more"}])
+    return {"reward": len(last["token_ids"]) / 4}
+"""
+AGENT = [
+    *("agent.kind=endpoint", "data.apply_chat_template=true", "data.max_len=400", "reward.rule=null"),
+    *(
+        "rollout.max_new_tokens=60",
+        "algo.advantage.estimator=rloo",
+        "actor.loss_agg_mode=seq-mean-token-mean",
+        "eval.dataset=null",
+        "eval.steps=-1",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +81,6 @@ def test_every_token_that_is_trained_on_has_its_route(routed):
     for step in (1, 2, 3):
         check_routes(routed, step)
     rows = jobs.train_rows(routed)
-    print([(row["mismatch/mean"], row["train/rerouted"]) for row in rows])
     assert all(row["mismatch/mean"] < 1e-6 for row in rows)
     assert all(row["train/rerouted"] < 1e-2 for row in rows)
 
@@ -67,7 +100,35 @@ def test_a_replay_ends_with_the_same_weights(runs, routed):
 
 
 def test_responses_of_several_weights_have_all_their_routes(runs, words):
-    folder = runs / "routes_of_a_stream"
+    folder, mixed = runs / "routes_of_a_stream", 0
     jobs.run(folder, [*words, *STREAM])
     for step in (1, 2, 3):
         check_routes(folder, step)
+        for sample in jobs.rollout(folder, step):
+            mixed += len({version for version in sample["weight_version"] if version >= 0}) > 1
+    assert mixed, "no response was written by several weights"
+
+
+@pytest.mark.parametrize("schedule", [[], STREAM], ids=["with the step", "stream"])
+def test_each_ledger_of_an_agent_that_forks_has_its_routes(runs, words, schedule):
+    """Tokens of the prompt that a fork shares with the ledger before have routes too, and the policy reads all."""
+    home = runs / f"forks_{len(schedule)}"
+    shutil.copytree(runs / "experts", home / "model")
+    file = home / "model" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [258, *range(200, 255)]}))
+    (home / "program.py").write_text(PROGRAM)
+    own = [f"train.agent_func_path={home / 'program.py'}", f"actor.model_name_or_path={home / 'model'}"]
+    no_evaluation = [word for word in words if not word.startswith("eval.")]
+    jobs.run(home / "run", [*no_evaluation, *AGENT, *own, *schedule])
+    forks = 0
+    for step in (1, 2, 3):
+        table = pq.read_table(
+            samples_file(RunFolder(home / "run").rollouts, step), columns=["routes", "owner", "ledger"]
+        )
+        for row in table.to_pylist():
+            given, last = np.array(row["routes"]), max(np.flatnonzero(np.array(row["owner"]) == MODEL))
+            assert given.shape == (len(row["owner"]), 4, 2) and (given[:last] >= 0).all()
+            forks += row["ledger"] > 0
+    assert forks > 8
+    rows = jobs.train_rows(home / "run")
+    assert all(row.get("mismatch/mean", 0) < 1e-6 and row["train/rerouted"] < 1e-2 for row in rows)

@@ -3,6 +3,8 @@ through interruptions, syncs and turns."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -123,13 +125,26 @@ def test_routes_bring_the_log_probs_of_other_routers_back(served, tmp_path):
     assert gaps["routing replay"].mean() < gaps["own routes"].mean() / 2
 
 
-def test_a_sync_between_two_parts_keeps_first_routes(served):
+@pytest.mark.notices(
+    "a token that the engine reads again after a sync keeps the route of the weights before",
+    "engines/routes.py",
+    "parts[:] = [torch.cat(parts)[:before]]",
+    "begin, count = begin + known - before, count - known + before",
+)
+def test_a_response_that_a_sync_interrupts_has_the_routes_of_the_newest_weights(served, tmp_path):
+    """What it says behind the sync follows from all tokens before it, as the new weights have read them."""
     pool, _, model = served
+    new = make_model("experts", 5)
+    new.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
     asked = requests(4, tokens=80)
     pending = [pool.submit(request) for request in asked]
-    sync(pool, make_model("experts", 5), 2)
+    pool.submit(replace(asked[0], max_new_tokens=8, seed=99)).result(60)
+    sync(pool, new, 2)
     answers = [waiting.result(timeout=120) for waiting in pending]
-    for request, answer in zip(asked, answers, strict=True):
-        assert len(answer.routes) == len(request.prompt_ids) + len(answer.ids) - 1
-        assert (answer.routes >= 0).all()
+    mixed = [pair for pair in zip(asked, answers, strict=True) if {*pair[1].versions} == {1, 2}]
+    assert mixed
+    for request, answer in mixed:
+        expected = choices(trainer(tmp_path), whole_ids(request, answer))[:-1]
+        np.testing.assert_array_equal(np.sort(answer.routes, -1), expected)
     sync(pool, model, 3)

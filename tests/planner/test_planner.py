@@ -303,6 +303,17 @@ def test_weights_of_a_policy_on_a_cpu_go_through_shared_memory():
     assert "weights on their way to the engines" not in estimate(run, ON_H100).shared_memory
 
 
+def test_adapters_of_every_sync_and_the_model_of_the_first_one_go_through_shared_memory():
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32", "ds.lora.rank": 4}
+    model = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
+    adapters = parameters(Use("builtin:tiny", FLAG, "lm", "fp32", lora=(4, ("all-linear",)))).trained
+    kept = estimate(with_defaults(PPORun, flags), HERE).shared_memory
+    assert kept["the model without adapters, for the engines"] == 4 * model
+    assert kept["adapters on their way to the engines"] == 4 * adapters < model
+    merged = estimate(with_defaults(PPORun, flags | {"vllm.sync_adapters": False}), HERE).shared_memory
+    assert merged["weights on their way to the engines"] == 4 * model
+
+
 def test_a_checkpoint_may_hold_the_model_once_more():
     """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
     kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}

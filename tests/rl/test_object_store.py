@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from families import make_typed
 from given import prompt
 from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.object_store import (
@@ -25,6 +26,8 @@ from rlhf_suite.config.runs import GenerateRun, PPORun, SFTRun
 from rlhf_suite.data.batch import column_units
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
+from rlhf_suite.models.families import bytes_of_routes
+from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import ForwardBatch, split
 
@@ -33,7 +36,7 @@ POLICY = {"actor.model_name_or_path": "builtin:tiny"}
 
 
 def experience() -> Experience:
-    """Samples with every column that a token can have, but for routes, whose size depends on the model."""
+    """Samples with every column that a token can have, but for routes, which few runs have."""
     made = []
     for row in range(ROWS):
         one = Trajectory.start(prompt(row), row, 0)
@@ -85,6 +88,34 @@ def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them
     assert resolve(critic, Machine("cpu", 0)).object_store_mb == needed
     critic.launch.object_store_mb = 99
     assert resolve(critic, Machine("cpu", 0)).object_store_mb == 99
+
+
+@pytest.mark.notices(
+    "the object store has no room for the routes of a batch",
+    "config/object_store.py",
+    "max(forward, update) + routes)",
+    "max(forward, update))",
+)
+def test_routes_are_sent_with_each_response_and_with_each_batch_of_the_policy():
+    sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
+    tokens = 1024 * 8 * 4096
+    run = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
+    assert object_store_mb(run, models(run), 384) == tokens * (RESPONSE + UPDATE + 2 * 384) * MARGIN / 2**20
+    run.rollout.replay = "an earlier run"
+    assert object_store_mb(run, models(run), 384) == tokens * (UPDATE + 384) * MARGIN / 2**20
+
+
+def test_the_routes_of_a_token_are_a_number_for_each_expert_that_it_visits_in_each_layer(tmp_path):
+    make_typed(tmp_path, "qwen3_moe")
+    run = with_defaults(PPORun, {"actor.model_name_or_path": str(tmp_path), "actor.routing_replay": True})
+    assert route_bytes(run) == 4 * 2
+    assert resolve(run, Machine("cpu", 0), 384).object_store_mb > resolve(run, Machine("cpu", 0)).object_store_mb
+    run.actor.routing_replay = False
+    assert route_bytes(run) == 0
+    qwen3_30b_a3b = {"num_experts": 128, "num_hidden_layers": 48, "num_experts_per_tok": 8}
+    assert bytes_of_routes(qwen3_30b_a3b.get) == 384
+    assert bytes_of_routes((qwen3_30b_a3b | {"num_experts": 256}).get) == 768
+    assert bytes_of_routes({"num_hidden_layers": 48}.get) == 0
 
 
 def test_small_runs_and_runs_without_rollouts_get_the_least_that_ray_takes():

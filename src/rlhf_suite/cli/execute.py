@@ -31,6 +31,7 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.slurm import is_first_node, join_node
 from rlhf_suite.preflight.devices import remarks_on_fit
 from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
+from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -102,7 +103,7 @@ def plan_workers(run: Run) -> WorkerPlan | None:
     """Return what is decided about a run with workers; None for others."""
     from rlhf_suite.launch.ray_cluster import machine
 
-    return resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
+    return resolve(run, machine(run.launch), route_bytes(run)) if isinstance(run, PlannedRun) else None
 
 
 def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:

@@ -21,6 +21,7 @@ from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
+from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.tracking.tables import show_table
 
@@ -33,7 +34,7 @@ def explain(line: CommandLine, checked: Preflight) -> int:
     run = checked.runs[0]
     devices = devices_of(run, checked)
     if isinstance(run, PlannedRun):
-        plan = resolve(run, devices.machine)
+        plan = resolve(run, devices.machine, route_bytes(run))
         if isinstance(run, AnyTrainedRun):
             show_table(console, "Batches", ("what", "how", "number"), batches(run, plan))
         show_table(console, "Placement", ("devices", "models and engines", "number"), placement(plan))

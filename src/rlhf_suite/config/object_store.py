@@ -1,8 +1,8 @@
 """How much shared memory Ray's object store needs: what a run sends through it at one time.
 
 It holds what one process has sent and another has not read yet: responses on their way from the engines, the parts of a
-batch on their way to the ranks of each model, and what these answer. Weights do not pass through it. Routes
-(actor.routing_replay) are not counted: their size depends on the layers of the model, which flags do not say.
+batch on their way to the ranks of each model, and what these answer. Weights do not pass through it. With
+actor.routing_replay responses have routes, which the policy gets again with each batch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ READERS = ("actor", "ref", "teacher", "critic")  # models that run forward over 
 AHEAD = 2  # samples of task=generate that are under way, in multiples of those that the engines run at once
 
 
-def object_store_mb(run: Run, models: Collection[str]) -> int:
-    """Return the MiB of Ray's object store on each node: as the flag says, or what the run needs with these models."""
+def object_store_mb(run: Run, models: Collection[str], routes: int = 0) -> int:
+    """Return the MiB of Ray's object store on each node: as the flag says, or what the run needs with these models.
+    `routes`: the bytes of those of one token, which follow from the model."""
     if run.launch.object_store_mb is not None:
         return run.launch.object_store_mb
-    return max(LEAST_MB, math.ceil(MARGIN * bytes_at_once(run, models) / 2**20))
+    return max(LEAST_MB, math.ceil(MARGIN * bytes_at_once(run, models, routes) / 2**20))
 
 
-def bytes_at_once(run: Run, models: Collection[str]) -> int:
+def bytes_at_once(run: Run, models: Collection[str], routes: int) -> int:
     """Return the most bytes that are under way at one time, if every sample has data.max_len tokens. Responses, scores
     and the steps of the models may overlap."""
     if isinstance(run, GenerateRun):
@@ -42,8 +43,8 @@ def bytes_at_once(run: Run, models: Collection[str]) -> int:
     judges = 0 if run.replays else len(reward_models(run.reward)) + ("reward.process" in models)
     forward = FORWARD * sum(name.split(".")[0] in READERS for name in models)
     update = UPDATE + (UPDATE_OF_CRITIC if "critic" in models else 0)
-    responses = 0 if run.replays else RESPONSE
-    return samples_of_step(run) * run.data.max_len * (responses + judges * FORWARD + max(forward, update))
+    responses = 0 if run.replays else RESPONSE + routes
+    return samples_of_step(run) * run.data.max_len * (responses + judges * FORWARD + max(forward, update) + routes)
 
 
 def samples_of_step(run: PPORun) -> int:

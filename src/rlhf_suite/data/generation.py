@@ -103,7 +103,8 @@ def continue_request(request: GenerationRequest, parts: Sequence[Generation]) ->
 
 
 def whole(parts: Sequence[Generation]) -> Generation:
-    """Return the response that consists of these parts, in order."""
+    """Return the response that consists of these parts, in order. Its routes are those of the last part that has some:
+    the model has read all tokens before it again, maybe with newer weights."""
     if len(parts) == 1:
         return parts[0]
     return Generation(
@@ -113,15 +114,5 @@ def whole(parts: Sequence[Generation]) -> Generation:
         parts[-1].finish_reason,
         np.concatenate([part.versions for part in parts]),
         parts[0].cached_tokens,
-        join_routes([part.routes for part in parts if part.routes is not None]),
+        next((part.routes for part in reversed(parts) if part.routes is not None), None),
     )
-
-
-def join_routes(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> NDArray[np.signedinteger[Any]] | None:
-    """Return the routes of a response by those of its parts, each of which has all tokens before it too: a token keeps
-    the route by which the model first read it, which the log-prob of the token after it depends on."""
-    joined = parts[0] if parts else None
-    for part in parts[1:]:
-        assert joined is not None
-        joined = np.concatenate([joined, part[len(joined) :]])
-    return joined

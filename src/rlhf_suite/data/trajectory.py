@@ -79,17 +79,13 @@ class Trajectory:
     ) -> None:
         """Append tokens that the model sampled, with the engine's log-prob and the weight version of each.
 
-        `routes` are of all tokens but the last one. A token whose route is known keeps it: by that one the token after
-        it was sampled. So the last token of a turn gets its route from the turn after it.
+        `routes` are of all tokens but the last one, as the model read them for this turn, and replace those of earlier
+        turns. So the last token of a turn gets its route from the turn after it.
         """
         self._append(ids, MODEL, log_probs, versions)
         if routes is not None:
             assert len(routes) == len(self.ids) - 1, f"{len(routes)} routes of {len(self.ids)} tokens"
-            new = pad_routes(routes, len(self.ids))
-            if self.routes is not None:
-                is_known = self.routes[:, 0, 0] >= 0
-                new[is_known] = self.routes[is_known]
-            self.routes = new
+            self.routes = pad_routes(routes, len(self.ids))
 
     @property
     def image_files(self) -> tuple[bytes, ...]:

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlhf_suite.models.families import NARROW
+
 RECORDER = "rlhf_routes"  # the attribute of a model runner
-NARROW = 128  # experts whose numbers fit a signed byte
 
 Routes = NDArray[np.signedinteger[Any]]
 
 
 class RouteRecorder:
     """Keeps the routes of the requests that a model runner works on. A token that is read again, after a weight sync or
-    because memory was short, keeps its first route: by that one the token after it was sampled."""
+    because memory was short, gets the route of that time: all tokens behind it are sampled from what was read then."""
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.execute = runner, runner.execute_model
@@ -51,7 +52,9 @@ class RouteRecorder:
             parts = self.parts.setdefault(name, [])
             before, known = int(batch.num_computed_tokens_cpu[place]), sum(map(len, parts))
             assert before <= known, f"request {name}: tokens {known} to {before} were not read"
-            parts.append(rows[begin + known - before : begin + count])
+            if before < known:
+                parts[:] = [torch.cat(parts)[:before]]
+            parts.append(rows[begin : begin + count])
             begin += count
 
     def take(self, name: str) -> Routes:

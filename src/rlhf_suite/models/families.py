@@ -23,6 +23,7 @@ PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gathe
 ENGINE = "an engine without a GPU"
 # Settings by which some heads change their logits; what they mean depends on the family.
 HEAD_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+NARROW = 128  # experts whose numbers fit a signed byte
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
 
 
@@ -277,6 +278,16 @@ def num_experts(setting: Callable[[str], Any]) -> tuple[str, int] | None:
     """Return the setting with the number of experts of a layer, and its value; None for a model without experts."""
     settings = ((name, setting(name)) for name in EXPERTS)
     return next(((name, value) for name, value in settings if isinstance(value, int) and value > 0), None)
+
+
+def bytes_of_routes(setting: Callable[[str], Any]) -> int:
+    """Return the most bytes that the routes of a token take, the number of each of its experts in each layer; 0 for a
+    model without experts."""
+    experts, layers = num_experts(setting), setting("num_hidden_layers")
+    per_token = setting("num_experts_per_tok") or setting("num_experts_per_token")
+    if experts is None or not isinstance(layers, int) or not isinstance(per_token, int):
+        return 0
+    return layers * per_token * (1 if experts[1] <= NARROW else 2)
 
 
 def undeclared_head_setting(head: Head, setting: Callable[[str], Any]) -> tuple[str, Any] | None:

@@ -26,6 +26,8 @@ from rlhf_suite.config.plan import (
     round_size,
 )
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun
+from rlhf_suite.models.families import bytes_of_routes
+from rlhf_suite.models.load import model_config, model_folder
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
@@ -135,7 +137,7 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
     Raises:
         UserError: a model cannot be read, or does not run on tensors without content.
     """
-    plan = resolve(run, target.machine)
+    plan = resolve(run, target.machine, route_bytes(run))
     planner = Planner(run, plan, target)
     processes = {role.name: planner.process(role) for pool in plan.placement.pools for role in pool.roles}
     devices = tuple(device_use(pool, processes) for pool in plan.placement.pools)
@@ -150,6 +152,15 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
         engine=planner.engine if isinstance(run, PPORun) else None,
         longest=run.data.max_len,
     )
+
+
+def route_bytes(run: AnyTrainedRun) -> int:
+    """Return the bytes that the routes of a token take (actor.routing_replay)."""
+    path = run.actor.model_name_or_path
+    if not isinstance(run, PPORun) or not run.actor.routing_replay or path is None:
+        return 0
+    config = model_config(model_folder(path, "actor.model_name_or_path"), "lm", run.ds)
+    return bytes_of_routes(lambda name: getattr(config, name, None))
 
 
 def device_use(pool: Pool, processes: dict[str, Process]) -> DeviceUse:
@@ -296,9 +307,19 @@ class Planner:
             return {}
         terms = {"object store of Ray": self.plan.object_store_mb * memory.MIB}
         if self.plan.engines.sync_backend == "shm":
-            size = memory.SIZES[self.run.ds.param_dtype]
-            terms["weights on their way to the engines"] = size * self.parameters(self.plan.models[ACTOR]).total
+            terms |= self.weights_on_their_way(self.run)
         return terms
+
+    def weights_on_their_way(self, run: PPORun) -> dict[str, int]:
+        """Return what is sent to engines of this node. Adapters are merged into weights, or sent alone at every sync
+        but the first one, which brings the model without them; where engines may be started again it stays there."""
+        size, counts = memory.SIZES[run.ds.param_dtype], self.parameters(self.plan.models[ACTOR])
+        if not run.ds.lora.rank:
+            return {"weights on their way to the engines": size * counts.total}
+        if not run.vllm.sync_adapters:
+            return {"weights on their way to the engines": size * counts.frozen}
+        model = {"the model without adapters, for the engines": size * counts.frozen}
+        return model | {"adapters on their way to the engines": size * counts.trained}
 
     def disk(self) -> dict[str, int]:
         """Return what a run writes: checkpoints with the one that is being written, the model, and the rollouts of all

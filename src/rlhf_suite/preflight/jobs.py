@@ -34,6 +34,7 @@ from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.references import make_unresolved_problem
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, leaves, to_run
+from rlhf_suite.preflight.inspections.routing import hint_of_routes
 from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
 
 
@@ -225,6 +226,8 @@ def check_job(
         # In a sweep a flag may matter to some jobs only.
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
         result.problems += [rule for rule in rules if not is_reported(rule.key, result.problems)]
+    if not result.problems:
+        result.notes += [note for note in hint_of_routes(run) if note not in result.notes]
     result.runs.append(run)
 
 

@@ -24,6 +24,7 @@ from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.session import root_problem
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import unreachable
+from rlhf_suite.preflight.inspections.routing import route_bytes
 
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0  # a name server may take a few
@@ -110,7 +111,7 @@ def network() -> Iterator[Problem]:
 
 def shared_memory(run: Run) -> Iterator[Problem]:
     """Check shared memory, which holds the object store of Ray and the weights on their way to engines."""
-    needed_mb = object_store_mb(run, model_sections(run))
+    needed_mb = object_store_mb(run, model_sections(run), route_bytes(run))
     container = "in a container give it room: docker run --shm-size=2g"
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         problem = f"{SHARED_MEMORY} is missing or cannot be written"

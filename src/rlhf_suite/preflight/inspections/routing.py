@@ -9,7 +9,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun, Run
 from rlhf_suite.engines.spec import caches_prefixes
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.models.families import num_experts
+from rlhf_suite.models.families import bytes_of_routes, num_experts
 from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 from rlhf_suite.preflight.inspections.models import family, folder_of
@@ -31,6 +31,28 @@ def routers_are_known(run: Run, folder: Path | None) -> Iterator[Problem]:
         model_folder = None if use is None else folder_of(use.path)
         if use is not None and model_folder is not None:
             yield from without_routers(key, use, files_of(model_folder))
+
+
+def route_bytes(run: Run) -> int:
+    """Return the bytes that the routes of a token take; 0 for a run that replays none, or before its model is here."""
+    if not isinstance(run, PPORun) or not run.actor.routing_replay:
+        return 0
+    folder = None if run.actor.model_name_or_path is None else folder_of(run.actor.model_name_or_path)
+    return 0 if folder is None else bytes_of_routes(files_of(folder).setting)
+
+
+def hint_of_routes(run: Run) -> Iterator[str]:
+    """Yield what would bring engine and trainer together where a mixture of experts chooses its own routes twice."""
+    if not isinstance(run, PPORun) or run.actor.routing_replay or run.replays:
+        return
+    path = run.actor.model_name_or_path
+    folder = None if path is None else folder_of(path)
+    if folder is None or num_experts(files_of(folder).setting) is None or not family(files_of(folder)).router:
+        return
+    yield (
+        f"{path} is a mixture of experts, and engine and trainer may send a token to different ones. With "
+        f"{REPLAY}=true the trainer takes the engine's (docs/rl.md)."
+    )
 
 
 def has_frozen_router(run: AnyTrainedRun, name: str) -> bool:
