@@ -1,4 +1,5 @@
-"""Whether reinforcement learns: three toy tasks x six algorithms, and the default job with each estimator.
+"""Whether reinforcement learns: three toy tasks x six algorithms, the default job with each estimator, adapters against
+full fine-tuning, a teacher beside rewards, and a hybrid model.
 
     python benchmarks/curves.py [words] [--again] [--write]
 
@@ -39,6 +40,7 @@ ALGORITHMS = {
     "gspo": "GSPO",
 }
 DEFAULT = ["task=ppo"]
+MODEL = "actor.model_name_or_path="
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,19 @@ class Job:
 
 
 ESTIMATOR_JOBS = [
-    Job("reverse", name, (*DEFAULT, f"algo.advantage.estimator={name}")) for name in estimator.that_need("rewards")
+    Job("reverse", name, (*DEFAULT, f"algo.advantage.estimator={name}"))
+    for name in estimator.that_need("rewards")
+    if not estimator.needs(name, "parts")  # of the reward, of which the default job has none
 ]
 ALGORITHM_JOBS = [
     Job(task, name, (*DEFAULT, f"experiment={name}", *data)) for task, data in TASKS.items() for name in ALGORITHMS
+]
+GRPO = (*DEFAULT, "experiment=grpo")
+MODEL_JOBS = [
+    Job("reverse", "`builtin:tiny`, all weights", GRPO),
+    Job("reverse", "`builtin:tiny`, LoRA", (*GRPO, "ds.lora.rank=32", "ds.lora.alpha=32", "actor.adam.lr=1.5e-3")),
+    Job("reverse", "`builtin:tiny`, with a teacher", (*GRPO, "algo.distill.coef=0.1")),
+    Job("reverse", "`builtin:hybrid`, all weights", (*GRPO, "demo=ppo", f"{MODEL}builtin:hybrid")),
 ]
 
 
@@ -66,7 +77,7 @@ ALGORITHM_JOBS = [
 def composed() -> dict[Job, Job]:
     """Each job and the first that composes to the same configuration."""
     first: dict[str, Job] = {}
-    return {job: first.setdefault(configuration(job), job) for job in (*ESTIMATOR_JOBS, *ALGORITHM_JOBS)}
+    return {job: first.setdefault(configuration(job), job) for job in (*ESTIMATOR_JOBS, *ALGORITHM_JOBS, *MODEL_JOBS)}
 
 
 def configuration(job: Job) -> str:
@@ -85,7 +96,8 @@ def known() -> dict[str, dict[str, Any]]:
 
 def measure(job: Job) -> dict[str, Any]:
     """Run it: what it cost, and every evaluation."""
-    warm_start("builtin:tiny", prompts=f"builtin:{job.task}")
+    model = next((word.partition("=")[2] for word in job.words if word.startswith(MODEL)), "builtin:tiny")
+    warm_start(model, prompts=f"builtin:{job.task}")
     with scratch() as folder:
         usage = suite_run(job.words, folder / "run").usage
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -98,6 +110,8 @@ def measure(job: Job) -> dict[str, Any]:
         "first": values[0],
         "last": values[-1],
         "best": max(values),
+        "mismatch": max(row["mismatch/mean"] for row in rows if "mismatch/mean" in row),
+        "bytes_of_a_sync": next(row["sync/bytes"] for row in rows if "sync/bytes" in row),
         "seconds": round(usage.ended - usage.started, 1),
         "cpu_s": round(usage.cpu_between(usage.started, usage.ended), 1),
         "points": points,
@@ -119,7 +133,8 @@ def write() -> None:
         if run_as[job] in rows:
             panels[job.task][job.name] = rows[run_as[job]]
     estimators = [rows[run_as[job]] for job in ESTIMATOR_JOBS if run_as[job] in rows]
-    (ROOT / "docs" / "benchmarks.md").write_text(curves_page.page(panels, ALGORITHMS, TASKS, estimators))
+    models = {job.name: rows[run_as[job]] for job in MODEL_JOBS if run_as[job] in rows}
+    (ROOT / "docs" / "benchmarks.md").write_text(curves_page.page(panels, ALGORITHMS, TASKS, estimators, models))
     curves_page.draw(panels, ALGORITHMS, ROOT / "docs" / "learning_curves.png")
 
 

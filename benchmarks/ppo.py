@@ -36,6 +36,7 @@ def grpo(arguments: argparse.Namespace) -> dict[str, Any]:
         "mode": "grpo",
         **run.rates(warmup, counted, samples * (arguments.steps - warmup)),
         "mismatch": run.steps[-1]["mismatch/mean"],
+        "bytes_of_a_sync": run.steps[-1]["sync/bytes"],
         "config": {
             "model": arguments.shape or arguments.model,
             "device": arguments.device,

@@ -13,6 +13,7 @@ import pytest
 import ray
 import torch
 from probed_engines import CONFIGS, MAX_LEN, gap, log_probs_of, requests
+from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from rlhf_suite.config.ds import LoRAConfig
@@ -28,6 +29,7 @@ from rlhf_suite.models.lora import add_lora
 from rlhf_suite.models.quantize import four_bit, keep_exact
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest, WeightSyncError
+from rlhf_suite.weight_sync.receiver import ShmReceiver, UpdateInfo
 from rlhf_suite.weight_sync.sender import ShmSender, StreamSender
 
 # vLLM's class of this model takes no adapters.
@@ -222,6 +224,29 @@ def test_an_adapter_that_changed_in_the_engine_is_named(pool, layer, kind, tenso
     ray.get(handle.damage.remote(f"model.layers.1.{layer}", kind))
     with pytest.raises(WeightSyncError, match=rf"tensor model.layers.1.{tensor} .* differs in .*{layer}.lora_.*"):
         ray.get(handle.attest.remote())
+
+
+@pytest.mark.notices(
+    "bytes of an adapter that changed on the way are not noticed",
+    "weight_sync/receiver.py",
+    "self.receive(update_info, collect)",
+    "self.receive(update_info, collect) if 0 else [collect(*batch) for batch in self.batches(update_info)]",
+)
+@pytest.mark.parametrize("tensor", ["layers.0.self_attn.q_proj.lora_A", "layers.1.mlp.down_proj.lora_B"])
+def test_a_byte_of_an_adapter_that_changed_on_the_way_is_noticed(tmp_path, tensor):
+    """The receiver compares every tensor with its digest before it installs any, so no engine is needed here."""
+    sender, model = ShmSender(torch.float32, check=True), adapted("tied", 3)
+    manifest = sender.send(2, tensors(model, ADAPTER), ADAPTER)
+    (entry,) = [entry for entry in manifest.entries if entry.name.endswith(tensor)]
+    data = np.memmap(manifest.path, dtype=np.uint8, mode="r+")
+    data[entry.offset + 5] ^= 4
+    data.flush()
+    receiver = object.__new__(ShmReceiver)
+    receiver.model = nn.Module()  # without layers of vLLM: nothing can be installed
+    with pytest.raises(WeightSyncError, match=rf"weights 2: tensor \S*{tensor} .* arrived changed"):
+        receiver.receive_adapter(UpdateInfo(**manifest.as_update_info()))
+    assert receiver.adapter is None
+    sender.release()
 
 
 def test_the_base_of_a_4_bit_model_is_what_its_matrices_stand_for(pools, tmp_path):

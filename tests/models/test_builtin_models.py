@@ -35,7 +35,7 @@ def test_tiny_is_small_complete_and_the_same_everywhere(tmp_path):
 
 
 def test_every_family_loads_in_transformers_without_a_missing_tensor(tmp_path):
-    for family in ("qwen3", "llama", "mixtral", "qwen3_moe"):
+    for family in ("qwen3", "lfm2", "llama", "mixtral", "qwen3_moe"):
         create(tmp_path / family, Shape(family=family, tied=False))
         _, info = AutoModelForCausalLM.from_pretrained(tmp_path / family, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -1,8 +1,9 @@
 """Models that need no download: a byte tokenizer and random weights, written as a Hugging Face folder.
 
 `builtin:tiny` is a Qwen3 of 0.16 million parameters that learns character tasks on one CPU core in seconds.
-`builtin:small`, of 12 million, is meant for measurements. `builtin:vision` is an Idefics3 of 0.3 million that reads one
-image of 56 x 56 pixels as four tokens.
+`builtin:small`, of 12 million, is meant for measurements. `builtin:hybrid` is an LFM2 of 0.2 million with convolutions
+in two of its four layers. `builtin:vision` is an Idefics3 of 0.3 million that reads one image of 56 x 56 pixels as four
+tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -72,6 +75,7 @@ class Shape:
 # For each family: configuration class, model class, arguments that only this family has.
 FAMILIES: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, {"block_multiple_of": 64}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": (
@@ -83,6 +87,7 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, int]]] = {
 SHAPES = {
     "tiny": Shape(),
     "small": Shape(hidden=256, layers=12, heads=8, kv_heads=4, vocabulary=2048),
+    "hybrid": Shape(family="lfm2", layers=4, heads=2, kv_heads=1),
     "vision": Shape(family="idefics3", tied=False),
 }
 
@@ -132,7 +137,11 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
 def text_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
     """Return the configuration of a language model, and its class."""
     config_class, model_class, extra = FAMILIES[shape.family]
-    return config_class(**sizes(shape, tokenizer), **extra), model_class
+    settings: dict[str, Any] = {**sizes(shape, tokenizer), **extra}
+    if shape.family == "lfm2":
+        settings["layer_types"] = [("conv", "full_attention")[layer % 2] for layer in range(shape.layers)]
+        settings |= dict.fromkeys(("conv_dim", "block_dim"), shape.hidden)  # the names under which vLLM reads it
+    return config_class(**settings), model_class
 
 
 def vision_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
