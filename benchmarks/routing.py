@@ -37,7 +37,6 @@ def measure(model: Path, folder: Path, dtype: str, replays: bool) -> dict[str, f
         "dtype": dtype,
         "routing_replay": replays,
         "mismatch": float(np.mean([row["mismatch/mean"] for row in steps])),
-        "mismatch_max": float(np.max([row["mismatch/max"] for row in steps])),
         "tokens": float(sum(row["train/response_length"] * 64 for row in steps)),
     }
     if replays:
