@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.reduce import num_units
 from rlhf_suite.preflight.trial_calls import CALLS as TRIAL_CALLS
-from rlhf_suite.registry import KINDS
+from rlhf_suite.preflight.trial_calls import ask_teacher
+from rlhf_suite.registry import KINDS, teacher
 from rlhf_suite.train.schedules import learning_rate_factor
 from tokenizer_kinds import tokenizer_of
 
@@ -38,6 +40,7 @@ def read_turn(own: str) -> object:
 
 
 CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "setup": ("a function of a batch and a temperature", ask_teacher),
     "inputs, config": (
         "Credit(advantages, returns), each one number for each of the 3 tokens",
         lambda own: assign_credit(CREDIT, AdvantageConfig(estimator=own)),
@@ -111,4 +114,26 @@ def test_shapes_within_what_was_returned_are_shown(tmp_path):
 @pytest.mark.parametrize("kind", TRIAL_CALLS)
 def test_the_numbers_of_a_trial_are_such_that_every_function_of_the_suite_takes_them(kind):
     for name in KINDS[kind].names():
-        TRIAL_CALLS[kind](name)
+        if not (kind == "teacher" and teacher.needs(name, "server")):
+            TRIAL_CALLS[kind](name)
+
+
+@pytest.mark.notices(
+    "what a teacher of the user's says of fewer tokens is taken for all",
+    "rl/teachers.py",
+    "values.shape == (num_tokens,)",
+    "len(values)",
+)
+@pytest.mark.parametrize("answer", ["batch.tokens.mask[:3]", "batch.tokens.ids", "None"])
+def test_a_teacher_says_a_number_of_every_token(tmp_path, answer):
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(setup):\n    return lambda batch, temperature: {answer}\n")
+    with pytest.raises(UserError, match=r"mine returned .*; return from its function an object whose result\(\) is"):
+        ask_teacher(f"{file}:mine")
+
+
+def test_a_teacher_of_the_users_own_may_mix_others(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "own_code.md").read_text()
+    (example,) = (block for block in page.split("```python\n")[1:] if "class Mixed" in block)
+    (tmp_path / "mine.py").write_text(example.partition("```")[0])
+    assert ask_teacher(f"{tmp_path / 'mine.py'}:mixed").tolist() == pytest.approx([np.log(0.5)] * 5)

@@ -115,6 +115,7 @@ OF_WORDS = [
     (PPO + "+actor.adam.lr=1", "actor.adam.lr", "remove the +"),
     (PPO + "~actor.adam.lr", "actor.adam.lr", "cannot be deleted"),
     (SFT + "vllm.num_engines=2", "vllm.num_engines", "it belongs to task=ppo"),
+    (SFT + "teacher.sources.a.remote_url=x", "teacher.sources.a.remote_url", "it belongs to task=ppo"),
     (SFT + "rollout.batch_size=2", "rollout.batch_size", "it belongs to task=ppo"),
     (PPO + "data.dataset=x", "data.dataset", "it belongs to task=sft"),
     (PPO + "algo.advantage=rloo", "algo.advantage", "did you mean algo.advantage.estimator=rloo?"),

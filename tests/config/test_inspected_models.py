@@ -240,6 +240,26 @@ def test_a_reward_model_that_reads_other_words_in_the_policys_tokens_is_found(mo
     assert found(line + str(sizes[1])) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task=distill data.dataset=builtin:reverse data.output_key=output teacher.model_name_or_path={} ",
+        f"{RULE} algo.distill.coef=1 teacher.model_name_or_path={{}} ",
+        f"{RULE} algo.distill.coef=1 'teacher.sources={{{{a: {{{{model_name_or_path: {{}}}}}}}}}}' ",
+    ],
+)
+def test_a_teacher_with_another_vocabulary_is_found(model, line):
+    student = with_vocabulary(model(), {"a": 0, "b": 1}, {"<eos>": 2})
+    line += f"actor.model_name_or_path={student} data.apply_chat_template=false data.max_len=128"
+    same, other = (
+        with_vocabulary(model(name), vocabulary, {"<eos>": 2})
+        for name, vocabulary in (("same", {"b": 1, "a": 0}), ("other", {"a": 1, "b": 0}))
+    )
+    assert found(line.format(same)) == []
+    key, words = one(line.format(other))
+    assert key.startswith("teacher.") and "'a' is 1 and 0" in words and "give a teacher of the student's" in words
+
+
 def test_weights_that_are_not_whole_are_named(model):
     folder = model()
     with (folder / "model.safetensors").open("r+b") as file:

@@ -27,6 +27,7 @@ CHAT = f"data.apply_chat_template=true data.tokenizer_chat_template={TEMPLATE}"
 AGENT, FILE = f"task=ppo demo=ppo {CHAT} agent.kind=", "train.agent_func_path=mine.py"
 WHERE = {
     "estimator": ("task=ppo demo=ppo algo.advantage.estimator=mine.py:mine", "algo.advantage.estimator"),
+    "teacher": ("task=ppo demo=ppo algo.distill.coef=1 teacher.kind=mine.py:mine", "teacher.kind"),
     "filter": ("task=ppo demo=ppo algo.group_filter=mine.py:mine", "algo.group_filter"),
     "rule": ("task=ppo demo=ppo reward.rule=mine.py:mine", "reward.rule"),
     "reward": ("task=ppo demo=ppo reward.rule=null reward.remote_url=mine.py", "reward.remote_url"),
@@ -37,6 +38,7 @@ WHERE = {
 }
 DEFINES = {
     "estimator": "def mine(inputs, config): raise ValueError",
+    "teacher": "def mine(setup): raise ValueError",
     "filter": "def mine(group): ...",
     "rule": "def mine(row, config): ...",
     "reward": "def reward_func(queries, prompts, labels): ...",

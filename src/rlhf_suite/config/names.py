@@ -71,7 +71,7 @@ def unknown_flag(key: str, task: str | None) -> Problem:
         fix = "export WANDB_API_KEY, and set logger.wandb.enable=true"
         return Problem(key, "keys are not taken from the command line", fix)
     known = flags_of(task)
-    owners = [name for name in TASKS if task and key in flags_of(name)]
+    owners = [name for name in TASKS if task and entry_alone(key, known) is None and has_flag(name, key)]
     guess = did_you_mean(key, known)
     if owners:
         reason = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
@@ -84,6 +84,11 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     if several := [name for name in known if name.rpartition(".")[2] == key]:
         return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
     return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}")
+
+
+def has_flag(task: str, key: str) -> bool:
+    """Return whether a task has a flag, or the table that `key` is an entry of."""
+    return key in flags_of(task) or entry_alone(key, flags_of(task)) is not None
 
 
 def entry_alone(key: str, known: Collection[str]) -> Problem | None:

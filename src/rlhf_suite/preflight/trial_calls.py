@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
@@ -13,11 +14,15 @@ from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregate
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.teacher import RLTeacherConfig
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.distillation import distances
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.reduce import num_units
 from rlhf_suite.registry import estimator
+from rlhf_suite.rl.sharding import ForwardBatch
+from rlhf_suite.rl.teachers import TeacherSetup, make_ask, read_answer
 from rlhf_suite.train.schedules import learning_rate_factor
 
 TOKENS, ROWS = torch.linspace(0.1, 0.5, 5), torch.tensor([1.0, 0.0])
@@ -37,6 +42,31 @@ def correct(mode: str = "mask", gating: str = "ratio") -> torch.Tensor:
     return correction_weights(CorrectionInput(-TOKENS, -1.1 * TOKENS, MASK, LENGTHS), config)
 
 
+@dataclass(frozen=True)
+class Even:
+    """A model in place of a policy or a teacher, for which all tokens are equally likely."""
+
+    num_tokens: int = 0
+
+    def log_probs(self, batch: ForwardBatch, temperature: float) -> Even:
+        """Return the answer for a batch."""
+        return Even(batch.tokens.num_tokens)
+
+    log_probs_of_average = log_probs
+
+    def result(self) -> torch.Tensor:
+        """Return the answer as numbers."""
+        return torch.full((self.num_tokens,), 0.5).log()
+
+
+def ask_teacher(kind: str) -> torch.Tensor:
+    """Return what a teacher of a kind says of two sequences."""
+    config, model = RLTeacherConfig(kind=kind), cast(Any, Even())
+    setup = TeacherSetup("teacher", config, config, model, model)
+    batch = TokenBatch(torch.arange(5), LENGTHS, MASK)
+    return read_answer(kind, make_ask(setup)(ForwardBatch(batch), 1.0), 5)
+
+
 CALLS: Mapping[str, Callable[[str], object]] = {
     "estimator": lambda name: assign_credit(
         replace(CREDIT, numbers=Numbers(dict.fromkeys(estimator.numbers(name), ROWS))), AdvantageConfig(estimator=name)
@@ -51,4 +81,5 @@ CALLS: Mapping[str, Callable[[str], object]] = {
     "kl_estimator": lambda name: estimate_kl(-TOKENS, -TOKENS, name),
     "schedule": lambda name: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=name)),
     "step_aggregate": lambda name: aggregate([0.5, 0.25], name),
+    "teacher": ask_teacher,
 }

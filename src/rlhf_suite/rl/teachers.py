@@ -78,6 +78,7 @@ class Part:
     """The rows of a rollout that one teacher has, and its answer to them."""
 
     name: str  # of the teacher, in metrics
+    kind: str  # of the teacher
     places: torch.Tensor  # [T] bool, the tokens that the model wrote in its rows
     mask: torch.Tensor  # [T_part] bool, the same tokens as the teacher reads them
     answer: Answer
@@ -94,7 +95,7 @@ class Taught:
         """Wait for all teachers; return the log-prob of each token that the model wrote, [T]; 0 elsewhere."""
         whole = torch.zeros(self.num_tokens)
         for part in self.parts:
-            whole[part.places] = part.answer.result()[part.mask]
+            whole[part.places] = read_answer(part.kind, part.answer, len(part.mask))[part.mask]
         return whole
 
     def metrics(self, batch: Experience) -> dict[str, float]:
@@ -105,11 +106,37 @@ class Taught:
         return {f"train/teacher_kl/{part.name}": float(gaps[part.places].mean()) for part in self.parts}
 
 
+def make_ask(setup: TeacherSetup) -> Ask:
+    """Return what asks a teacher.
+
+    Raises:
+        WrongResult: a kind of the user's own returns something else.
+    """
+    ask: Ask = teacher.load(setup.source.kind)(setup)
+    if not callable(ask):
+        raise teacher.wrong_result(setup.source.kind, ask, "a function of a batch and a temperature")
+    return ask
+
+
+def read_answer(kind: str, answer: Answer, num_tokens: int) -> torch.Tensor:
+    """Wait for a teacher, and return the log-probs of all tokens of the batch that it was asked for, [T].
+
+    Raises:
+        WrongResult: a kind of the user's own returns something else.
+    """
+    values = answer.result() if hasattr(answer, "result") else answer
+    if not (isinstance(values, torch.Tensor) and values.is_floating_point() and values.shape == (num_tokens,)):
+        wanted = f"from its function an object whose result() is the log-prob of each token, [{num_tokens}]"
+        raise teacher.wrong_result(kind, values, wanted)
+    return values
+
+
 class Teachers:
     """Asks the teacher of each row."""
 
     def __init__(self, asked: Mapping[str, Ask], config: RLTeacherConfig) -> None:
         self.asked, self.by_dataset = asked, find_teachers(config)
+        self.kinds = {key: source.kind for key, source in list_teachers(config).items()}
 
     def ask(self, trajectories: Sequence[Trajectory], batch: Experience, temperature: float) -> Taught:
         """Start to ask all teachers at the same time."""
@@ -123,7 +150,8 @@ class Teachers:
             if places.any():
                 view = ForwardBatch(as_teachers_read(trajectories, batch, rows))
                 answer = ask(view, temperature)
-                parts.append(Part(key.removeprefix(NAMED), places, view.tokens.mask.bool(), answer))
+                mask = view.tokens.mask.bool()
+                parts.append(Part(key.removeprefix(NAMED), self.kinds[key], places, mask, answer))
         return Taught(batch.num_tokens, parts)
 
 
@@ -174,4 +202,4 @@ def make_teachers(run: PPORun, policy: PolicyGroup, models: Mapping[str, Referen
         TeacherSetup(key, source, run.teacher, policy, models.get(key))
         for key, source in list_teachers(run.teacher).items()
     ]
-    return Teachers({setup.key: teacher.load(setup.source.kind)(setup) for setup in setups}, run.teacher)
+    return Teachers({setup.key: make_ask(setup) for setup in setups}, run.teacher)

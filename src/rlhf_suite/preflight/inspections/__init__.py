@@ -17,18 +17,18 @@ from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, gpus_can_be_used, machine
-from rlhf_suite.preflight.inspections.models import (
-    images_are_read_alike,
-    models_fit,
-    others_have_embeddings,
-    reward_model_reads_the_policy,
-)
+from rlhf_suite.preflight.inspections.models import images_are_read_alike, models_fit
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
 from rlhf_suite.preflight.inspections.replay import replay_fits
 from rlhf_suite.preflight.inspections.rewards import REWARDS
 from rlhf_suite.preflight.inspections.routing import routers_are_known
 from rlhf_suite.preflight.inspections.rows import ROWS
+from rlhf_suite.preflight.inspections.vocabularies import (
+    others_have_embeddings,
+    reward_model_reads_the_policy,
+    teachers_read_the_student,
+)
 
 # An inspection takes the run and its folder. The folder is None if it is not known yet (for a whole sweep,
 # `explain=true`).
@@ -46,6 +46,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     models_fit,
     reward_model_reads_the_policy,
     others_have_embeddings,
+    teachers_read_the_student,
     images_are_read_alike,
     routers_are_known,
     hub_names_exist,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
-from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
+from rlhf_suite.config.plan import ACTOR, CRITIC
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.config.runs import Run
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import (
     BLOCKS,
@@ -83,30 +83,6 @@ def engine_serves(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem("ds.param_dtype", problem, f"write ds.param_dtype={needed}, or use a GPU")
 
 
-def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem if a reward model of a policy, which scores its tokens, reads other words in them."""
-    if not isinstance(run, PPORun):
-        return
-    uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
-    policy = folder_of(uses[ACTOR].path) if ACTOR in uses else None
-    for name in judge_paths(run):
-        reward = folder_of(uses[name].path) if name in uses else None
-        if policy is not None and reward is not None:
-            yield from other_words(uses[name], policy, reward)
-
-
-def others_have_embeddings(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem if a model that reads the tokens of the actor has no embedding of some of its words."""
-    uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
-    actor = folder_of(uses[ACTOR].path) if ACTOR in uses else None
-    for use in (uses[name] for name in uses if name.split(".")[0] in (REFERENCE, TEACHER, CRITIC)):
-        model_folder = folder_of(use.path)
-        rows = None if model_folder is None else files_of(model_folder).setting("vocab_size")
-        if actor is not None and files_of(actor).has_words_beyond(rows):
-            problem = f"{use.path} has embeddings of {rows} tokens, and the tokenizer of the actor has more"
-            yield Problem(use.key, problem, "give a model of the actor's family")
-
-
 def images_are_read_alike(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if a model that reads the tokens of the actor reads images as other tokens."""
     uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
@@ -119,22 +95,6 @@ def images_are_read_alike(run: Run, folder: Path | None) -> Iterator[Problem]:
         if use.reads_images and ours != theirs:
             problem = f"{use.path} is a {theirs} and reads images as other tokens than the actor, a {ours}"
             yield Problem(use.key, problem, f"give a model of type {ours}")
-
-
-def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
-    """Yield a problem if the folder of a reward model has another vocabulary than that of the policy."""
-    ours, theirs = files_of(policy).vocabulary, files_of(reward).vocabulary
-    fix = "give a reward model of the policy's family; one behind HTTP reads text (task=serve_rm, reward.remote_url)"
-    other = next((token for token, number in ours.items() if theirs.get(token) != number), None) if theirs else None
-    if other is not None:  # tokens that only the reward model has do no harm: the policy cannot write them
-        problem = (
-            f"the vocabulary of {use.path} is not that of the policy ({len(theirs)} and {len(ours)} tokens; {other!r} "
-            f"is {theirs.get(other)} and {ours[other]}), so it would score other words than were written"
-        )
-        yield Problem(use.key, problem, fix)
-    size, wanted = files_of(reward).setting("vocab_size"), files_of(policy).setting("vocab_size")
-    if not theirs and None not in (size, wanted) and size != wanted:
-        yield Problem(use.key, f"{use.path} has a vocabulary of {size} tokens, but the policy has {wanted}", fix)
 
 
 def folder_of(path: str) -> Path | None:
