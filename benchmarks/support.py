@@ -1,20 +1,28 @@
-"""What each family of models can do, measured: `python benchmarks/support.py` writes docs/support.md; with words only
-the rows of types with one of them."""
+"""What each family of models can do, measured: `python benchmarks/support.py` measures what benchmarks/results lacks
+and writes docs/support.md. Words choose rows by their types, `--columns` chooses columns, and `--again` measures what
+they choose once more."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "train"), str(ROOT / "tests" / "models")]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "train", "models", "engines")]
 
 import families  # noqa: E402, I001 - they are found by the line above
+import family_engines  # noqa: E402
+import ray  # noqa: E402
 import torch  # noqa: E402
 import family_errors  # noqa: E402
+from family_engines import SERVED, Engines  # noqa: E402
 from gradients import gradient  # noqa: E402
 from plain_models import relative_error  # noqa: E402
 from ranks import Ranks  # noqa: E402
@@ -23,48 +31,77 @@ from transformers import AutoConfig  # noqa: E402
 
 from rlhf_suite.data.trajectory import Experience  # noqa: E402
 from rlhf_suite.errors import UserError  # noqa: E402
-from rlhf_suite.models.families import BLOCKS, BY_TYPE, PACKED, SEQUENCE, TENSOR  # noqa: E402
+from rlhf_suite.models.families import BLOCKS, BY_TYPE, ENGINE, PACKED, SEQUENCE, TENSOR, Family  # noqa: E402
 from rlhf_suite.preflight.inspections.model_files import scorer_types  # noqa: E402
 from rlhf_suite.train.tensor_parallel import check_plan  # noqa: E402
 
-PAGE = ROOT / "docs" / "support.md"
+PAGE, RESULTS = ROOT / "docs" / "support.md", ROOT / "benchmarks" / "results" / "support.jsonl"
 HEAD = """# Families of models
 
-`python benchmarks/support.py` writes this page, with tiny random models in fp32 on a CPU. A number is the relative
-error |g - g*| / |g*| of a gradient, for the weight tensor with the largest error; g* is that of transformers' own
-eager forward pass, one sequence at a time. The columns of ranks compare two ranks with one. Errors up to 1e-5 come
-from the order in which fp32 numbers are added. Decay rates of states have gradients that are small differences of
-large numbers: those of Qwen3.5-MoE are 4e-5 apart between the sdpa and the eager attention of transformers alone.
+`python benchmarks/support.py` writes this page, with tiny random models on a CPU, in fp32 where nothing else is said.
+It measures what `benchmarks/results/support.jsonl` lacks; `--again --columns <columns>` and the names of types choose
+what is measured once more. A number of the columns up to **tensor** is the relative error |g - g*| / |g*| of a
+gradient, for the weight tensor with the largest error; g* is that of transformers' own eager forward pass, one
+sequence at a time. The columns of ranks compare two ranks with one. Errors up to 1e-5 come from the order in which
+fp32 numbers are added. Decay rates of states have gradients that are small differences of large numbers: those of
+Qwen3.5-MoE are 4e-5 apart between the sdpa and the eager attention of transformers alone.
 
 - **attention**: what `ds.attn_implementation=null`, the default, is for this type
 - **sft**: next tokens, padded; **packed**: the same with `ds.packing_samples=true`; **dpo**: pairs of answers, packed
 - **rm**: pairs of scores, packed (padded where packing is refused); the critic of `ppo` has the same head
+- **LoRA**: the adapters of all linear layers, packed (padded where packing is refused)
 - **gather, ring**, **ulysses**: `ds.ring_attn_size=2`; **tensor**: `ds.tensor_parallel_size=2`
-- a dash: refused before or while the model is loaded, with the reason
+- **engine**: vLLM without a GPU; how far its log-probs are from those of transformers after two weight syncs of other
+  weights, in a prompt and in what it samples: the largest difference. Every tensor is read back after each sync
+- **engine, adapter**: the same where syncs bring an adapter alone, which the engine applies
+- a dash: refused before or while the model is loaded, or not applied; the reasons are below the table
 
 """
-COLUMNS = ("type", "family", "attention", "sft", "packed", "dpo", "rm", "gather, ring", "ulysses", "tensor")
 WHOLE = Split("one micro-batch", micro=99)
 BY_BLOCKS = [Split(mode, ranks=2, sequence=2, mode=mode) for mode in ("gather", "ring")]
 BY_HEADS, BY_MATRICES = [Split("ulysses", ranks=2, sequence=2, mode="ulysses")], [Split("tensor", ranks=2, tensor=2)]
-NONE = "-"
+REFUSED = re.compile(r"UserError: (.+)")  # in what a rank says
 
 
-class Groups:
-    """Ranks that are started again when a call has ended them."""
+@dataclass(frozen=True)
+class Result:
+    """A cell of the table: a number and a remark on it, or None with the reason."""
+
+    type: str
+    column: str
+    value: float | None
+    note: str = ""
+
+
+class Processes:
+    """Ranks and engines, which are started when they are needed, and again when a call has ended them."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int], Ranks] = {}
+        self.ranks: dict[tuple[int, int], Ranks] = {}
+        self._engines: object | None = None
 
     def gradient(self, folder: Path, split: Split) -> dict:
         key = (split.ranks, split.tensor)
-        if key not in self.known or not self.known[key].alive:
-            self.known[key] = Ranks(split.ranks)
-        return self.known[key].call(gradient, folder, "next token", split, experience())[0]
+        if key not in self.ranks or not self.ranks[key].alive:
+            self.ranks[key] = Ranks(split.ranks)
+        return self.ranks[key].call(gradient, folder, "next token", split, experience())[0]
+
+    @property
+    def engines(self) -> object:
+        if self._engines is None:
+            ray.cloudpickle.register_pickle_by_value(family_engines)
+            ray.init(address="local", include_dashboard=False, num_cpus=2, logging_level="ERROR")
+            self._engines = Engines.remote()
+        return self._engines
+
+    def forget_engines(self) -> None:
+        ray.kill(self.engines)
+        self._engines = Engines.remote()
 
     def close(self) -> None:
-        for group in self.known.values():
+        for group in self.ranks.values():
             group.close()
+        ray.shutdown()
 
 
 def experience() -> Experience:
@@ -75,70 +112,183 @@ def experience() -> Experience:
     return Experience(plain.ids, plain.lengths, mask, torch.arange(len(plain)))
 
 
-def cell(measure: Callable[[], float], possible: bool = True) -> str:
-    """A number, or a dash where the suite refuses."""
-    if not possible:
-        return NONE
+class Refused(Exception):
+    """The reason of a dash."""
+
+
+@dataclass
+class Model:
+    """A tiny model of a type, and what measures it."""
+
+    kind: str
+    folder: Path
+    processes: Processes
+
+    @cached_property
+    def path(self) -> str:
+        families.make_typed(self.folder / "lm", self.kind)
+        return str(self.folder / "lm")
+
+    @property
+    def family(self) -> Family:
+        return BY_TYPE[self.kind]
+
+    @property
+    def packs(self) -> bool:
+        return self.family.why_not(PACKED) is None
+
+    def need(self, *features: str) -> None:
+        """Raise Refused with the reason of the first feature that the family does not have."""
+        for feature in features:
+            if (why := self.family.why_not(feature)) is not None:
+                raise Refused(why)
+
+    def packed(self) -> float:
+        self.need(PACKED)
+        return family_errors.language_errors(self.path, packed=True)[1]
+
+    def pairs(self) -> float:
+        return family_errors.language_errors(self.path, packed=self.packs, loss=family_errors.preference)[1]
+
+    def scores(self) -> float:
+        if self.kind not in scorer_types():
+            raise Refused("transformers has no model of this type with a score head")
+        return family_errors.score_error(self.path, packed=self.packs)
+
+    def splits(self, splits: list[Split], *features: str) -> float:
+        self.need(PACKED, *features)
+        if TENSOR in features and not check_plan(AutoConfig.from_pretrained(self.path), 2):
+            raise Refused("transformers has no plan for splitting its matrices")
+        assert self.path
+        wanted = self.processes.gradient(self.folder, WHOLE)
+        return max(relative_error(self.processes.gradient(self.folder, split), wanted) for split in splits)
+
+    def engine(self) -> tuple[float, str]:
+        self.need(ENGINE)
+        errors, _ = family_engines.weight_errors(self.processes.engines, self.folder / "served", self.kind)
+        return self.summary(errors)
+
+    def engine_adapter(self) -> tuple[float, str]:
+        self.need(ENGINE)
+        errors, why = family_engines.adapter_errors(self.processes.engines, self.folder / "adapted", self.kind)
+        if not errors:
+            raise Refused(f"syncs bring merged weights: {why}")
+        return self.summary(errors)
+
+    def summary(self, errors: list) -> tuple[float, str]:
+        served = SERVED[self.kind]
+        in_fp32 = served.dtype == torch.float32
+        return max(float(error.max() if in_fp32 else error.mean()) for error in errors), served.note
+
+
+COLUMNS: dict[str, Callable[[Model], float | tuple[float, str]]] = {
+    "sft": lambda model: family_errors.language_errors(model.path, packed=False)[1],
+    "packed": Model.packed,
+    "dpo": Model.pairs,
+    "rm": Model.scores,
+    "LoRA": lambda model: family_errors.adapter_error(model.path, packed=model.packs),
+    "gather, ring": lambda model: model.splits(BY_BLOCKS, SEQUENCE, BLOCKS),
+    "ulysses": lambda model: model.splits(BY_HEADS, SEQUENCE),
+    "tensor": lambda model: model.splits(BY_MATRICES, TENSOR),
+    "engine": Model.engine,
+    "engine, adapter": Model.engine_adapter,
+}
+
+
+def measure(model: Model, column: str) -> Result:
+    """Return a number, or the reason why the suite refuses."""
     try:
-        return f"{measure():.0e}".replace("e-0", "e-")
-    except UserError:
-        return NONE
+        value = COLUMNS[column](model)
+    except (Refused, UserError) as error:
+        return Result(model.kind, column, None, reason(str(error), model))
     except AssertionError as error:  # of a rank
-        if "UserError" not in str(error):
+        said = REFUSED.search(str(error))
+        if said is None:
             raise
-        return NONE
+        return Result(model.kind, column, None, reason(said[1], model))
+    return Result(model.kind, column, *(value if isinstance(value, tuple) else (value,)))
 
 
-def row(kind: str, folder: Path, groups: Groups) -> Iterator[str]:
-    """The cells of a type."""
-    family, path = BY_TYPE[kind], str(folder / "lm")
-    packs = family.why_not(PACKED) is None
-    config = AutoConfig.from_pretrained(path)
-    yield from (kind, family.title, family.attention[0])
-    yield cell(lambda: family_errors.language_errors(path, packed=False)[1])
-    yield cell(lambda: family_errors.language_errors(path, packed=True)[1], packs)
-    yield cell(lambda: family_errors.language_errors(path, packed=packs, loss=family_errors.preference)[1])
-    yield cell(lambda: family_errors.score_error(path, packed=packs), kind in scorer_types())
-
-    def split_error(splits: list[Split]) -> float:
-        wanted = groups.gradient(folder, WHOLE)
-        return max(relative_error(groups.gradient(folder, split), wanted) for split in splits)
-
-    splits_tokens = packs and family.why_not(SEQUENCE) is None
-    yield cell(lambda: split_error(BY_BLOCKS), splits_tokens and family.why_not(BLOCKS) is None)
-    yield cell(lambda: split_error(BY_HEADS), splits_tokens)
-    yield cell(lambda: split_error(BY_MATRICES), packs and family.why_not(TENSOR) is None and has_plan(config))
+def reason(said: str, model: Model) -> str:
+    """Return what was said, without the folder of the tiny model."""
+    return said.replace(str(model.folder / "lm"), "the model").strip()
 
 
-def has_plan(config: AutoConfig) -> bool:
-    """Whether the layers of a model can be split over two ranks."""
-    try:
-        return bool(check_plan(config, 2))
-    except UserError:
-        return False
+def read_results() -> dict[tuple[str, str], Result]:
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    results = (Result(**json.loads(line)) for line in lines)
+    return {(result.type, result.column): result for result in results}
+
+
+def in_order(results: dict[tuple[str, str], Result]) -> list[Result]:
+    """Return the results by rows; those of types and columns that are no longer here are left out."""
+    return [results[kind, column] for kind in families.TYPES for column in COLUMNS if (kind, column) in results]
+
+
+def write(results: dict[tuple[str, str], Result]) -> None:
+    RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in in_order(results)))
+    PAGE.write_text(page(results))
+
+
+def page(results: dict[tuple[str, str], Result]) -> str:
+    """Return the text of docs/support.md."""
+    names = ("type", "family", "attention", *COLUMNS)
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for kind in families.TYPES:
+        cells = [shown(results.get((kind, column))) for column in COLUMNS]
+        lines.append("| " + " | ".join((kind, BY_TYPE[kind].title, BY_TYPE[kind].attention[0], *cells)) + " |")
+    return HEAD + "\n".join([*lines, "", *remarks(results, dash=True), "", *remarks(results, dash=False)]) + "\n"
+
+
+def shown(result: Result | None) -> str:
+    if result is None:
+        return "not measured"
+    return "-" if result.value is None else f"{result.value:.0e}".replace("e-0", "e-")
+
+
+def remarks(results: dict[tuple[str, str], Result], dash: bool) -> list[str]:
+    """Return the reasons of dashes, or the remarks on numbers, each with its columns and types."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for result in in_order(results):
+        if result.note and (result.value is None) == dash:
+            kinds.setdefault(result.note, {}).setdefault(result.type, []).append(result.column)
+    lines = ["Dashes:" if dash else "Remarks:", ""]
+    for note, columns in kinds.items():
+        groups: dict[str, list[str]] = {}
+        for kind, names in columns.items():
+            groups.setdefault(", ".join(f"**{name}**" for name in names), []).append(kind)
+        lines += [f"- {names} of {', '.join(group)}: {note}" for names, group in groups.items()]
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*")
-    words = parser.parse_args().words
-    page = PAGE.read_text() if PAGE.exists() else ""
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
-    groups = Groups()
+    parser.add_argument("words", nargs="*", help="parts of the names of types")
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=[*COLUMNS])
+    parser.add_argument("--again", action="store_true", help="also what has a result already")
+    options = parser.parse_args()
+    results, processes = read_results(), Processes()
     try:
         for kind in families.TYPES:
-            if words and not any(word in kind for word in words):
+            if options.words and not any(word in kind for word in options.words):
                 continue
             with tempfile.TemporaryDirectory() as temporary:
-                families.make_typed(Path(temporary) / "lm", kind)
-                rows[kind] = "| " + " | ".join(row(kind, Path(temporary), groups)) + " |"
+                model = Model(kind, Path(temporary), processes)
+                for column in options.columns:
+                    if not options.again and (kind, column) in results:
+                        continue
+                    try:
+                        results[kind, column] = measure(model, column)
+                    except ray.exceptions.RayError as error:  # an engine cannot be built where one has failed
+                        print(kind, column, error, flush=True)
+                        processes.forget_engines()
+                        continue
+                    print(results[kind, column], flush=True)
+                    write(results)
                 family_errors.alone.cache_clear()
-            print(rows[kind], flush=True)
     finally:
-        groups.close()
-    table = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    table += [rows[kind] for kind in families.TYPES if kind in rows]
-    PAGE.write_text(HEAD + "\n".join(table) + "\n")
+        processes.close()
+    write(results)
 
 
 if __name__ == "__main__":

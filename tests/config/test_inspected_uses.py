@@ -96,12 +96,18 @@ def test_a_family_without_a_score_head_trains_no_reward_model_and_no_critic(mode
     line = f"{RULE} actor.model_name_or_path=builtin:tiny critic.model_name_or_path={path}"
     key, said = one(f"{line} algo.advantage.estimator=gae")
     assert key == "critic.model_name_or_path" and "algo.advantage.estimator=rloo" in said
+    line = f"{RULE} actor.model_name_or_path={path} data.apply_chat_template=false"
+    key, said = one(f"{line} algo.advantage.estimator=gae")
+    assert key == "critic.model_name_or_path" and "give a critic of another family" in said
+    assert found(f"{line} algo.advantage.estimator=rloo rollout.n_samples_per_prompt=2") == []
     assert "qwen3" in scorer_types() and "llama" in scorer_types()
 
 
 def test_a_head_whose_settings_mean_nothing_known_is_refused(model):
     path = model(tokenizer={"chat_template": "x"}, model_type="llama", logits_scaling=8.0)
     assert "logits_scaling (8.0)" in one(f"{SFT} actor.model_name_or_path={path}")[1]
+    path = model("capped", tokenizer={"chat_template": "x"}, model_type="recurrent_gemma", logits_soft_cap=30.0)
+    assert "logits_soft_cap (30.0)" in one(f"{SFT} actor.model_name_or_path={path}")[1]
     path = model("other", tokenizer={"chat_template": "x"}, model_type="granite", logits_scaling=8.0)
     assert found(f"{SFT} actor.model_name_or_path={path}") == []
 

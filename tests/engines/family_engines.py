@@ -205,7 +205,7 @@ def adapter_errors(engines: Any, folder: Path, kind: str) -> tuple[list[np.ndarr
     adapter = AdapterSpec(RANK, tuple(sorted({name.rpartition(".")[2] for name in names})))
     reports, texts, _ = ray.get(engines.prove.remote(str(folder), syncs, adapter), timeout=400)
     if not reports:
-        return [], "vLLM's class of this model takes no adapters"
+        return [], "vLLM without a GPU takes no adapters of this model"
     check_read_back(reports, syncs)
     return [differences(model.model, text) for model, text in zip(models, texts, strict=True)], ""
 

@@ -8,12 +8,13 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.forward import ScalarModel, sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model
+from rlhf_suite.models.lora import add_lora
 
 LENGTHS = [5, 40, 1, 9, 9, 17]
 FLOOR = 1e-3  # of the norm of a gradient: where it is almost 0, only rounding is left
@@ -45,13 +46,18 @@ def of_pairs(scores: Tensor) -> Tensor:
 def alone(path: str, loss: Callable[[Tensor], Tensor] = next_token, device: str = "cpu") -> tuple[Tensor, Gradients]:
     """Log-probs [T] of each sequence alone by the eager forward pass of transformers, and the gradients of a loss."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    model.to(device)
+    log_probs = log_probs_alone(model.to(device), batch().ids.to(device))
+    loss(log_probs).backward()
+    return log_probs.detach(), gradients(model)
+
+
+def log_probs_alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Log-probs [T] of each sequence alone by the forward pass of transformers."""
     log_probs = []
-    for ids in batch().ids.to(device).split(LENGTHS):
-        log_p = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        log_probs.append(F.pad(log_p.gather(-1, ids[1:, None]).squeeze(-1), (1, 0)))
-    loss(torch.cat(log_probs)).backward()
-    return torch.cat(log_probs).detach(), gradients(model)
+    for part in ids.split(LENGTHS):
+        log_p = model(input_ids=part[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        log_probs.append(F.pad(log_p.gather(-1, part[1:, None]).squeeze(-1), (1, 0)))
+    return torch.cat(log_probs)
 
 
 def gradients(model: torch.nn.Module) -> Gradients:
@@ -79,6 +85,22 @@ def language_errors(
     loss(log_probs).backward()
     expected, wanted = alone(path, loss, device)
     return float((log_probs.detach() - expected).abs().max()), largest(gradients(model.model), wanted)
+
+
+def adapter_error(path: str, *, packed: bool) -> float:
+    """The largest relative error of a gradient of adapters of all linear layers that are not zero."""
+    model = load_model(path, head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+    add_lora(model, LoRAConfig(rank=2), 0)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = 0.02 * torch.randn(parameter.shape, generator=generator)
+    next_token(token_log_probs(model, batch()).log_probs).backward()
+    computed, hf = gradients(model.model), model.model
+    model.zero_grad()
+    hf.set_attn_implementation("eager")
+    next_token(log_probs_alone(hf, batch().ids)).backward()
+    return largest(computed, gradients(hf))
 
 
 def score_error(path: str, *, packed: bool) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from family_errors import alone, batch, language_errors, next_token, score_error
+from family_errors import adapter_error, alone, batch, language_errors, next_token, score_error
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 import families
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.adapters import adapted_modules
 from rlhf_suite.models.families import BY_TYPE, PACKED, VARLEN, family_of
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
@@ -115,15 +115,31 @@ def test_adapters_of_all_linear_layers_train_and_change_nothing_at_first(made, k
     assert all(grad.abs().sum() > 0 for name, grad in adapters.items() if "lora_B" in name and "expert" not in name)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_gradients_of_adapters_are_as_if_each_sequence_were_alone(made, kind, packed):
+    if not packed or kind in PACKABLE:
+        assert adapter_error(made(kind), packed=packed) < limit(kind)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES])
 def test_packed_and_padded_scores_are_those_of_transformers(made, kind):
     assert score_error(made(kind), packed=True) < limit(kind)
     assert score_error(made(kind), packed=False) < limit(kind)
 
 
-def test_the_page_of_support_has_every_type():
-    page = (Path(__file__).parents[2] / "docs" / "support.md").read_text()
-    assert [kind for kind in families.TYPES if f"| {kind} |" not in page] == []
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        *((kind, None) for kind in ("qwen2", "gemma2", "gpt_oss", "lfm2")),
+        ("glm4", "GLM-4 has gates and values in one matrix"),
+        ("llama4_text", "Llama 4 cannot load its experts"),
+        ("qwen3_moe", "mlp.experts (Qwen3MoeExperts) is not a linear layer"),
+    ],
+)
+def test_adapters_that_engines_apply_are_those_of_linear_layers_which_vllm_has_too(made, kind, why):
+    names, problem = adapted_modules(made(kind), "", DeepSpeedConfig(lora=LoRAConfig(rank=2)))
+    assert (problem is None) == (why is None) == bool(names) and (why or "") in (problem or "")
 
 
 def test_declared_layers_and_classes_are_those_of_the_models(made):

@@ -73,7 +73,7 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
     try:
         # With vLLM's own numbers for offline inference: on large GPUs twice as many tokens per step as for a server.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
-        if config.lora_config is not None and not adapts(config.model_config):
+        if config.lora_config is not None and not adapts(config.model_config, spec.device):
             config.lora_config = None
         if spec.device == "cpu":
             prepare_speculation(spec.vllm)
@@ -123,12 +123,13 @@ def last_exception(log: Path, start: int) -> str | None:
     return exceptions[-1] if exceptions else None
 
 
-def adapts(config: ModelConfig) -> bool:
-    """Return whether vLLM's model can have adapters."""
+def adapts(config: ModelConfig, device: str) -> bool:
+    """Return whether vLLM's model can have adapters. Without a GPU that of a mixture of experts cannot, wherever its
+    adapters are: vLLM then computes all experts by kernels of Triton."""
     from vllm.model_executor.model_loader.utils import get_model_cls
     from vllm.model_executor.models import supports_lora
 
-    return supports_lora(get_model_cls(config))
+    return supports_lora(get_model_cls(config)) and not (device == "cpu" and config.is_moe)
 
 
 def what_is_wrong(error: Mapping[str, Any]) -> str:

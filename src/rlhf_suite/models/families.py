@@ -20,9 +20,12 @@ FULL, SLIDING, CHUNKED, LINEAR, CONVOLUTION = (
 VARLEN, SDPA, EAGER, FLASH = "varlen", "sdpa", "eager", "flash"
 # What a run may ask of a family.
 PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gather and ring", "tensor parallelism"
-ENGINE = "an engine without a GPU"
+ENGINE, ADAPTERS = "an engine without a GPU", "adapters apart from the weights of an engine"
 # Settings by which some heads change their logits; what they mean depends on the family.
-HEAD_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+HEAD_SETTINGS = (
+    *("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap", "logit_scale", "logits_scaling"),
+    *("lm_head_multiplier", "output_multiplier"),
+)
 NARROW = 128  # experts whose numbers fit a signed byte
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
 
@@ -127,7 +130,7 @@ FAMILIES = (
     Family("Phi-3, Phi-4", ("phi3",)),
     Family("OLMo 2", ("olmo2",)),
     Family("OLMo 3", ("olmo3",)),
-    Family("GLM-4", ("glm4",)),
+    Family("GLM-4", ("glm4",), refused={ADAPTERS: "has gates and values in one matrix, which vLLM adapts apart"}),
     Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",), router="Glm4MoeTopkRouter"),
     Family(
         "DeepSeek-V3, Kimi K2",
@@ -163,7 +166,10 @@ FAMILIES = (
         layers=(FULL, CHUNKED),
         attention=(SDPA, EAGER),
         unadapted=("router",),  # it returns two tensors
-        refused={PACKED: "counts the positions of its attention temperature from the start of a row"},
+        refused={
+            PACKED: "counts the positions of its attention temperature from the start of a row",
+            ADAPTERS: "cannot load its experts in vLLM 0.32 where it takes adapters",
+        },
     ),
     Family(
         "Qwen3-Next",

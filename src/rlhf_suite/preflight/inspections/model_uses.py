@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, REWARD, TEACHER, PlannedRun, model_paths, model_sections
+from rlhf_suite.config.plan import (
+    ACTOR,
+    CRITIC,
+    PROCESS,
+    REWARD,
+    TEACHER,
+    PlannedRun,
+    judge_paths,
+    model_paths,
+    model_sections,
+)
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     ChatRun,
@@ -40,6 +50,7 @@ class ModelUse:
     needs_template: bool = False
     head_prefix: str = "score"
     scores: bool = False  # whether it is loaded with a score head
+    starts_critic: bool = False  # whether the critic begins as a copy of it with a score head
     reads_images: bool = False
     length_key: str = ""
     length: int = 0
@@ -79,6 +90,8 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
+    if name == ACTOR and isinstance(run, PPORun) and CRITIC in model_sections(run):
+        use = replace(use, starts_critic=run.critic.model_name_or_path is None and not judge_paths(run))
     if name == ACTOR and isinstance(run, SamplingRun | LoopRun):
         use = replace(use, is_sampled=True, dtype=run.ds.param_dtype)
     return use

@@ -215,14 +215,16 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 def can_score(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that transformers has a model of this type with a score head, if the run loads it with one."""
-    kind = files.setting("model_type")
+    kind, is_critic = files.setting("model_type"), use.starts_critic or use.key.split(".")[0] == CRITIC
     has_class = files.setting("auto_map") is not None or family(files).images is not None or kind in scorer_types()
-    if use.scores and scorer_types() and not has_class:
+    if (use.scores or use.starts_critic) and scorer_types() and not has_class:
         problem = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
-        fix = "give a model of another family" if use.key.split(".")[0] != CRITIC else (
-            "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
-        )  # fmt: skip
-        yield Problem(use.key, problem, fix)
+        other = "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
+        yield Problem(
+            f"{CRITIC}.model_name_or_path" if is_critic else use.key,
+            problem,
+            other if is_critic else "give a model of another family",
+        )
 
 
 def head_is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
