@@ -131,4 +131,5 @@ def test_each_ledger_of_an_agent_that_forks_has_its_routes(runs, words, schedule
             forks += row["ledger"] > 0
     assert forks > 8
     rows = jobs.train_rows(home / "run")
-    assert all(row.get("mismatch/mean", 0) < 1e-6 and row["train/rerouted"] < 1e-2 for row in rows)
+    assert all(row.get("mismatch/mean", 0) < 1e-6 for row in rows), "where the same weights wrote and read"
+    assert schedule or all(row["train/rerouted"] < 1e-2 for row in rows), "later weights route otherwise"

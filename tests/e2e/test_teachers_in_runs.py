@@ -100,3 +100,18 @@ def test_the_policy_teaches_itself_with_the_answer_in_its_prompt(runs, warm, tmp
     assert advantages == pytest.approx(found, abs=2e-5) and np.abs(found).max() > 0.1
     metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["train/teacher_kl"] == pytest.approx(-found.mean(), abs=1e-5)
+
+
+@pytest.mark.proof
+def test_the_average_of_the_policy_teaches_it_beside_rewards(runs, warm):
+    """At the start policy and average are one. What a shorter run leaves are the two of the step after it."""
+    words = [*SMALL, f"{FLAG}={warm}", "algo.advantage.estimator=rloo", "algo.kl.init_coef=0", "algo.distill.coef=0.5"]
+    words += ["teacher.kind=average", "train.enable_ema=true", "train.ema_beta=0.5", "actor.lr_warmup_ratio=0"]
+    words += ["eval.dataset=null", "eval.steps=-1"]
+    for steps in (2, 3):
+        jobs.run(runs / f"average_{steps}", [*words, f"train.max_steps={steps}"])
+    shorter, rows = runs / "average_2", jobs.train_rows(runs / "average_3")
+    assert rows[0]["train/teacher_kl"] == pytest.approx(0, abs=1e-6)
+    found, _ = gaps(jobs.rollout(runs / "average_3", 3), shorter / "model", shorter / "model_ema")
+    assert np.abs(found).max() > 1e-3
+    assert rows[2]["train/teacher_kl"] == pytest.approx(-found.mean(), abs=1e-5)
