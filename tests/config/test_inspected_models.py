@@ -127,9 +127,10 @@ def test_a_model_that_reads_no_images_is_refused(model):
     assert "has no processor_config.json" in said
 
 
+@pytest.mark.parametrize("kind", ["glm4v", "gemma4", "llava_onevision"])
 @pytest.mark.parametrize("task", ["sft", "dpo", "ppo"])
-def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuration(model, task):
-    path = model("other", model_type="glm4v", vision_config={}, tokenizer={"chat_template": "x"})
+def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuration(model, task, kind):
+    path = model("other", model_type=kind, vision_config={}, tokenizer={"chat_template": "x"})
     lines = {
         "sft": f"{SFT}data.output_key=output ",
         "dpo": "task=dpo data.dataset=builtin:reverse_pairs ",
@@ -138,7 +139,7 @@ def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuratio
     line = f"{lines[task]}data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
     (key, said) = one(line)
     assert key == "actor.model_name_or_path"
-    assert "qwen2_5_vl" in said and "is a glm4v; give" in said
+    assert "qwen2_5_vl" in said and f"is a {kind}; give" in said
 
 
 def test_a_text_model_of_a_family_that_reads_images_is_refused_with_images(model):

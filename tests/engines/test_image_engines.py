@@ -71,6 +71,13 @@ def engines(cluster):
     return Engines.remote()
 
 
+def spec_of(seeing: Seeing, dtype: str, **images: Any) -> EngineSpec:
+    numbers = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    return EngineSpec(
+        str(seeing.folder), numbers, "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=32), load_weights=False, **images
+    )
+
+
 def requests(seeing: Seeing) -> list[GenerationRequest]:
     """Requests with one image, two, none, and two that are the same."""
     settings, asked = SamplingSettings(never=seeing.processor.never_sampled), []
@@ -123,10 +130,7 @@ def gap(model: LanguageModel, asked: list[GenerationRequest], answers: list[Gene
 def test_engine_packed_and_padded_rows_agree_after_each_sync(engines, kind, tmp_path, record_property):
     dtype, settings = TYPES[kind]
     seeing = Seeing(tmp_path, kind, **settings)
-    spec = EngineSpec(
-        str(seeing.folder), {"fp32": "float32", "bf16": "bfloat16"}[dtype], "cpu", MAX_LEN, 0,
-        VLLMConfig(kv_cache_mb=32), load_weights=False, image_token=seeing.processor.placeholder, max_images=MAX_IMAGES,
-    )  # fmt: skip
+    spec = spec_of(seeing, dtype, image_token=seeing.processor.placeholder, max_images=MAX_IMAGES)
     weights = [dict(iterate_weights(trained(seeing, dtype, seed, True))) for seed in (1, 2)]
     asked = requests(seeing)
     results = ray.get(engines.answer.remote(spec, weights, asked), timeout=300)
@@ -138,3 +142,25 @@ def test_engine_packed_and_padded_rows_agree_after_each_sync(engines, kind, tmp_
             record_property(f"sync {seed}, {'packed' if packed else 'padded'}", float(errors.mean()))
             assert errors.mean() <= (SAME if dtype == "fp32" else NOISE)
     assert gap(trained(seeing, dtype, 1, True), asked, results[1][1]).max() > 1e-2
+
+
+@pytest.mark.notices(
+    "an engine of text alone asks for the processor of images",
+    "engines/build.py",
+    '{"language_model_only": True}',
+    '{"language_model_only": False}',
+    cases="gemma3",
+)
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3"])
+def test_text_alone_is_served_by_the_language_model_of_a_checkpoint_with_a_tower(engines, kind, tmp_path):
+    """Every tensor of the language model is proved; the engine has no tower."""
+    dtype, settings = TYPES.get(kind, ("fp32", {}))
+    seeing = Seeing(tmp_path, kind, **settings)
+    asked = [request for request in requests(seeing) if not request.images]
+    weights = [dict(iterate_weights(trained(seeing, dtype, seed, True))) for seed in (1, 2)]
+    results = ray.get(engines.answer.remote(spec_of(seeing, dtype), weights, asked), timeout=300)
+    tower = {name for name in weights[0] if "visual" in name or "vision_tower" in name or "projector" in name}
+    for seed, (report, answers) in enumerate(results, 1):
+        assert set(report.not_readable) == tower and report.read_back == len(weights[0]) - len(tower)
+        errors = gap(trained(seeing, dtype, seed, True), asked, answers)
+        assert errors.mean() <= (SAME if dtype == "fp32" else NOISE)

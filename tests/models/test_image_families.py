@@ -18,6 +18,7 @@ from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
+from rlhf_suite.models.vision import VIDEO_FILE, reads_videos
 from vision import PICTURES, Seeing
 
 SAME = 1e-6  # relative to the largest value
@@ -126,6 +127,7 @@ def test_a_frozen_tower_gets_no_gradient_and_is_saved_whole(seeing, batch, tmp_p
     visual = {name for name, _ in model.model.named_parameters() if "language_model" not in name} - {"lm_head.weight"}
     assert visual and trained and not trained & visual
     save_hf(model, seeing.tokenizer, tmp_path / "saved")
+    assert (tmp_path / "saved" / VIDEO_FILE).is_file() == reads_videos(seeing.processor.config), "engines look for it"
     ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
     again = load_model(str(tmp_path / "saved"), head="lm", ds=ds)
     assert torch.equal(token_log_probs(again, batch).log_probs, token_log_probs(model.eval(), batch).log_probs)

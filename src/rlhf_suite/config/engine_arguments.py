@@ -20,6 +20,7 @@ BY_FLAG = {  # the flag that decides an argument
     "gpu_memory_utilization": "vllm.gpu_memory_utilization",
     "kv_cache_memory_bytes": "vllm.kv_cache_mb",
     "limit_mm_per_prompt": "data.max_images_per_prompt",
+    "language_model_only": "data.image_key",
     "max_model_len": "data.max_len",
     "max_num_seqs": "vllm.max_num_seqs",
     "model": "actor.model_name_or_path",

@@ -223,8 +223,6 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         rank = next(size for size in get_args(MaxLoRARanks) if size >= spec.adapter.rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
         arguments["lora_target_modules"] = list(spec.adapter.modules)
-    if spec.image_token is not None:
-        arguments["limit_mm_per_prompt"] = {"image": spec.max_images, "video": 0}
     if cache_mb is not None:
         arguments["kv_cache_memory_bytes"] = cache_mb << 20
     if cpu:
@@ -235,8 +233,16 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
-    arguments |= speculation_args(config.speculative_config) | config.engine_args
+    arguments |= image_args(spec) | speculation_args(config.speculative_config) | config.engine_args
     return arguments | {"hf_overrides": missing_settings(Path(spec.model)) | arguments.get("hf_overrides", {})}
+
+
+def image_args(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments about images. For a run of text alone vLLM would ask for the processor of a model that could
+    read them."""
+    if spec.image_token is None:
+        return {"language_model_only": True}
+    return {"limit_mm_per_prompt": {"image": spec.max_images, "video": 0}}
 
 
 def missing_settings(folder: Path) -> dict[str, Any]:

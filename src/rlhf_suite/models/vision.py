@@ -93,7 +93,7 @@ class VisionProcessor:
     def save(self, folder: Path) -> None:
         """Write the files of the processor, also of the part for videos that may not be loaded here."""
         self.processor.save_pretrained(folder)
-        video = video_settings(self.folder)
+        video = video_settings(self.folder) if reads_videos(self.config) else {}
         if video and getattr(self.processor, VIDEO, None) is None:
             (folder / VIDEO_FILE).write_text(json.dumps(video, indent=2, sort_keys=True) + "\n")
 
@@ -226,14 +226,27 @@ def image_numbers(features: Tensor) -> Tensor:
     return first.cumsum(0) * features
 
 
+def processor_class(config: Any) -> Any:
+    """Return the class of the processor of a model; None if transformers does not know it."""
+    from transformers import PROCESSOR_MAPPING
+
+    return PROCESSOR_MAPPING.get(type(config), None)
+
+
+def reads_videos(config: Any) -> bool:
+    """Return whether the processor of a model has a part for videos."""
+    kind = processor_class(config)
+    return kind is not None and VIDEO in kind.get_attributes()
+
+
 def load_processor(folder: str, config: Any) -> Any:
     """Return the processor in a folder or of a hub name, without its part for videos where torchvision is missing."""
-    from transformers import PROCESSOR_MAPPING, AutoProcessor
+    from transformers import AutoProcessor
     from transformers.utils import is_torchvision_available
 
     trusted = trusts_code()
-    kind = PROCESSOR_MAPPING.get(type(config), None)
-    if is_torchvision_available() or kind is None or VIDEO not in kind.get_attributes():
+    kind = processor_class(config)
+    if is_torchvision_available() or not reads_videos(config):
         return AutoProcessor.from_pretrained(folder, trust_remote_code=trusted)
     others = [name for name in kind.get_attributes() if name != VIDEO]
     without: Any = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: others), VIDEO: None})
@@ -241,8 +254,11 @@ def load_processor(folder: str, config: Any) -> Any:
 
 
 def video_settings(folder: str) -> dict[str, Any]:
-    """Return the settings of the part of a processor that reads videos; empty if it has none of its own."""
-    whole, own = Path(folder) / "processor_config.json", Path(folder) / VIDEO_FILE
-    if own.is_file():
-        return dict(json.loads(own.read_text()))
-    return dict(json.loads(whole.read_text()).get(VIDEO) or {}) if whole.is_file() else {}
+    """Return the settings of the part of a processor that reads videos, which may be those for images, as transformers
+    finds them; empty if there are none."""
+    files = (VIDEO_FILE, "processor_config.json", "preprocessor_config.json")
+    for path in (Path(folder) / name for name in files):
+        settings = json.loads(path.read_text()) if path.is_file() else {}
+        if video := settings.get(VIDEO) if path.name == files[1] else settings:
+            return dict(video)
+    return {}
