@@ -24,14 +24,14 @@ SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a use
 @pytest.mark.notices(
     "arguments of the engines are not passed on",
     "engines/build.py",
-    "return arguments | config.engine_args",
-    "return arguments",
+    "speculation_args(config.speculative_config) | config.engine_args",
+    "speculation_args(config.speculative_config)",
 )
 @pytest.mark.notices(
     "the suite's own arguments of the engines win over the user's",
     "engines/build.py",
-    "return arguments | config.engine_args",
-    "return config.engine_args | arguments",
+    "arguments |= speculation_args(config.speculative_config) | config.engine_args",
+    "arguments = config.engine_args | arguments",
 )
 def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
     spec = EngineSpec("model", "float32", "cpu", 64, 0, VLLMConfig(engine_args={"block_size": 64, "watermark": 0.1}))

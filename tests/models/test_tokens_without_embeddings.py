@@ -129,7 +129,7 @@ def test_a_model_that_lacks_common_words_or_the_end_is_refused_early_and_late(mo
 
 @pytest.mark.notices(
     "a reference without the embeddings of the actor's words is loaded",
-    "preflight/inspections/models.py",
+    "preflight/inspections/vocabularies.py",
     "in (REFERENCE, TEACHER, CRITIC)):",
     "in (TEACHER, CRITIC)):",
 )
