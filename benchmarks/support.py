@@ -47,9 +47,10 @@ fp32 numbers are added. Decay rates of states have gradients that are small diff
 Qwen3.5-MoE are 4e-5 apart between the sdpa and the eager attention of transformers alone.
 
 - **attention**: what `ds.attn_implementation=null`, the default, is for this type
-- **sft**: next tokens, padded; **packed**: the same with `ds.packing_samples=true`; **dpo**: pairs of answers, packed
-- **rm**: pairs of scores, packed (padded where packing is refused); the critic of `ppo` has the same head
-- **LoRA**: the adapters of all linear layers, packed (padded where packing is refused)
+- **sft**: next tokens in padded rows (`ds.packing_samples=false`); **packed**: the same in packed rows, which are the
+  default where this column has a number; **dpo**: pairs of answers, in the default rows
+- **rm**: pairs of scores, in the default rows; the critic of `ppo` has the same head
+- **LoRA**: the adapters of all linear layers, in the default rows
 - **gather, ring**, **ulysses**: `ds.ring_attn_size=2`; **tensor**: `ds.tensor_parallel_size=2`
 - **engine**: vLLM without a GPU; how far its log-probs are from those of transformers after two weight syncs of other
   weights, in a prompt and in what it samples: the largest difference. Every tensor is read back after each sync

@@ -63,7 +63,7 @@ class Seeing:
         return [self.example(each, [65 + n, 70, 66], "ab" * n) for n, each in enumerate(files)]
 
     @torch.no_grad()
-    def model(self, packed: bool = True, noise: float = 0.1) -> LanguageModel:
+    def model(self, packed: bool | None = True, noise: float = 0.1) -> LanguageModel:
         """Return the model, with weights large enough for images and attention to matter."""
         model = load_model(str(self.folder), head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
         generator = torch.Generator().manual_seed(7)

@@ -65,6 +65,24 @@ def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name
     assert problems(checked, ppo, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
 
 
+PADDED = "train.micro_batch_size=8 train.dynamic_batch_enable=false train.max_tokens_per_gpu=16192"
+
+
+def test_a_run_of_the_time_when_rows_were_padded_names_the_flags_to_go_on_with(checked, tmp_path):
+    """A padded run goes on with the same numbers when its values are written; packed rows round in another order."""
+    line, now = "task=sft demo=sft", "task=sft demo=sft train.micro_batch_size=null"
+    earlier(tmp_path, checked(f"{line} {PADDED} ds.packing_samples=false").runs[0])
+    (problem,) = problems(checked, tmp_path, now)
+    assert "ds.packing_samples: false -> null" in problem and "train.micro_batch_size: 8 -> null" in problem
+    words = problem.partition("earlier values (")[2].partition(")")[0]
+    assert sorted(words.split()) == sorted([*PADDED.split(), "ds.packing_samples=false"])
+    assert problems(checked, tmp_path, f"{line} {words}") == []
+    (other,) = problems(checked, tmp_path, f"{now} ds.use_universal_ckpt=true")
+    assert "ds.packing_samples: false -> null" in other and "train.micro_batch_size:" not in other
+    allowed = "ds.use_universal_ckpt=true ckpt.allow_changes=[ds.packing_samples]"
+    assert problems(checked, tmp_path, f"{now} {allowed}") == []
+
+
 SHAPES = [
     *("ds.zero_stage=3", "ds.ring_attn_size=2", "ds.adam_offload=true", "train.colocate_all=true"),
     *("actor.num_gpus_per_node=2", "actor.num_nodes=2", "ref.num_gpus_per_node=2"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from rlhf_suite.cli.app import main
@@ -71,6 +74,34 @@ def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
     run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 2, "builtin:tiny", 2
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["micro-batches per rank"] == "<= 200 tokens"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "flags", "said"),
+    [
+        ("llama", {}, ("ds.packing_samples=null, varlen attention", "packed")),
+        ("llama", {"packing_samples": False}, ("ds.packing_samples=false, varlen attention", "padded")),
+        ("llama4_text", {}, ("Llama 4 counts the positions of its attention temperature from the start", "padded")),
+        (None, {}, ("ds.packing_samples=null, varlen attention", "packed")),
+    ],
+)
+def test_it_says_whether_rows_are_packed_and_what_a_micro_batch_has(tmp_path, model_type, flags, said):
+    run = SFTRun()
+    run.actor.model_name_or_path = "builtin:tiny" if model_type is None else str(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    run.ds = replace(run.ds, **flags)
+    found = {what: (how, number) for what, how, number in batches(run, resolve(run, Machine("cpu", 0)))}
+    how, layout = found["rows of a micro-batch"]
+    assert said[0] in how and layout == said[1]
+    assert found["micro-batches per rank"][1] == "<= 4096 tokens"
+
+
+def test_a_model_that_has_not_been_fetched_may_be_packed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    run = SFTRun()
+    run.actor.model_name_or_path = "nobody/no-model"
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
+    assert found["rows of a micro-batch"] == "packed where it can"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import transformers.models
 from family_errors import adapter_error, alone, batch, language_errors, next_token, score_error
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
@@ -14,6 +17,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import adapted_modules
+from rlhf_suite.models.builtin import SHAPES, builtin_folder
 from rlhf_suite.models.families import BY_TYPE, PACKED, VARLEN, family_of
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
@@ -93,8 +97,39 @@ def test_on_a_gpu_no_token_sees_another_sequence(made, kind):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_by_default_padded_sequences_are_as_if_each_were_alone(made, kind):
+def test_padded_sequences_are_as_if_each_were_alone(made, kind):
     agrees(kind, made(kind), packed=False)
+
+
+@pytest.mark.notices(
+    "a family that cannot be packed is packed by default", "models/families.py", "self.why_not(PACKED) is None and", ""
+)
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_are_packed_by_default_where_the_family_can_be_packed(made, kind):
+    assert load_model(made(kind), head="lm", ds=DeepSpeedConfig()).packed == (kind in PACKABLE)
+
+
+def test_with_an_attention_that_mixes_packed_sequences_rows_are_padded_by_default(made):
+    for attention in ("sdpa", "eager"):
+        assert not load_model(made("llama"), head="lm", ds=DeepSpeedConfig(attn_implementation=attention)).packed
+    with pytest.raises(UserError, match=r"ds\.packing_samples=true needs"):
+        load_model(made("llama"), head="lm", ds=DeepSpeedConfig(attn_implementation="sdpa", packing_samples=True))
+
+
+def test_types_whose_state_nothing_resets_are_declared_or_not_packed():
+    """Of the installed transformers: a type whose class says that it is stateful."""
+    folder = Path(transformers.models.__file__).parent
+    files = [file for file in folder.glob("*/modeling_*.py") if "_is_stateful = True" in file.read_text()]
+    stateful = {file.parent.name for file in files}
+    assert {"mamba", "qwen3_next"} <= stateful
+    packed = {kind for kind in stateful if family_of({"model_type": kind}).packs(None, None)}
+    assert packed - {kind for kind in packed if BY_TYPE[kind].mixers} == set()
+
+
+def test_rows_of_every_built_in_model_are_packed():
+    for shape in SHAPES:
+        folder = builtin_folder(f"builtin:{shape}", "actor.model_name_or_path")
+        assert family_of(json.loads((Path(folder) / "config.json").read_text())).packs(None, None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if BY_TYPE[kind].scores or BY_TYPE[kind].mixers])

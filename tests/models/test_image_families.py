@@ -93,6 +93,10 @@ def test_packed_and_padded_rows_are_each_sequence_alone(seeing, batch, record_pr
             assert (ours[name] - gradient).abs().max() <= 2 * SAME * scale, name
 
 
+def test_rows_with_images_are_packed_by_default(seeing):
+    assert seeing.model(packed=None).packed
+
+
 @torch.no_grad()
 def test_scores_of_packed_and_padded_rows_are_those_of_each_sequence_alone(seeing, batch, tmp_path):
     plain = AutoModelForImageTextToText.from_pretrained(seeing.folder, dtype=torch.float32, attn_implementation="sdpa")

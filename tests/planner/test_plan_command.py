@@ -32,6 +32,9 @@ def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
     assert code == 0
     assert "It fits." in out
     assert "optimiser moments" in out
+    assert "The actor's batches: packed rows, varlen attention, micro-batches of at most 1 rows." in " ".join(
+        out.split()
+    )
 
 
 @pytest.mark.parametrize(("ranks", "code"), [(1, 0), (4096, 1)])

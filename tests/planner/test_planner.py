@@ -10,12 +10,13 @@ import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.plan import resolve
 from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.config.runs import DPORun, PPORun, RMRun, SFTRun
+from rlhf_suite.config.runs import DPORun, KTORun, PPORun, RMRun, SFTRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device
-from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, DeviceUse, Process, Target, estimate
+from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, DeviceUse, Planner, Process, Target, estimate
 from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
 from rlhf_suite.planner.remedies import remedies
 from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, trace
@@ -256,13 +257,31 @@ def test_more_of_a_micro_batch_never_takes_less(kind):
 @pytest.mark.notices(
     "a pair of answers is planned as one sequence",
     "planner/estimate.py",
-    "return self.run.data.SEQUENCES_PER_ROW",
+    "return run.data.SEQUENCES_PER_ROW",
     "return 1",
 )
 def test_pairs_have_two_sequences_each():
     flags = {FLAG: "builtin:tiny", "train.micro_batch_size": 4, "data.max_len": 64}
     assert estimate(with_defaults(DPORun, flags), ON_H100).tokens == Tokens(8, 64)
     assert estimate(with_defaults(SFTRun, flags), ON_H100).tokens == Tokens(4, 64)
+
+
+@pytest.mark.parametrize(
+    ("loss", "size", "trained", "measured"),
+    [
+        ("kto", {"micro_batch_size": 4}, 4, 8),
+        ("vanilla", {"micro_batch_size": 4}, 4, 4),
+        ("kto", {"max_tokens_per_gpu": 640}, 5, 10),
+        ("vanilla", {"max_tokens_per_gpu": 640}, 10, 10),
+    ],
+)
+def test_kto_trains_on_one_of_the_two_sequences_of_a_row(loss, size, trained, measured):
+    """The other is a mismatched answer, from which the reference point is measured; the vanilla loss has none."""
+    sizes = {f"train.{name}": value for name, value in size.items()}
+    run = with_defaults(KTORun, {FLAG: "builtin:tiny", "data.max_len": 64, "algo.loss": loss, **sizes})
+    planner = Planner(run, resolve(run, ON_H100.machine), ON_H100)
+    assert planner.tokens("actor") == Tokens(trained, 64)
+    assert planner.tokens("ref") == Tokens(measured, 64)
 
 
 @pytest.mark.notices(

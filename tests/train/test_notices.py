@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.plan import Machine, resolve
+from rlhf_suite.config.runs import DPORun, SFTRun
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.train.notices import batch_notices, chat_template_notices
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_rows
 
 
 def test_a_chat_template_that_is_not_used_is_said():
@@ -22,3 +29,45 @@ def test_a_batch_that_is_larger_than_the_data_is_said():
     (said,) = batch_notices("rollout.batch_size", 1024, 300, "prompts")
     assert said == "rollout.batch_size=1024 is larger than the data: each step takes all 300 prompts"
     assert not list(batch_notices("rollout.batch_size", 300, 300, "prompts"))
+
+
+def described(folder, kind=SFTRun, **more):
+    """Return what a run says of its batches with a model of each given type."""
+    flags = dict(more)
+    for name in ("actor", "ref") if kind is DPORun else ("actor",):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"model_type": flags.pop(name, "llama")}))
+        flags[f"{name}.model_name_or_path"] = str(folder / name)
+    run = with_defaults(kind, {name.replace("__", "."): value for name, value in flags.items()})
+    return [line.replace(f"{folder}/", "") for line in describe_rows(run, resolve(run, Machine("cpu", 0)))]
+
+
+BUDGET = "micro-batches of at most 4096 tokens"
+MANY = "carries a state from token to token, also from one packed sequence into the next"
+CHUNKS = "Llama 4 counts the positions of its attention temperature from the start of a row"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, f"llama (Llama): packed rows, varlen attention, {BUDGET}"),
+        ({"ds__packing_samples": False}, f"llama (Llama): padded rows, varlen attention, {BUDGET}"),
+        ({"train__micro_batch_size": 3}, "(Llama): packed rows, varlen attention, micro-batches of at most 3 rows"),
+        (
+            {"ds__attn_implementation": "sdpa"},
+            "padded rows (sdpa attention lets packed sequences see each other), sdpa",
+        ),
+        ({"ds__deepcompile": True}, f"(Llama): padded rows (ds.deepcompile=true), varlen attention, {BUDGET}"),
+        ({"actor": "llama4_text"}, f"(Llama 4): padded rows ({CHUNKS}), sdpa attention, {BUDGET}"),
+        ({"actor": "mamba"}, f"padded rows (mamba {MANY}), varlen attention, {BUDGET}"),
+        ({"actor": "qwen3_5_text"}, f"(Qwen3.5): packed rows, varlen attention, {BUDGET}"),
+    ],
+)
+def test_a_run_says_in_one_line_how_its_model_takes_its_batches(tmp_path, flags, said):
+    (line,) = described(tmp_path, **flags)
+    assert line.startswith("actor.model_name_or_path=actor") and said.removeprefix("llama ") in line
+
+
+def test_another_model_that_is_padded_is_said_too(tmp_path):
+    actor, reference = described(tmp_path, DPORun, ref="llama4_text")
+    assert "packed rows" in actor and reference.startswith("ref.model_name_or_path=ref (Llama 4): padded rows")

@@ -20,7 +20,12 @@ from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve,
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
+from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.models.families import Family, family_of
+from rlhf_suite.models.rows import rows_of
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
+from rlhf_suite.preflight.inspections.model_files import files_of
+from rlhf_suite.preflight.inspections.models import folder_of
 from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.tracking.tables import show_table
@@ -69,6 +74,7 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     if shared > 1:
         yield "parts of a batch", f"{ranks} / {shared}", f"{ranks // shared}"
         ranks //= shared
+    yield from layout(run, plan.models[ACTOR].path)
     share = train.batch_size // ranks
     yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
     limit = trained_micro_batches(train)
@@ -79,6 +85,29 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     if limit.rows is not None:
         how = f"/ train.micro_batch_size = {share} / {limit.rows}"
         yield "micro-batches per rank and optimiser step", how, f"{share // limit.rows}"
+
+
+def layout(run: AnyTrainedRun, path: str) -> Rows:
+    """Return whether the rows of a batch are packed or padded."""
+    family = known_family(path)
+    if family is None:
+        yield (
+            "rows of a micro-batch",
+            "the family of the model is known when it has been fetched",
+            "packed where it can",
+        )
+        return
+    rows = rows_of(family, run)
+    reason = rows.why_padded or f"ds.packing_samples={spell(run.ds.packing_samples)}, {rows.attention} attention"
+    yield "rows of a micro-batch", reason, "packed" if rows.packed else "padded"
+
+
+def known_family(path: str) -> Family | None:
+    """Return the family of a model; None for a model of the hub that is not in the cache."""
+    if path.startswith(BUILTIN):
+        return Family("built-in model", ())
+    folder = folder_of(path)
+    return None if folder is None else family_of(files_of(folder).config or {})
 
 
 def placement(plan: WorkerPlan) -> Rows:

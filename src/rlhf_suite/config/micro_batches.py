@@ -11,7 +11,7 @@ from rlhf_suite.config.train import TrainConfig
 @dataclass(frozen=True)
 class MicroBatches:
     """The limit of a micro-batch: `rows`, or `tokens` on each rank that has a part of them. Padding counts as tokens,
-    and a row of more tokens is a micro-batch of its own."""
+    and a row of more tokens raises the limit of its step to its own length."""
 
     rows: int | None = None
     tokens: int | None = None

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
-from rlhf_suite.config.formatting import show_value
+from rlhf_suite.config.formatting import show_value, spell
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import list_recorded_values, load, resume_of
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
@@ -89,7 +89,8 @@ def refusal(differing: Collection[Change], run: ResumableRun, allowed: Collectio
     if not refused:
         return None
     problem = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
-    back = "continue it with the earlier values"
+    words = " ".join(f"{change.key}={spell(change.before)}" for change in refused if change.key != "task")
+    back = f"continue it with the earlier values ({words})" if words else "continue it with the earlier values"
     if any(change.is_fixed for change in refused):
         fixed = [change.key for change in refused if change.is_fixed]
         muon = any(resume_of(key, run.task) == SHAPE for key in fixed)

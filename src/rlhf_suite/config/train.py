@@ -22,8 +22,8 @@ class TrainConfig:
     """Form balanced micro-batches by a token budget; null: where no number of sequences is written; true: also where
     one is; false: never"""
     max_tokens_per_gpu: int = flag(4096, ge=1, resume=SHAPE, when=BUDGETED)
-    """Token budget of a micro-batch, for each rank that holds a part of its tokens. Padding counts; a row of more
-    tokens is a micro-batch of its own"""
+    """Token budget of a micro-batch, for each rank that holds a part of its tokens. Padding counts; a longer
+    row raises the budget of its step to its own length"""
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
     early_stopping_patience: int | None = flag(None, ge=1)

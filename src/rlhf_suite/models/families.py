@@ -247,6 +247,12 @@ BY_TYPE = {name: family for family in FAMILIES for name in family.types}
 IMAGE_TYPES = tuple(
     name for name, family in BY_TYPE.items() if family.images is not None and not name.endswith("_text")
 )
+# Types without a declaration whose layers carry a state from token to token, which nothing resets in a packed row.
+STATEFUL = (
+    *("bamba", "deepseek_v4", "falcon_h1", "falcon_mamba", "glm5_next", "jamba", "mamba", "mamba2", "minicpmv4_6"),
+    *("minicpmv4_7", "nemotron_h_omni", "qwen4_exp", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+)
+CARRIES = "carries a state from token to token, also from one packed sequence into the next"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -254,7 +260,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     text = config.get("text_config")
     text = text if isinstance(text, Mapping) else config
     kinds = (str(config.get("model_type", "")), str(text.get("model_type", "")))
-    family = next((BY_TYPE[kind] for kind in kinds if kind in BY_TYPE), Family(kinds[0], kinds[:1]))
+    family = next((BY_TYPE[kind] for kind in kinds if kind in BY_TYPE), undeclared_family(kinds))
     if family.images is not None and "vision_config" not in config:
         family = replace(family, images=None)
     layers = text.get("layer_types")
@@ -264,6 +270,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     why = f"has layers of type {', '.join(unknown)}, which are not known here"
     refused = {**family.refused, **dict.fromkeys((PACKED, SEQUENCE, TENSOR), why)}
     return replace(family, attention=(SDPA, EAGER), refused=refused)
+
+
+def undeclared_family(kinds: tuple[str, str]) -> Family:
+    """Return what is taken for granted of a model whose types, of the whole and of its text part, are not declared."""
+    stateful = any(kind in STATEFUL for kind in kinds)
+    return Family(kinds[0], kinds[:1], refused=dict.fromkeys((PACKED, SEQUENCE, TENSOR), CARRIES) if stateful else {})
 
 
 def why_not_served(family: Family, setting: Callable[[str], Any]) -> str | None:

@@ -23,7 +23,7 @@ from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import ExpertBalance
-from rlhf_suite.models.families import PACKED, SEQUENCE, Family, family_of
+from rlhf_suite.models.families import CARRIES, PACKED, SEQUENCE, Family, family_of
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead, logit_rule
 from rlhf_suite.models.mixers import masks_of, prepare_mixers
 from rlhf_suite.models.routing import ARGUMENT, Routes, arrange, prepare_routers, rerouted_share
@@ -264,7 +264,7 @@ def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | No
             raise UserError(f"ds.ring_attn_size={group.size}: {family.title} {why}. Set ds.ring_attn_size=1")
     why = family.why_not(PACKED)
     if packed and why is None and carries_unknown_state(model, family):
-        why = "carries a state from token to token, also from one packed sequence into the next"
+        why = CARRIES
     if packed and why is not None:
         raise UserError(f"ds.packing_samples=true: {family.title} {why}. Set ds.packing_samples=false")
     if packed and implementation != attention.NAME and not is_flash(implementation):

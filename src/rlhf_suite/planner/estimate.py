@@ -25,13 +25,14 @@ from rlhf_suite.config.plan import (
     resolve,
     round_size,
 )
-from rlhf_suite.config.runs import AnyTrainedRun, PPORun
+from rlhf_suite.config.runs import AnyTrainedRun, KTORun, PPORun
 from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.load import model_config, model_folder
+from rlhf_suite.models.rows import rows_of
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
-from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, trace
+from rlhf_suite.planner.trace import Parameters, Tokens, Use, meta_model, parameters, trace
 
 RESERVE = 0.05  # of a device that stays free: what torch cannot use because free memory is in pieces
 UTILISATION = 0.4  # of a GPU's peak, where no rate is given
@@ -97,6 +98,7 @@ class Estimate:
     tokens: Tokens  # the longest micro-batch of a rank
     engine: EngineMemory | None
     longest: int  # data.max_len
+    rows: str  # how the actor takes its batches
 
     @property
     def peak(self) -> int:
@@ -151,6 +153,7 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
         tokens=planner.tokens(ACTOR),
         engine=planner.engine if isinstance(run, PPORun) else None,
         longest=run.data.max_len,
+        rows=str(rows_of(meta_model(planner.use(plan.models[ACTOR])).family, run)),
     )
 
 
@@ -262,15 +265,17 @@ class Planner:
         limit = trained_micro_batches(run.train)
         if rollout and isinstance(run, PPORun):
             limit = rollout_micro_batches(run.rollout, run.train)
-        share, least = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor))), self.sequences_per_item()
-        if limit.tokens is not None:
-            return Tokens(min(max(least, limit.tokens // longest), share * least), longest)
-        assert limit.rows is not None
-        return Tokens(min(limit.rows, share) * least, longest)
+        share, whole = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor))), self.sequences_per_row()
+        rows = limit.rows or max(1, (limit.tokens or 0) // (longest * whole))
+        return Tokens(min(rows, share) * self.sequences_per_row(name), longest)
 
-    def sequences_per_item(self) -> int:
-        """Return the sequences of a row: a pair of answers has two."""
-        return self.run.data.SEQUENCES_PER_ROW
+    def sequences_per_row(self, name: str | None = None) -> int:
+        """Return the sequences of a row, or those of its sequences that a pass of the model `name` has: a pair has two.
+        In KTO a row has a mismatched answer beside its own, which the actor is not trained on."""
+        run = self.run
+        if isinstance(run, KTORun) and (run.algo.loss == "vanilla" or name == ACTOR):
+            return 1
+        return run.data.SEQUENCES_PER_ROW
 
     @property
     def engine(self) -> EngineMemory:
@@ -362,14 +367,14 @@ class Planner:
             sequences = run.rollout.batch_size * run.rollout.n_samples_per_prompt
             epochs = run.train.max_epochs
         else:
-            sequences, epochs = run.train.batch_size * self.sequences_per_item(), 1
+            sequences, epochs = run.train.batch_size * self.sequences_per_row(model.name), 1
         matrices = Model(counts.matrices_trained, counts.matrices_frozen, counts.attention)
         once = 2 * (matrices.trained + matrices.frozen) + 4 * matrices.attention * (longest + 1) / 2
         per_token = once
         if (section := self.section(model.name)) is not None:
             both = flops_per_token(matrices, longest)
             again = once if section.gradient_checkpointing_enable else 0
-            per_token = epochs * (both + again) + (once if isinstance(run, PPORun) else 0)
+            per_token = epochs * (both + again) + (once if isinstance(run, PPORun | KTORun) else 0)
         return per_token * sequences * longest
 
     def generation(self, device: Device, longest: int) -> float:

@@ -33,6 +33,7 @@ def show(estimate: Estimate) -> None:
         rows = ((name, "", duration(seconds)) for name, seconds in estimate.times.items())
         console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
     kind = f"{gib(estimate.target.usable)} of {device.name if device else 'this machine'}"
+    console.print(f"The actor's batches: {estimate.rows}.", highlight=False)
     console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(estimate.peak)} of {kind}.")
     console.print("It fits." if estimate.fits else "It does not fit: " + "; ".join(estimate.problems) + ".")
 

@@ -182,7 +182,8 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     for notice in (*tokens, *notices, *sizes, *passes):
         journal.warn(notice)
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
-    journal.info(describe_rows(plan.models[ACTOR].flag, plan.models[ACTOR].path, config))
+    for line in describe_rows(config, plan):
+        journal.info(line)
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 
 

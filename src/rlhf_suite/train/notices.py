@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.micro_batches import trained_micro_batches
+from rlhf_suite.config.plan import ACTOR, WorkerPlan
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
-from rlhf_suite.models.families import PACKED, family_of
+from rlhf_suite.models.families import family_of
 from rlhf_suite.models.load import explain_load_errors, model_folder
+from rlhf_suite.models.rows import rows_of
 
 SHOWN = 5  # tokens that a notice lists
 
@@ -53,20 +53,16 @@ def pass_notices(models: Mapping[str, str], limit: float) -> Iterator[str]:
         )
 
 
-def describe_rows(key: str, path: str, run: AnyTrainedRun) -> str:
-    """Return how the model that the flag `key` names takes its batches: what the defaults of ds.packing_samples,
-    ds.attn_implementation and train.micro_batch_size are for it."""
-    with explain_load_errors(key, path):
-        config = AutoConfig.from_pretrained(model_folder(path, key), trust_remote_code=trusts_code())
-    family, limit = family_of(config.to_dict()), trained_micro_batches(run.train)
-    packed = family.packs(wanted_packing(run.ds), run.ds.attn_implementation)
-    attention = run.ds.attn_implementation or family.attention[0]
-    rows = "packed rows" if packed else "padded rows"
-    if not packed and run.ds.packing_samples is None:
-        why = "ds.deepcompile=true" if run.ds.deepcompile else f"attention by {attention}"
-        rows += f" ({family.why_not(PACKED) or why})"
-    size = f"{limit.rows} rows" if limit.tokens is None else f"{limit.tokens} tokens"
-    return f"{key}={path} ({family.title}): {rows}, {attention} attention, micro-batches of at most {size}"
+def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
+    """Say how the actor takes its batches, and which of the other models are padded because they cannot be packed."""
+    for name, model in plan.models.items():
+        with explain_load_errors(model.flag, model.path):
+            folder = model_folder(model.path, model.flag)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+        family = family_of(config.to_dict())
+        rows = rows_of(family, run)
+        if name == ACTOR or (rows.why_padded and model.path != plan.models[ACTOR].path):
+            yield f"{model.flag}={model.path} ({family.title}): {rows}"
 
 
 def batch_notices(flag: str, size: int, count: int, unit: str) -> Iterator[str]:

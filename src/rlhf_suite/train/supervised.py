@@ -139,7 +139,8 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
-    journal.info(describe_rows(plan.models[ACTOR].flag, plan.models[ACTOR].path, config))
+    for line in describe_rows(config, plan):
+        journal.info(line)
     settings = (config, plan, make_task, data)
     with start_ranks(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
         group = SupervisedGroup(ranks)
