@@ -18,6 +18,7 @@ from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus
 
 PPO = "task=ppo demo=ppo launch.device=cpu"
+MERGED = {"hf_overrides"}  # settings of config.json, of which a user may write others
 SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a user may choose others
 
 
@@ -30,8 +31,8 @@ SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a use
 @pytest.mark.notices(
     "the suite's own arguments of the engines win over the user's",
     "engines/build.py",
-    "arguments |= speculation_args(config.speculative_config) | config.engine_args",
-    "arguments = config.engine_args | arguments",
+    "arguments |= image_args(spec) | speculation_args(config.speculative_config) | config.engine_args",
+    "arguments = image_args(spec) | speculation_args(config.speculative_config) | config.engine_args | arguments",
 )
 def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
     spec = EngineSpec("model", "float32", "cpu", 64, 0, VLLMConfig(engine_args={"block_size": 64, "watermark": 0.1}))
@@ -44,7 +45,7 @@ def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
 def test_what_the_suite_sets_cannot_be_set_twice(device):
     spec = EngineSpec("model", "float32", device, 64, 0, EngineConfig(), image_token=1, max_images=1)
     owned = {*BY_FLAG, *BY_SUITE} | ({*NOT_ON_CPU} if device == "cpu" else set())
-    assert {*engine_args(spec, "shm")} - owned == (SUGGESTED if device == "cpu" else set())
+    assert {*engine_args(spec, "shm")} - owned == MERGED | (SUGGESTED if device == "cpu" else set())
 
 
 def test_what_is_refused_exists():
