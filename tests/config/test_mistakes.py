@@ -82,7 +82,7 @@ def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
         (SFT + FOUR_BITS + "ds.lora.rank=8", "ds.load_in_4bit", "qlora"),
         (CHAT + FOUR_BITS, "ds.load_in_4bit", "qlora"),
         (SERVE + FOUR_BITS, "ds.load_in_4bit", "qlora"),
-        (SFT + "ds.use_liger_kernel=true", "ds.use_liger_kernel", "liger"),
+        (SFT + "ds.use_liger_kernel=true", "ds.use_liger_kernel", "gpu"),
     ):
         (problem,) = checked(line).problems
         assert problem.key == key and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
