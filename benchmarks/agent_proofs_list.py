@@ -303,7 +303,7 @@ ROWS = (
             ),
             Cell("when_to_call.md", "question", "the tool helps", f"calls where a tool helps {CALLS}"),
             Cell("when_to_call.md", "question", "the answer is", f"where it does not {CALLS}"),
-            Cell("image_curves.md", "share of right answers", "training", "digits in images: {start} -> {end}"),
+            Cell("image_curves.md", "model", "Idefics3", "digits in images: {evaluation, start} -> {end}"),
         ),
         pages=("agent_curves.png", "when_to_call.png", "image_curves.png"),
     ),

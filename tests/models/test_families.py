@@ -101,9 +101,6 @@ def test_padded_sequences_are_as_if_each_were_alone(made, kind):
     agrees(kind, made(kind), packed=False)
 
 
-@pytest.mark.notices(
-    "a family that cannot be packed is packed by default", "models/families.py", "self.why_not(PACKED) is None and", ""
-)
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_are_packed_by_default_where_the_family_can_be_packed(made, kind):
     assert load_model(made(kind), head="lm", ds=DeepSpeedConfig()).packed == (kind in PACKABLE)
@@ -116,6 +113,9 @@ def test_with_an_attention_that_mixes_packed_sequences_rows_are_padded_by_defaul
         load_model(made("llama"), head="lm", ds=DeepSpeedConfig(attn_implementation="sdpa", packing_samples=True))
 
 
+@pytest.mark.notices(
+    "a family that cannot be packed is packed by default", "models/families.py", "self.why_not(PACKED) is None and", ""
+)
 def test_types_whose_state_nothing_resets_are_declared_or_not_packed():
     """Of the installed transformers: a type whose class says that it is stateful."""
     folder = Path(transformers.models.__file__).parent

@@ -47,6 +47,7 @@ class PlainEngines:
 
     restarts = 0
     takes_adapters = False  # they are merged
+    caches_prefixes = False
 
     def __init__(self, folder: str, is_deaf: bool = False, trip: Trip = lambda place: None) -> None:
         self.trip = trip

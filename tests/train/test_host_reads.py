@@ -159,7 +159,7 @@ def test_no_micro_batch_waits_for_the_device(load, name, device):
 def test_forward_passes_are_read_once(load, device):
     model, batch = load(device, "sft"), rollout(device)
     role = Role.__new__(Role)  # a worker without a process around it
-    role.world, role.micro_batches = model.world, MicroBatches(count=2)
+    role.model, role.world, role.micro_batches = model, model.world, MicroBatches(rows=2)
     role.compute_log_probs(model, batch, 0.9, entropy=True)
     with count_reads(device) as reads:
         role.compute_log_probs(model, batch, 0.9, entropy=True)

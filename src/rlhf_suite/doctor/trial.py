@@ -96,7 +96,8 @@ def meet(rank: int, backend: str, ranks: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group(backend, f"tcp://{LOOPBACK}:{port}", world_size=ranks, rank=rank)
+    store = dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0)  # whatever the environment says of others
+    dist.init_process_group(backend, store=store, world_size=ranks, rank=rank)
     numbers = torch.full((SIZE,), rank + 1.0, device=f"cuda:{rank}" if backend == "nccl" else "cpu")
     dist.all_reduce(numbers)
     dist.destroy_process_group()
