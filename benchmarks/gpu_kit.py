@@ -29,7 +29,14 @@ import older_torch  # noqa: E402 - it is found by the line above
 
 THERE = ("torch", "transformers")  # what the machine has, with all that they need
 CARRIED = ("omegaconf", "rich", "peft", "accelerate", "pytest", "pytest-timeout")
+VERSIONS = ("torch", "transformers", "triton", "liger-kernel", "flash-linear-attention", "flash-attn", "flash-attn-4")
 MARK = "pytest.mark.gpu"
+ATTENTION = {  # where attention comes from, in words
+    "torch": "torch",
+    "flash_attn": "FlashAttention 2",
+    "flash_attn_interface": "FlashAttention 3",
+    "flash_attn.cute": "FlashAttention 4",
+}
 Line = dict[str, Any]
 
 HEAD = """# On a GPU
@@ -66,7 +73,10 @@ formula and the peaks of GPUs. Memory is the most that PyTorch had allocated, an
 is the share of a step, one more under the profiler, in which the device computes; the lines of gpu.jsonl name the
 longest kernels too. The published numbers are those of prime-rl on one H100 in January 2026, with FlashAttention 3:
 tokens per second of a step by its own clock, and reserved memory. The goal is 1.5 times each of them, with no more
-memory. Attention is torch's own kernel, FlashAttention 2.
+memory. Attention is computed by the fastest package that is installed and that agrees with torch's kernel, else by
+torch's (FlashAttention 2). FlashAttention 4 comes from `pip install flash-attn-4`; it compiles each shape in 6 to 10 s.
+On a Hopper GPU version 4.0.0b36 was right for heads of 32, 64, 96, 128, 192 and 256, and returned wrong gradients,
+without a word, for heads of 16, 40, 48, 72, 80 and 112: these are computed by torch's kernel, with a warning.
 
 """
 
@@ -145,7 +155,7 @@ def setting(device: str, is_dry: bool) -> Line:
     import torch
 
     versions = {}
-    for name in ("torch", "transformers", "triton", "liger-kernel", "flash-linear-attention", "flash-attn"):
+    for name in VERSIONS:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -250,7 +260,8 @@ def page_of(lines: list[Line]) -> str:
         return HEAD + "No GPU has run it yet.\n"
     rows = [line for line in lines if line["row"] != "tests"]
     tests = [line for line in lines if line["row"] == "tests"]
-    found = f"{lines[0]['device']}, " + ", ".join(f"{name} {number}" for name, number in lines[0]["versions"].items())
+    versions = {name: number for line in lines for name, number in line["versions"].items()}
+    found = f"{lines[0]['device']}, " + ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
         HEAD
         + "\n\n".join(
@@ -262,7 +273,7 @@ def page_of(lines: list[Line]) -> str:
 
 def table(rows: list[Line]) -> str:
     """Return the rows as a table."""
-    columns = ["row", "kernels", "tokens/s", "seconds", "busy", "MFU", "allocated, reserved GiB"]
+    columns = ["row", "kernels", "attention", "tokens/s", "seconds", "busy", "MFU", "allocated, reserved GiB"]
     columns += ["published tokens/s, GiB", "ratio"]
     head = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
     return "\n".join([head, *map(of_row, rows)])
@@ -270,7 +281,7 @@ def table(rows: list[Line]) -> str:
 
 def of_row(line: Line) -> str:
     if "error" in line:
-        return f"| {line['row']} | {line['variant']} | {line['error']} | | | | | | |"
+        return f"| {line['row']} | {line['variant']} | {line['error']} | | | | | | | |"
     rate, published = line["tokens_per_s"], line["published_tokens_per_s"]
     others = ", ".join(str(each) for each in (published, line["published_memory_gib"]) if each is not None)
     ratio = f"{rate / published:.2f}" if published and not line["dry_run"] else ""
@@ -278,8 +289,9 @@ def of_row(line: Line) -> str:
     profile, reserved = line["profile"], line["reserved_memory_gib"]
     busy = "" if profile is None else f"{100 * profile['busy_share']:.0f} %"
     memory = ", ".join(f"{gib:.1f}" for gib in (line["peak_memory_gib"], reserved) if gib is not None)
-    first = f"| {line['row']} | {line['variant']} | {rate:,.0f} | {line['seconds_per_step']:.3f} | {busy} | {mfu} "
-    return first + f"| {memory} | {others} | {ratio} |"
+    attention = ATTENTION.get(line.get("attention") or "torch", "")
+    first = f"| {line['row']} | {line['variant']} | {attention} | {rate:,.0f} | {line['seconds_per_step']:.3f} "
+    return first + f"| {busy} | {mfu} | {memory} | {others} | {ratio} |"
 
 
 def of_tests(line: Line) -> str:

@@ -25,6 +25,7 @@ from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.distributed.worker import LOOPBACK
+from rlhf_suite.models.flash import find_package
 from rlhf_suite.planner.devices import Model, flops_per_token, peak_flops
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.tasks import dpo, sft
@@ -120,9 +121,11 @@ def measured(row: Row, path: str, length: int, bench: Bench) -> dict[str, Any]:
     shape = matrices(model)
     flops = flops_per_token(shape, length, reference=shape if row.task == "dpo" else None)
     peak = peak_flops(torch.cuda.get_device_name()) if bench.device == "cuda" else None
+    attention = (find_package() or "torch") if bench.device == "cuda" else None
     return {
         "tokens_per_s": round(tokens / seconds, 1),
         "mfu": None if peak is None else round(tokens / seconds * flops / peak, 4),
+        "attention": attention,
         "peak_memory_gib": round(model.world.peak_memory_gb(), 2),
         "reserved_memory_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if more else None,
         "seconds_per_step": round(seconds, 4),

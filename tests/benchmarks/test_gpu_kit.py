@@ -119,7 +119,7 @@ def test_the_page_compares_with_what_was_published():
     tests = {**LINE, "row": "tests", "passed": ["a"], "failed": {"b": "1 != 2"}, "skipped": {"c": "ray is missing"}}
     page = gpu_kit.page_of([tests, LINE, {**LINE, "row": "other", "error": "OutOfMemoryError: 80 GB"}])
     assert "## NVIDIA H100 80GB HBM3, torch 2.13.0\n" in page
-    assert "| rl-0.6b-16k | liger | 23,792 | 0.689 | 99 % | 45.7 % | 12.0, 12.3 | 11896, 12.5 | 2.00 |" in page
+    assert "| rl-0.6b-16k | liger | torch | 23,792 | 0.689 | 99 % | 45.7 % | 12.0, 12.3 | 11896, 12.5 | 2.00 |" in page
     assert "| other | liger | OutOfMemoryError: 80 GB |" in page
     assert "1 passed.\n- failed: `b` (1 != 2)\n- skipped: `c` (ray is missing)" in page
 

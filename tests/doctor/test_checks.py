@@ -49,7 +49,7 @@ def test_a_machine_that_lacks_nothing_has_no_faults_and_no_notes(facts):
         (replace(GPUS, torch_cuda=None), FAULT, "torch", "without CUDA, and this machine has GPUs"),
         (replace(GPUS, packages=CPUS.packages), FAULT, "vLLM", "the build for CPUs"),
         (replace(GPUS, packages={"torch": "2.13.0"}), NOTE, "vLLM", "not installed"),
-        (replace(GPUS, packages={"torch": "2.13.0"}), NOTE, "flash-attn-3", "Hopper"),
+        (replace(GPUS, packages={"torch": "2.13.0"}), NOTE, "flash-attn-4", "half the time"),
         (replace(GPUS, packages={"torch": "2.13.0"}), NOTE, "liger-kernel", "ds.use_liger_kernel"),
         (replace(GPUS, driver=Driver("580.1", (), 8)), FAULT, "GPUs", "8 more are hidden by CUDA_VISIBLE_DEVICES"),
         (with_gpu(capability=(7, 5)), FAULT, "GPU 0", "capability 7.5, and bf16 needs 8.0"),

@@ -18,7 +18,7 @@ Check = Callable[[Facts], Iterator[Finding]]
 MIB, GIB = 1 << 20, 1 << 30
 DRIVERS = {11: 450, 12: 525, 13: 580}  # the oldest driver by the CUDA of a program: NVIDIA's table of compatibility
 LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and its flash attention
-HOPPER = (9, 0)
+NEWER = ((9, 0), (10, 0))  # GPUs for which there are packages of attention kernels
 FREE = 0.95  # of a GPU's memory: less means that somebody else has some of it
 SHARED_MEMORY = 2 * GIB
 OPEN_FILES = 8192
@@ -114,9 +114,9 @@ def check_kernels(facts: Facts) -> Iterator[Finding]:
         return
     if "liger-kernel" not in facts.packages:
         yield Finding(NOTE, "liger-kernel", "not installed (ds.use_liger_kernel)", "pip install 'rlhf-suite[gpu]'")
-    if facts.driver.gpus[0].capability == HOPPER and "flash-attn-3" not in facts.packages:
-        text = "not installed: Hopper's own attention kernels are faster for long sequences"
-        yield Finding(NOTE, "flash-attn-3", text, "build it from the folder hopper/ of flash-attention")
+    if facts.driver.gpus[0].capability in NEWER and not {"flash-attn-3", "flash-attn-4"} & {*facts.packages}:
+        text = "not installed: attention for this GPU takes half the time in long sequences"
+        yield Finding(NOTE, "flash-attn-4", text, "pip install --pre flash-attn-4")
     if not facts.compilers.get("nvcc"):
         text = "not here; only ds.deepcompile and builds of kernels need it"
         yield Finding(NOTE, "nvcc", text, "install the CUDA toolkit of torch's version, and set CUDA_HOME")

