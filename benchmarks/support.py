@@ -32,7 +32,6 @@ from transformers import AutoConfig  # noqa: E402
 from rlhf_suite.data.trajectory import Experience  # noqa: E402
 from rlhf_suite.errors import UserError  # noqa: E402
 from rlhf_suite.models.families import BLOCKS, BY_TYPE, ENGINE, PACKED, SEQUENCE, TENSOR, Family  # noqa: E402
-from rlhf_suite.preflight.inspections.model_files import scorer_types  # noqa: E402
 from rlhf_suite.train.tensor_parallel import check_plan  # noqa: E402
 
 PAGE, RESULTS = ROOT / "docs" / "support.md", ROOT / "benchmarks" / "results" / "support.jsonl"
@@ -152,8 +151,6 @@ class Model:
         return family_errors.language_errors(self.path, packed=self.packs, loss=family_errors.preference)[1]
 
     def scores(self) -> float:
-        if self.kind not in scorer_types():
-            raise Refused("transformers has no model of this type with a score head")
         return family_errors.score_error(self.path, packed=self.packs)
 
     def splits(self, splits: list[Split], *features: str) -> float:

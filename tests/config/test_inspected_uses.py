@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from inspected_lines import PPO, RULE, SFT, found, one
 
-from rlhf_suite.preflight.inspections.model_files import head_sizes_on_cpu, scorer_types
+from rlhf_suite.preflight.inspections.model_files import head_sizes_on_cpu
 
 RING = (
     "task=sft data.dataset=builtin:reverse data.output_key=output ds.packing_samples=true actor.num_gpus_per_node=2 "
@@ -87,20 +87,6 @@ def test_an_attention_that_computes_something_else_is_refused(model, model_type,
     words = f"{SFT} ds.packing_samples=false ds.attn_implementation={attention} actor.model_name_or_path={path}"
     problems = found(words)
     assert problems == [] if said is None else [said in problem[1] for problem in problems] == [True]
-
-
-def test_a_family_without_a_score_head_trains_no_reward_model_and_no_critic(model):
-    path = model(tokenizer={"chat_template": "x"}, model_type="lfm2")
-    key, said = one(f"task=rm data.dataset=builtin:reverse_pairs data.max_len=256 actor.model_name_or_path={path}")
-    assert key == "actor.model_name_or_path" and "no model of this type with a score head" in said
-    line = f"{RULE} actor.model_name_or_path=builtin:tiny critic.model_name_or_path={path}"
-    key, said = one(f"{line} algo.advantage.estimator=gae")
-    assert key == "critic.model_name_or_path" and "algo.advantage.estimator=rloo" in said
-    line = f"{RULE} actor.model_name_or_path={path} data.apply_chat_template=false"
-    key, said = one(f"{line} algo.advantage.estimator=gae")
-    assert key == "critic.model_name_or_path" and "give a critic of another family" in said
-    assert found(f"{line} algo.advantage.estimator=rloo rollout.n_samples_per_prompt=2") == []
-    assert "qwen3" in scorer_types() and "llama" in scorer_types()
 
 
 def test_a_head_whose_settings_mean_nothing_known_is_refused(model):

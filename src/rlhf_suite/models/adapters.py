@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.models.families import ADAPTERS, EAGER
 from rlhf_suite.models.forward import LanguageModel
-from rlhf_suite.models.load import auto_class, model_config, model_folder, quiet_transformers
+from rlhf_suite.models.load import auto_class, build_from_config, model_config, model_folder, quiet_transformers
 from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted
 from rlhf_suite.models.weights import Gather, whole
 
@@ -38,7 +38,9 @@ def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str
     weights by an engine; None if they can. The model is built without content."""
     with quiet_transformers(), torch.device("meta"):
         config = model_config(model_folder(path, flag), "lm", ds)
-        model = LanguageModel(auto_class("lm", False, config).from_config(config, attn_implementation=EAGER), False)
+        model = LanguageModel(
+            build_from_config(auto_class("lm", False, config), config, attn_implementation=EAGER), False
+        )
     if (why := model.family.why_not(ADAPTERS)) is not None:
         return [], f"{model.family.title} {why}"
     add_lora(model, ds.lora, 0)

@@ -13,6 +13,8 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
@@ -245,23 +247,34 @@ def packs_rows(model: PreTrainedModel, family: Family, ds: ForwardConfig) -> boo
 def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfig) -> Any:
     """Return the class of transformers that loads a model."""
     if head == "value":
-        return scorer_class(config) if sees else AutoModelForSequenceClassification
+        return scorer_class(config, sees)
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def scorer_class(config: PretrainedConfig) -> Any:
-    """Return the class of a model that reads images and has one number per token. transformers has such classes for
-    few types; the others are made as it makes these."""
-    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    base = MODEL_MAPPING[type(config)]
-    common = next(kind for kind in base.__mro__ if kind.__name__.endswith("PreTrainedModel"))
-    stem = base.__name__.removesuffix("Model")
-    name = f"{stem}ForSequenceClassification"
-    conversions = get_checkpoint_conversion_mapping(f"{stem}ForConditionalGeneration")
+def scorer_class(config: PretrainedConfig, sees: bool) -> Any:
+    """Return the class of a model that has one number per token. transformers has such classes for some types; those of
+    the others are made as it makes these."""
+    kind = type(config)
+    if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind]
+    if kind not in MODEL_MAPPING:  # a type of the folder's own code
+        return AutoModelForSequenceClassification
+    base = MODEL_MAPPING[kind]
+    common = next(parent for parent in base.__mro__ if parent.__name__.endswith("PreTrainedModel"))
+    name = f"{base.__name__.removesuffix('Model')}ForSequenceClassification"
+    writer = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees else MODEL_FOR_CAUSAL_LM_MAPPING)[kind]
+    conversions = get_checkpoint_conversion_mapping(writer.__name__)
     if conversions is not None:  # tensors have the names that they have in the language model
         register_checkpoint_conversion_mapping(name, conversions, overwrite=True)
-    return type(name, (GenericForSequenceClassification, common), {"__module__": base.__module__})
+    own = {"__module__": base.__module__, "config_class": kind}
+    return type(name, (GenericForSequenceClassification, common), own)
+
+
+def build_from_config(kind: Any, config: PretrainedConfig, **settings: Any) -> Any:
+    """Return a model of a class that `auto_class` returns, with new weights."""
+    if issubclass(kind, PreTrainedModel):
+        return kind._from_config(config, **settings)
+    return kind.from_config(config, trust_remote_code=trusts_code(), **settings)
 
 
 def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:

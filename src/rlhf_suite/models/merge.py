@@ -14,13 +14,14 @@ from peft import LoraConfig, PeftModel, PeftType, TaskType, get_peft_model_state
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from rlhf_suite.config import prompt_format
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import (
     DTYPES,
+    auto_class,
     explain_load_errors,
     list_tensors,
     model_folder,
@@ -127,12 +128,10 @@ def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel
         settings: dict[str, Any] = {
             "dtype": torch.float32, "trust_remote_code": trusts_code(), "output_loading_info": True,
         }  # fmt: skip
-        if adapter.is_scalar:
-            if HEAD in adapter.weights:
-                settings["num_labels"] = len(adapter.weights[HEAD])
-            model, info = AutoModelForSequenceClassification.from_pretrained(folder, **settings)
-        else:
-            model, info = AutoModelForCausalLM.from_pretrained(folder, **settings)
+        if adapter.is_scalar and HEAD in adapter.weights:
+            settings["num_labels"] = len(adapter.weights[HEAD])
+        kind = auto_class("value" if adapter.is_scalar else "lm", False, config)
+        model, info = kind.from_pretrained(folder, **settings)
     missing = set(info["missing_keys"]) - ({"score.weight"} if HEAD in adapter.weights else set())
     if missing:
         raise UserError(f"{BASE}={base}: the checkpoint lacks {list_tensors(sorted(missing))}. Give a complete model")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.families import family_of
-from rlhf_suite.models.load import Tokenizer, auto_class, list_tensors, quiet_transformers
+from rlhf_suite.models.load import Tokenizer, auto_class, build_from_config, list_tensors, quiet_transformers
 from rlhf_suite.models.save import FolderParts, get_embedding_name
 from rlhf_suite.models.weights import pieces, weight_shapes
 
@@ -83,8 +83,7 @@ def check_shapes(parts: FolderParts, shapes: dict[str, list[int]], config: Any) 
     """Raise UserError if a model of this configuration has not the tensors that would be saved."""
     with torch.device("meta"):
         kind = auto_class("value" if parts.scores else "lm", family_of(config.to_dict()).images is not None, config)
-        own = issubclass(kind, PreTrainedModel)
-        made = kind(config) if own else kind.from_config(config, trust_remote_code=trusts_code())
+        made = build_from_config(kind, config)
     expected = {piece.name: list(piece.tensors[0].shape) for piece in pieces(made)}
     name = get_embedding_name(parts.model)
     shapes = shapes | {name: [parts.rows, *shapes[name][1:]]}

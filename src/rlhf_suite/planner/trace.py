@@ -32,6 +32,7 @@ from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden
 from rlhf_suite.models.load import (
     DTYPES,
     auto_class,
+    build_from_config,
     explain_load_errors,
     model_config,
     model_folder,
@@ -150,9 +151,8 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
         split_heads(config.get_text_config(), use.tensor)
         with META:
             kernel = use.attention if use.attention == "eager" else FLASH if use.on_gpu else COPIED
-            model = auto_class(use.head, False, config).from_config(
-                config, dtype=DTYPES[use.dtype], attn_implementation=kernel, trust_remote_code=False
-            )
+            kind = auto_class(use.head, False, config)
+            model = build_from_config(kind, config, dtype=DTYPES[use.dtype], attn_implementation=kernel)
             module: LanguageModel | ScalarModel
             module = LanguageModel(model, False) if use.head == "lm" else ScalarModel(model, False)
             module.packed = module.family.packs(use.packed, use.attention)

@@ -188,15 +188,6 @@ def read_model_types() -> str:
 
 
 @cache
-def scorer_types() -> tuple[str, ...]:
-    """Return the types of models of which transformers has one with a score head, read from its source; none if the
-    source has another form."""
-    source = (package("transformers") / "models" / "auto" / "modeling_auto.py").read_text()
-    match = re.search(r"^MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = (.*?)^\)", source, LINES)
-    return tuple(re.findall(r'\("(\w[\w-]*)", ', match[1])) if match else ()
-
-
-@cache
 def config_class(model_type: str) -> str:
     """Return the source code of the settings of a type of model in transformers; empty if it is not found."""
     parts = model_type.replace("-", "_").split("_")

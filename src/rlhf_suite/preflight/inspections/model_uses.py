@@ -13,7 +13,6 @@ from rlhf_suite.config.plan import (
     REWARD,
     TEACHER,
     PlannedRun,
-    judge_paths,
     model_paths,
     model_sections,
 )
@@ -49,8 +48,6 @@ class ModelUse:
     has_tokenizer: bool = False
     needs_template: bool = False
     head_prefix: str = "score"
-    scores: bool = False  # whether it is loaded with a score head
-    starts_critic: bool = False  # whether the critic begins as a copy of it with a score head
     reads_images: bool = False
     length_key: str = ""
     length: int = 0
@@ -84,14 +81,11 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
     if name not in (ACTOR, CRITIC):
         return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
     head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
-    scores = name == CRITIC or isinstance(run, RMRun)
-    use = replace(use, head=head, scores=scores, has_tokenizer=name == ACTOR)
+    use = replace(use, head=head, has_tokenizer=name == ACTOR)
     if isinstance(run, AnyTrainedRun | LoopRun):
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
-    if name == ACTOR and isinstance(run, PPORun) and CRITIC in model_sections(run):
-        use = replace(use, starts_critic=run.critic.model_name_or_path is None and not judge_paths(run))
     if name == ACTOR and isinstance(run, SamplingRun | LoopRun):
         use = replace(use, is_sampled=True, dtype=run.ds.param_dtype)
     return use
@@ -100,7 +94,7 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
 def as_reward(run: Run, use: ModelUse) -> ModelUse:
     """Add what a run needs of its reward model."""
     assert isinstance(run, PPORun | ScoreRun | LoopRun | ServeRMRun)
-    use = replace(use, head="reward", scores=True, head_prefix=run.ds.value_head_prefix)
+    use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
     if isinstance(run, ServeRMRun):
         return replace(use, has_tokenizer=True)
     if isinstance(run, PPORun):  # it scores the tokens of the policy

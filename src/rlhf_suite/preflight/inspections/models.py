@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
-from rlhf_suite.config.plan import ACTOR, CRITIC
+from rlhf_suite.config.plan import ACTOR
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run
 from rlhf_suite.launch.environment import device_kind
@@ -38,7 +38,6 @@ from rlhf_suite.preflight.inspections.model_files import (
     files_of,
     head_sizes_on_cpu,
     read_model_types,
-    scorer_types,
 )
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 
@@ -213,20 +212,6 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem("data.apply_chat_template", problem, fix)
 
 
-def can_score(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """Check that transformers has a model of this type with a score head, if the run loads it with one."""
-    kind, is_critic = files.setting("model_type"), use.starts_critic or use.key.split(".")[0] == CRITIC
-    has_class = files.setting("auto_map") is not None or family(files).images is not None or kind in scorer_types()
-    if (use.scores or use.starts_critic) and scorer_types() and not has_class:
-        problem = f"{use.path} is of model_type {kind!r}, and transformers has no model of this type with a score head"
-        other = "give a critic of another family, or write algo.advantage.estimator=rloo, which needs no critic"
-        yield Problem(
-            f"{CRITIC}.model_name_or_path" if is_critic else use.key,
-            problem,
-            other if is_critic else "give a model of another family",
-        )
-
-
 def head_is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the meaning of the settings that change logits is known for the family of a language model."""
     setting = undeclared_head_setting(family(files).head, files.setting)
@@ -348,7 +333,6 @@ FITS: tuple[Check, ...] = (
     has_embeddings,
     has_chat_template,
     head_is_known,
-    can_score,
     attention_computes,
     family_can,
     reads_images,
