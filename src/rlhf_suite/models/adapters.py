@@ -12,9 +12,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import ADAPTERS, EAGER
 from rlhf_suite.models.forward import LanguageModel
-from rlhf_suite.models.load import auto_class, build_from_config, model_config, model_folder, quiet_transformers
+from rlhf_suite.models.load import model_config, model_folder, quiet_transformers
 from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted
 from rlhf_suite.models.weights import Gather, whole
 

@@ -13,21 +13,12 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
@@ -36,6 +27,7 @@ from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.models.classes import auto_class
 from rlhf_suite.models.families import Family, family_of, undeclared_head_setting
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, carries_unknown_state
 from rlhf_suite.models.prepare import switch_off_dropout
@@ -242,39 +234,6 @@ def packs_rows(model: PreTrainedModel, family: Family, ds: ForwardConfig) -> boo
     """Return whether the sequences of a batch are laid end to end for a model."""
     wanted = False if ds.packing_samples is None and carries_unknown_state(model, family) else wanted_packing(ds)
     return family.packs(wanted, ds.attn_implementation)
-
-
-def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfig) -> Any:
-    """Return the class of transformers that loads a model."""
-    if head == "value":
-        return scorer_class(config, sees)
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
-def scorer_class(config: PretrainedConfig, sees: bool) -> Any:
-    """Return the class of a model that has one number per token. transformers has such classes for some types; those of
-    the others are made as it makes these."""
-    kind = type(config)
-    if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind]
-    if kind not in MODEL_MAPPING:  # a type of the folder's own code
-        return AutoModelForSequenceClassification
-    base = MODEL_MAPPING[kind]
-    common = next(parent for parent in base.__mro__ if parent.__name__.endswith("PreTrainedModel"))
-    name = f"{base.__name__.removesuffix('Model')}ForSequenceClassification"
-    writer = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees else MODEL_FOR_CAUSAL_LM_MAPPING)[kind]
-    conversions = get_checkpoint_conversion_mapping(writer.__name__)
-    if conversions is not None:  # tensors have the names that they have in the language model
-        register_checkpoint_conversion_mapping(name, conversions, overwrite=True)
-    own = {"__module__": base.__module__, "config_class": kind}
-    return type(name, (GenericForSequenceClassification, common), own)
-
-
-def build_from_config(kind: Any, config: PretrainedConfig, **settings: Any) -> Any:
-    """Return a model of a class that `auto_class` returns, with new weights."""
-    if issubclass(kind, PreTrainedModel):
-        return kind._from_config(config, **settings)
-    return kind.from_config(config, trust_remote_code=trusts_code(), **settings)
 
 
 def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:

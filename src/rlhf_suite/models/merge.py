@@ -19,9 +19,9 @@ from transformers import AutoConfig, PreTrainedModel
 from rlhf_suite.config import prompt_format
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.classes import auto_class
 from rlhf_suite.models.load import (
     DTYPES,
-    auto_class,
     explain_load_errors,
     list_tensors,
     model_folder,

@@ -27,12 +27,11 @@ from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout
+from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import num_experts
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden_states
 from rlhf_suite.models.load import (
     DTYPES,
-    auto_class,
-    build_from_config,
     explain_load_errors,
     model_config,
     model_folder,
