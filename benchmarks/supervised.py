@@ -1,5 +1,6 @@
-"""How fast the supervised tasks train: sequences of uniformly random length, three ways to lay them out.
+"""How fast the supervised tasks train: sequences of uniformly random length, four ways to lay them out.
 
+default       what a command line without flags of the layout does: packed rows, micro-batches by a token budget
 padded        one right-padded micro-batch
 packed        the same sequences end to end, nothing padded
 packed_full   micro-batches filled to a token budget, whatever their number of sequences
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common_arguments(parser)
     parser.add_argument("--task", choices=TASKS, default="sft")
-    parser.add_argument("--mode", choices=("padded", "packed", "packed_full"), default="packed")
+    parser.add_argument("--mode", choices=("default", "padded", "packed", "packed_full"), default="packed")
     parser.add_argument("--batch", type=int, help="rows per optimiser step; by default 8 pairs or 16 of anything else")
     parser.add_argument("--lengths", type=int, nargs=2, default=(20, 300), help="shortest and longest, in characters")
     parser.add_argument("--budget", type=int, default=FULL, help="tokens of a micro-batch with packed_full")
@@ -129,6 +130,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def flags(arguments: argparse.Namespace, model: str, rows: Path) -> list[str]:
     """The command line of the run."""
     layout = {
+        "default": [],
         "padded": ["ds.packing_samples=false", f"train.micro_batch_size={arguments.batch}"],
         "packed": ["ds.packing_samples=true", f"train.micro_batch_size={arguments.batch}"],
         "packed_full": [

@@ -1,0 +1,79 @@
+"""The default layout (packed rows) beside padded rows and TRL, on the same rows in the same steps, one after the other
+in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made.
+
+Every measurement is a line; the table at the end has the median over the rounds, in tokens per CPU second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+from typing import Any
+
+import supervised
+from common import ROOT, Run, common_arguments, model_of, publish, scratch, watch
+
+TASKS = ("sft", "rm", "dpo", "kto")
+WAYS = ("default", "padded", "TRL")
+
+
+def main() -> None:
+    """Measure each way in each round, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common_arguments(parser)
+    parser.add_argument("--trl", required=True, help="the python of an environment that has TRL")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--lengths", type=int, nargs=2, default=(20, 300), help="shortest and longest, in characters")
+    parser.add_argument("--save", action="store_true", help="add the lines to results/beside_trl.jsonl")
+    arguments = parser.parse_args()
+    found: dict[tuple[str, str], list[float]] = {}
+    for task in arguments.tasks:
+        for _ in range(arguments.rounds):
+            for way in WAYS:
+                row = measure(arguments, task, way)
+                publish("beside_trl", {"task": task, "way": way, **row}, arguments.save)
+                found.setdefault((task, way), []).append(row["tokens_per_cpu_s"])
+    print("| task | " + " | ".join(WAYS) + " | default / padded | default / TRL |\n|---|---|---|---|---|---|")
+    for task in arguments.tasks:
+        default, padded, trl = (statistics.median(found[task, way]) for way in WAYS)
+        ratios = f"{default / padded:.2f} x | {default / trl:.2f} x"
+        print(f"| {task} | {default:.0f} | {padded:.0f} | {trl:.0f} | {ratios} |")
+
+
+def measure(arguments: argparse.Namespace, task: str, way: str) -> dict[str, Any]:
+    """Return what one run comes to."""
+    one = copy.copy(arguments)
+    one.task, one.mode, one.cached, one.budget = task, way, False, supervised.FULL
+    one.batch = supervised.TASKS[task].batch
+    return measure_trl(one) if way == "TRL" else supervised.measure(one)
+
+
+def measure_trl(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what a run of TRL comes to, on the rows of each step of the suite."""
+    from rlhf_suite.data.sampler import BatchOrder
+
+    model, batch, warmup = model_of(arguments), arguments.batch, arguments.warmup
+    with scratch() as folder:
+        rows = supervised.write_rows(folder / "rows.jsonl", arguments)
+        arguments.mode = "default"
+        command = supervised.flags(arguments, model, folder / "rows.jsonl")
+        tokens = supervised.step_tokens(rows, command, arguments)
+        order = BatchOrder(len(rows), batch, supervised.SEED)
+        ordered = [rows[index] for step in range(arguments.steps) for index in order.indices(step)]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ordered))
+        (folder / "run").mkdir()
+        script = [arguments.trl, str(ROOT / "benchmarks" / "trl_run.py"), arguments.task, model]
+        os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
+        rest = [str(folder / "rows.jsonl"), str(folder / "run"), str(batch), str(arguments.lengths[1] + 1)]
+        usage = watch([*script, *rest], folder / "run.log")
+        steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    counted = sum(tokens[warmup:])
+    return Run(usage, steps).rates(warmup, counted, batch * (arguments.steps - warmup))
+
+
+if __name__ == "__main__":
+    main()
