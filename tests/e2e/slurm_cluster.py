@@ -22,7 +22,7 @@ FEATURES = ("small", "large")
 
 CONFIGURATION = """
 ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={controller}
 SlurmUser={user}
 SlurmdUser={user}
@@ -67,8 +67,8 @@ class Slurm:
         )
         for part in ("state", "log", *(f"spool/{name}" for name in NODES)):
             (folder / part).mkdir(parents=True)
-        values = {"host": host, "user": getpass.getuser(), "folder": folder, "controller": ports[0], "nodes": nodes}
-        self.configuration.write_text(CONFIGURATION.format(**values))
+        values = {"host": host, "address": "127.0.0.1", "controller": ports[0], "user": getpass.getuser()}
+        self.configuration.write_text(CONFIGURATION.format(**values, folder=folder, nodes=nodes))
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm's prints."""

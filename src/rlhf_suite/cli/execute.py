@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.object_store import object_store_mb
-from rlhf_suite.config.plan import PlannedRun, WorkerPlan, resolve
+from rlhf_suite.config.plan import PlannedRun, WorkerPlan, is_on_ray, resolve
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.references import guard_environment, make_unresolved_problem
@@ -28,7 +29,9 @@ from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.launch.slurm import is_first_node, join_node
+from rlhf_suite.launch.lost_nodes import NodeLost
+from rlhf_suite.launch.nodes import join_node, lead_nodes
+from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.devices import remarks_on_fit
 from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
 from rlhf_suite.preflight.inspections.routing import route_bytes
@@ -76,10 +79,10 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
                 train(run, folder, plan)
     except Stopped as stop:
         return say(f"{stop}{how_to_continue(run, folder)}", 128 + stop.number)
-    except UserError as error:
-        return say(str(error), 2)
-    except RunError as error:
-        return say(str(error), 1)
+    except NodeLost as lost:
+        return say(f"stopped: {lost}{how_to_continue(run, folder)}", os.EX_TEMPFAIL)
+    except (UserError, RunError) as error:
+        return say(str(error), 2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         return say(f"interrupted{how_to_continue(run, folder)}", INTERRUPTED)
     except Exception as error:
@@ -135,6 +138,9 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
     except KeyboardInterrupt:
         record.mark_stopped("interrupted")
         raise
+    except NodeLost as lost:
+        record.mark_stopped(f"{lost}{how_to_continue(run, folder)}")
+        raise
     except BaseException as error:
         record.mark_failed(error)
         raise
@@ -153,9 +159,12 @@ def run_task(run: Run, folder: Path, plan: WorkerPlan | None) -> Mapping[str, fl
     task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
     for remark in remarks_on_fit(run):
         tell(remark, 0)
-    metrics: Mapping[str, float] = (
-        task.run(run, folder) if plan is None else task.run(replace(run, launch=launch_of(run, plan)), folder, plan)
-    )
+    launch = launch_of(run, plan)
+    # The other nodes of a Slurm job wait for the first one, which may load data and train a demo's models for minutes.
+    with lead_nodes(folder, launch) if is_on_ray(run) else nullcontext():
+        metrics: Mapping[str, float] = (
+            task.run(run, folder) if plan is None else task.run(replace(run, launch=launch), folder, plan)
+        )
     return metrics
 
 

@@ -28,7 +28,7 @@ class SlurmSettings:
 
     wait: bool = flag(True, "Wait for the jobs and print their table; false: return after the submission")
     poll_s: float = flag(10.0, "Seconds between two questions to squeue", gt=0)
-    max_num_timeout: int = flag(20, "How often a job is queued again at its time limit", ge=0)
+    max_num_timeout: int = flag(20, "How often a job is queued again at its time limit, or after it lost a node", ge=0)
     name: str = flag("rlhf_suite", "Name of the jobs in squeue")
     timeout_min: int = flag(60, "Time limit of each job in minutes", ge=1)
     nodes: int = flag(1, "Nodes of each job; Ray spans them", ge=1)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.worker import LOOPBACK, Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.address import LOOPBACK
 
 T = TypeVar("T")
 

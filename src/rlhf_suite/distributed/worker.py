@@ -6,8 +6,7 @@ import gc
 import os
 
 from rlhf_suite.distributed.mesh import Rank
-
-LOOPBACK = "127.0.0.1"
+from rlhf_suite.launch.address import use_interface_to
 
 
 class Worker:
@@ -19,8 +18,7 @@ class Worker:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        if rank.host == LOOPBACK:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group that meets there stays there
+        use_interface_to(rank.host)
         os.environ.update(
             TORCHELASTIC_USE_AGENT_STORE="True",  # torch joins the store at that address and starts none of its own
             RANK=str(rank.number),

@@ -28,6 +28,7 @@ from rlhf_suite.engines.speculation import Guesses
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
+from rlhf_suite.launch.address import use_interface_to
 from rlhf_suite.launch.placement import Slot, show_own_gpus
 from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest, SyncReport, combine_reports
 
@@ -52,6 +53,7 @@ class Engine:
         if log is not None:
             redirect_output(log)
         show_own_gpus(gpus)
+        use_interface_to(ray.util.get_node_ip_address())
         self._spec, self._log, self._workers = spec, log, workers
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, partial(_add, spec.image_token), end_with_a_worker)

@@ -23,6 +23,7 @@ from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from rlhf_suite.launch.actor_log import redirect_output
+from rlhf_suite.launch.address import use_interface_to
 from rlhf_suite.launch.placement import Slot, show_own_gpus
 
 
@@ -115,6 +116,7 @@ class NodeWorker:
         if log is not None:
             redirect_output(log)
         show_own_gpus(gpus)
+        use_interface_to(ray.util.get_node_ip_address())
 
     def node(self) -> str:
         """Return the name of the node that this worker is on."""

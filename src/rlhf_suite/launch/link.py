@@ -178,7 +178,7 @@ class Restarts:
     def count(self, number: int, death: ActorDied) -> None:
         """Count a restart of the actor `number`, and tell the user. Raise its death if there may be no other."""
         count = self.counts[number]
-        if not self.limit:
+        if not self.limit or death.with_node:  # devices that are gone are not to be waited for
             raise death
         if count == self.limit:
             raise ActorDied(f"{death}\nIt had been started again {count} times ({self.flag}={self.limit})", death.name)

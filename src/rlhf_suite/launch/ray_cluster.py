@@ -2,7 +2,7 @@
 
 By default the cluster is private: it has loopback addresses only, a token of its own, and a folder that only this user
 can enter (`session.py`). With `launch.ray_address` the run joins an existing cluster and only disconnects at the end.
-Inside a Slurm allocation of several nodes the cluster spans these nodes (`launch/slurm.py`).
+Inside a Slurm allocation of several nodes the cluster spans these nodes (`launch/nodes.py`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlhf_suite.background import in_background
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.plan import Machine
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch import slurm
+from rlhf_suite.launch import nodes, slurm
+from rlhf_suite.launch.address import is_loopback
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
+from rlhf_suite.launch.lost_nodes import name_lost_nodes
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
 from rlhf_suite.launch.stop import block_signals
@@ -155,8 +158,22 @@ def _join(address: str, timeout_s: float) -> Iterator[None]:
             f"launch.ray_address={address}: no Ray cluster answers there ({reason}); "
             "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
         ) from error
-    with _shutdown():
+    with _shutdown(), name_lost_nodes():
+        check_addresses(ray.nodes())
         yield
+
+
+def check_addresses(known: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunError if Ray knows one of several hosts by an address that only this host itself can reach."""
+    living = [node for node in known if node["Alive"]]
+    if len({node["NodeManagerHostname"] for node in living}) > 1:
+        for node in living:
+            if is_loopback(node["NodeManagerAddress"]):
+                name, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+                raise RunError(
+                    f"Ray knows the node {name} by the address {address}, which no other node can reach: start Ray "
+                    "there with --node-ip-address=<its address in the network>"
+                )
 
 
 def check_answers(address: str) -> None:
@@ -197,10 +214,10 @@ def resolve(address: str) -> str:
 
 @contextmanager
 def _span_nodes(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
-    """Start a cluster over all nodes of the Slurm job and stop it after the block."""
-    token = allocation.file(folder, "token")
-    with slurm.head(allocation, folder, config) as address, _credentials(token), _join(address, config.timeout_s):
-        slurm.wait_for_nodes(allocation, config.timeout_s)
+    """Use the cluster over all nodes of the Slurm job, whose head runs already, for the block."""
+    address = nodes.read_head(allocation, folder)
+    with _credentials(allocation.file(folder, "token")), _join(address, config.timeout_s):
+        nodes.wait_for_nodes(allocation, folder, config.timeout_s)
         yield
 
 

@@ -26,14 +26,15 @@ POLL_S = 1.0
 # So after a first failure the wait continues for this long, to find the cause.
 CAUSE_S = 2.0
 LOOK_S = 5.0  # between two looks for signs of life
+NODE_LOST = "the actor's node was terminated"  # what Ray says of an actor that died with its node
 
 
 class ActorDied(RunError):
-    """The process of the actor `name` ended while a call to it was unfinished."""
+    """The process of the actor `name` ended while a call to it was unfinished. `with_node`: its node was lost."""
 
-    def __init__(self, message: str, name: str = "") -> None:
+    def __init__(self, message: str, name: str = "", with_node: bool = False) -> None:
         super().__init__(message)
-        self.name = name
+        self.name, self.with_node = name, with_node
 
 
 def wait_for(refs: Sequence[ray.ObjectRef], activity: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
@@ -132,7 +133,8 @@ def _explain(failures: list[tuple[Member, Exception]], activity: str) -> Excepti
     if isinstance(error, UserError | RunError):
         return error
     if isinstance(error, RayActorError):
-        return ActorDied(f"{who.name} died during {activity}: {_cause_of_death(error)}\n{who.tail()}", who.name)
+        said = f"{who.name} died during {activity}: {_cause_of_death(error)}\n{who.tail()}"
+        return ActorDied(said, who.name, NODE_LOST in str(error))
     if isinstance(error, RayTaskError):
         summary = f"{type(error.cause).__name__}: {error.cause}"
         return RunError(f"{who.name} failed during {activity}: {summary}\n{_trace(error)}\nits log: {who.log}")

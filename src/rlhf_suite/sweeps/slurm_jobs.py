@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.config.launchers import PREFIX
 from rlhf_suite.config.runs import TASKS, ResumableRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
@@ -38,20 +39,27 @@ class Command:
 
     words: list[str]
     main: Main
+    retries: int  # how often a job is queued again because a node was lost
 
     def __call__(self) -> None:
         """Run the command line. A job that was queued again continues its run.
 
         A run that Slurm asked to stop has saved its state before `main` returns. At the time limit and at a preemption,
         this function raises SIGUSR2 so that the handler of submitit queues the job again; that handler does not return.
-        A job that was cancelled ends without it.
+        So it does when the run has lost a node, or Slurm ends it because the task of another node has ended, but not
+        more often than `retries` says: submitit counts time limits only. A job that was cancelled ends without it.
 
         Raises:
             SystemExit: the run failed, and has said why. Slurm records the job as failed, with this exit code.
         """
-        restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
-        if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarts > 0 and self.can_resume() else [])])
+        job = show_job() if code == 128 + signal.SIGTERM else {}
+        has_lost_a_node = code == os.EX_TEMPFAIL or has_lost_a_task(job)
+        if has_lost_a_node and restarts >= self.retries:
+            limit = f"{PREFIX}.max_num_timeout={self.retries}"
+            print(f"not queued again, after {restarts} times ({limit})", file=sys.stderr)
+        elif has_lost_a_node or code == 128 + signal.SIGUSR2 or is_preempted(job):
             signal.raise_signal(signal.SIGUSR2)
         if code:  # below 0: that of the handler, if the signal came before the run could act upon it
             sys.exit(code)
@@ -79,13 +87,15 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main)
     folder = sweep.folder / ".submitit" / "%j"
     resources = dict(resources)
     retries, python = resources.pop("max_num_timeout"), resources.pop("slurm_python", None)
+    if resources.get("nodes", 1) > 1:  # the others would wait for a task that has ended
+        resources["slurm_srun_args"] = ["--kill-on-bad-exit=1", *resources.get("slurm_srun_args", [])]
     try:
         executor = submitit.AutoExecutor(
             folder=folder, cluster="slurm", slurm_max_num_timeout=retries, slurm_python=python
         )
         executor.update_parameters(**resources)
         with executor.batch():
-            submitted = [executor.submit(Command(job.words, main)) for job in jobs]
+            submitted = [executor.submit(Command(job.words, main, retries)) for job in jobs]
     except (RuntimeError, submitit.core.utils.FailedJobError) as error:
         raise UserError(f"hydra/launcher=slurm: nothing was submitted: {error}") from error
     for job, slurm in zip(jobs, submitted, strict=True):
@@ -140,12 +150,22 @@ def look(sweep: Sweep) -> None:
     sweep.save()
 
 
-def is_preempted() -> bool:
-    """Return whether Slurm takes the nodes of this job for another job. When the job was cancelled, it does not."""
+def show_job() -> dict[str, str]:
+    """Return what Slurm says of this job, by name."""
     command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    fields = dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
-    return fields.get("PreemptTime", "None") != "None"
+    return dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
+
+
+def is_preempted(job: Mapping[str, str]) -> bool:
+    """Return whether Slurm takes the nodes of this job for another job. When the job was cancelled, it does not."""
+    return job.get("PreemptTime", "None") != "None"
+
+
+def has_lost_a_task(job: Mapping[str, str]) -> bool:
+    """Return whether srun has sent SIGTERM because the task of another node ended (`--kill-on-bad-exit`): the job goes
+    on, which one that was cancelled or preempted does not."""
+    return job.get("JobState") == "RUNNING" and job["NumNodes"] != "1" and not is_preempted(job)
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:

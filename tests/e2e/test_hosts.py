@@ -1,0 +1,190 @@
+"""Runs over two real hosts, made of namespaces, with a real Slurm: what clusters do to a run, and what becomes of it.
+
+Skipped without root and Slurm. `nox -s hosts` runs all of them and writes what they note into docs/hosts.md.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import hosts
+import jobs
+import pytest
+import slurm_cluster
+
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or ""),
+]
+DEADLINE_S = 600
+STEPS = 120
+# 128 rows a step: the demo's rows are trained on again and again, so that a run lasts as long as a test needs it.
+SFT = [
+    *("task=sft", "demo=sft", "train.batch_size=128", "eval.steps=1000", "actor.num_nodes=2", "ckpt.save_steps=10"),
+    *("train.max_epochs=1000", f"train.max_steps={STEPS}"),
+]
+PPO = [*jobs.SMALL, "train.max_steps=4", "eval.steps=1000", "ckpt.save_steps=2", "vllm.num_engines=2"]
+PPO_ON_BOTH = [*PPO, "actor.num_nodes=2", "ref.num_nodes=2", "train.colocate_actor_ref=true"]
+NODE_B = r"node nodeb \(10\.99\.0\.2\) was lost"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[hosts.Hosts]:
+    with hosts.running_hosts() as made:
+        made.start_slurm()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: hosts.Hosts) -> str:
+    """The digest of the weights of a run that nothing has disturbed."""
+    job = SlurmJob(cluster, "undisturbed", SFT)
+    job.ended()
+    return jobs.digest(job.run.path)
+
+
+@pytest.fixture
+def note(record_property):
+    """Note a row of the table: what happens and what came of it; the seconds since this fixture began."""
+    began = time.monotonic()
+
+    def noted(scenario: str, outcome: str) -> None:
+        for name, value in {
+            "scenario": scenario,
+            "outcome": outcome,
+            "seconds": round(time.monotonic() - began),
+        }.items():
+            record_property(name, value)
+
+    return noted
+
+
+class Command:
+    """A command on a host; what it prints is in a file."""
+
+    def __init__(self, cluster: hosts.Hosts, host: str, name: str, words: list[str]) -> None:
+        self.cluster, self.run = cluster, RunFolder(cluster.folder / name)
+        self.said = cluster.folder / f"{name}.out"
+        with self.said.open("wb") as out:
+            command = cluster.command(
+                host, [sys.executable, str(jobs.ROOT / "run.py"), *words, f"run_dir={self.run.path}"]
+            )
+            self.process = subprocess.Popen(command, cwd=jobs.ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    def text(self) -> str:
+        """What was printed, and what the tasks of the job have printed."""
+        logs = sorted(self.run.path.glob(".submitit/*/*_log.*"))
+        return "\n".join(f"== {file.name}\n{file.read_text()}" for file in [self.said, *logs])
+
+    def wait_for(self, is_met, activity: str) -> None:
+        def met() -> bool:
+            assert self.process.poll() is None, self.text()
+            return is_met()
+
+        slurm_cluster.wait_for(met, activity, DEADLINE_S)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: any(row["step"] >= step for row in read_rows(self.run.metrics)), f"step {step}")
+
+    def wait_for_state(self, state: str) -> str:
+        """Wait for a state of the run; return why it is so."""
+        self.wait_for(lambda: self.run.status()["state"] == state, f"the state {state}")
+        return str(self.run.status()["error"])
+
+    def ended(self, code: int = 0) -> str:
+        assert self.process.wait(DEADLINE_S) == code, self.text()
+        return self.text()
+
+
+class SlurmJob(Command):
+    """A run that is a Slurm job of the two nodes, submitted on `a`."""
+
+    def __init__(self, cluster: hosts.Hosts, name: str, words: list[str]) -> None:
+        known = set(cluster.jobs())
+        launcher = ["hydra/launcher=slurm", "hydra.launcher.nodes=2", "hydra.launcher.poll_s=1"]
+        words = [*launcher, "hydra.launcher.cpus_per_task=2", *words]
+        super().__init__(cluster, "a", name, words)
+        self.wait_for(lambda: set(cluster.jobs()) - known, "the submission")
+        (self.id,) = set(cluster.jobs()) - known
+
+    def start_again_now(self) -> None:
+        """Slurm makes a job that is queued again wait for two minutes; this one need not."""
+        self.wait_for(lambda: self.cluster.jobs()[self.id] == "PENDING", f"the requeue of {self.id}")
+        self.cluster.ask("a", "scontrol", "update", f"JobId={self.id}", "StartTime=now")
+
+
+@contextmanager
+def ray_by_hand(cluster: hosts.Hosts) -> Iterator[str]:
+    """The recipe of docs/slurm.md on both hosts, with its token; yields the address of the cluster."""
+    start = ["ray", "start", "--num-cpus=2", f"--object-store-memory={300 << 20}", "--disable-usage-stats"]
+    before = dict(cluster.environment)
+    path = cluster.folder / "ray_token"
+    cluster.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    cluster.environment["PATH"] = f"{jobs.ROOT / '.venv' / 'bin'}:{before['PATH']}"
+    try:
+        path.touch(mode=0o600)
+        path.write_text("a1" * 32)
+        cluster.ask("a", *start, "--head", "--port=6379", f"--node-ip-address={cluster.address('a')}")
+        cluster.ask("b", *start, f"--address={cluster.address('a')}:6379")
+        yield f"{cluster.address('a')}:6379"
+    finally:
+        for host in "ab":
+            cluster.ask(host, "ray", "stop", "--force")
+        cluster.environment = before
+
+
+def test_sft_runs_over_two_hosts_with_debians_list_of_hosts(cluster, note):
+    """Each host has 127.0.1.1 for its own name, as Debian's installer writes it."""
+    for host in "ab":
+        cluster.write_names(host, as_debian=True)
+    try:
+        job = SlurmJob(cluster, "debian", [*SFT, "train.max_steps=4", "launch.timeout_s=120"])
+        said = job.ended()
+    finally:
+        for host in "ab":
+            cluster.write_names(host)
+    assert job.run.status()["state"] == "done", said
+    note("SFT, a rank on each host, Debian's /etc/hosts", "done")
+
+
+def test_an_outage_of_75_seconds_is_survived(cluster, undisturbed, note):
+    """Slurm gives a silent node 300 s. Ray gives it 60 s, so the run ends first; it is queued again."""
+    job = SlurmJob(cluster, "outage", SFT)
+    job.wait_for_step(15)
+    began = time.monotonic()
+    cluster.partition("b")
+    try:
+        why = job.wait_for_state("stopped")
+        stopped_s = time.monotonic() - began
+        time.sleep(max(0.0, 75 - stopped_s))  # the outage itself
+    finally:
+        cluster.heal("b")
+    assert re.match(NODE_B, why), why
+    assert "continue after step" in why
+    job.start_again_now()
+    job.ended()
+    assert jobs.digest(job.run.path) == undisturbed
+    note(
+        "SFT, no network for 75 s, SlurmdTimeout=300",
+        f"stopped after {stopped_s:.0f} s, names node b; queued again, equal weights",
+    )
+
+
+def test_other_nodes_wait_for_a_first_one_that_is_late(cluster, note):
+    """Its Python starts 125 s late; the others once gave it 120 s."""
+    python = cluster.folder / "late_python"
+    python.write_text(f'#!/bin/sh\n[ "$SLURM_PROCID" = 0 ] && sleep 125\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job = SlurmJob(cluster, "late", [*SFT, "train.max_steps=4", f"hydra.launcher.slurm_python={python}"])
+    job.ended()
+    assert job.run.status()["state"] == "done"
+    note("SFT, the first node is 125 s late", "done")
