@@ -161,6 +161,10 @@ class Hosts:
         lines = self.ask("a", "squeue", "--noheader", "--states=all", "--format=%i %T").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
 
+    def nodes(self) -> list[str]:
+        """The names of Slurm's nodes with their states, as `nodea idle`."""
+        return self.ask("a", "sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T").splitlines()
+
 
 @contextmanager
 def running_hosts() -> Iterator[Hosts]:

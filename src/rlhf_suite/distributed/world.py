@@ -149,14 +149,16 @@ def seed_process(config: TrainConfig, world: World) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def open_store(host: str, timeout: timedelta | None = None) -> dist.TCPStore:
+def open_store(host: str, timeout: timedelta | None = None, size: int | None = None) -> dist.TCPStore:
     """Open a rendezvous store in this process that listens on `host` alone, at a free port.
 
-    By default torch would listen on every address of the machine.
+    By default torch would listen on every address of the machine. `size`: of a group whose first rank is in this
+    process, and which uses this store instead of opening one.
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    options |= {} if size is None else {"world_size": size, "multi_tenant": True}
     return dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), **options
     )

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
-from torch.distributed import TCPStore
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
@@ -22,6 +21,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+from rlhf_suite.distributed.world import open_store
 from rlhf_suite.launch.actor_log import redirect_output
 from rlhf_suite.launch.address import use_interface_to
 from rlhf_suite.launch.placement import Slot, show_own_gpus
@@ -126,9 +126,7 @@ class NodeWorker:
         """Return where the workers meet: at the first one."""
         host = ray.util.get_node_ip_address()
         # Torch's own store of the group will use this one, so its port cannot be taken in between.
-        self._store = TCPStore(
-            host, 0, world_size, is_master=True, wait_for_workers=False, multi_tenant=True, use_libuv=True
-        )
+        self._store = open_store(host, size=world_size)
         return f"tcp://{host}:{self._store.port}"
 
     def start(self, config: VllmConfig, rank: int, local_rank: int, meeting: str) -> None:

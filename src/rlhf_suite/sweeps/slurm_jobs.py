@@ -8,6 +8,7 @@ not needed, and a job that was killed before it could write its status is notice
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from rlhf_suite.config.launchers import PREFIX
 from rlhf_suite.config.runs import TASKS, ResumableRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
+from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
@@ -31,6 +33,22 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
+BEGUN = "begun"  # how the names of the files begin by which the tasks of a job over nodes say that they have begun
+# For the batch script of a job over nodes. A node that has just come back may lose the task of a job that starts there
+# at that moment: then srun fails, and no process of the run is there to queue the job again.
+REQUEUE = """\
+requeue_unless_begun() {{
+    local code=$? name=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+    local begun=$(ls -d {folder}/{begun}-$name-* 2>/dev/null | wc -l)
+    local tries=$(ls -d {folder}/lost-$SLURM_JOB_ID-* 2>/dev/null | wc -l)
+    [ $code -ne 0 ] && [ $begun -lt $SLURM_NNODES ] && [ $tries -lt {tries} ] || return
+    scontrol show job $SLURM_JOB_ID | grep -q JobState=RUNNING || return
+    touch {folder}/lost-$name
+    echo "only $begun of $SLURM_NNODES tasks have begun: job $SLURM_JOB_ID is queued again" >&2
+    scontrol requeue $SLURM_JOB_ID
+}}
+trap requeue_unless_begun EXIT"""
+LAUNCH_TRIES = 3  # how often a job is queued again because tasks were not begun
 
 
 @dataclass
@@ -52,6 +70,8 @@ class Command:
         Raises:
             SystemExit: the run failed, and has said why. Slurm records the job as failed, with this exit code.
         """
+        if (here := allocation()) is not None:
+            (Path(os.environ["SUBMITIT_FOLDER"]).parent / f"{BEGUN}-{here.tag}-{here.rank}").touch()
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarts > 0 and self.can_resume() else [])])
         job = show_job() if code == 128 + signal.SIGTERM else {}
@@ -89,6 +109,9 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main)
     retries, python = resources.pop("max_num_timeout"), resources.pop("slurm_python", None)
     if resources.get("nodes", 1) > 1:  # the others would wait for a task that has ended
         resources["slurm_srun_args"] = ["--kill-on-bad-exit=1", *resources.get("slurm_srun_args", [])]
+        place = shlex.quote(str(folder.parent.absolute()))
+        requeue = REQUEUE.format(folder=place, begun=BEGUN, tries=LAUNCH_TRIES)
+        resources["slurm_setup"] = [requeue, *resources.get("slurm_setup", [])]
     try:
         executor = submitit.AutoExecutor(
             folder=folder, cluster="slurm", slurm_max_num_timeout=retries, slurm_python=python
