@@ -117,11 +117,12 @@ class SlurmJob(Command):
         (self.id,) = set(cluster.jobs()) - known
 
     def start_again_now(self) -> None:
-        """Slurm makes a job that is queued again wait for two minutes; this one need not, once both nodes are free."""
+        """Slurm makes a job that is queued again wait for two minutes; this one need not, once both nodes are free and
+        have forgotten its first start."""
         free = ["nodea idle", "nodeb idle"]
         self.wait_for(lambda: self.cluster.jobs()[self.id] == "PENDING", f"the requeue of {self.id}")
         self.wait_for(lambda: self.cluster.nodes() == free, "the nodes to be free")
-        self.cluster.ask("a", "scontrol", "update", f"JobId={self.id}", "StartTime=now")
+        self.cluster.ask("a", "scontrol", "update", f"JobId={self.id}", "StartTime=now+10")
 
 
 @contextmanager

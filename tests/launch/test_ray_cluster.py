@@ -271,3 +271,14 @@ def test_ray_is_given_the_number_of_a_host_so_that_no_name_server_is_asked():
         port = listener.getsockname()[1]
         assert resolve(f"localhost:{port}") == resolve(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
     assert resolve("auto") == "auto"
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "warns"),
+    [("10.0.0.1:6379", "disabled", True), ("10.0.0.1:6379", "token", False), ("127.0.0.1:6379", "disabled", False)],
+)
+def test_a_cluster_without_a_token_is_warned_of_unless_only_this_machine_reaches_it(address, mode, warns):
+    code = f"from rlhf_suite.launch.ray_cluster import describe_open_door as d; print(d({address!r}))"
+    variables = os.environ | {"RAY_AUTH_MODE": mode}
+    said = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith(f"Warning: the Ray cluster at {address} asks for no token" if warns else "None")

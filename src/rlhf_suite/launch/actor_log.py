@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import socket
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -38,10 +39,13 @@ class Member:
 
 
 def redirect_output(log: Path) -> None:
-    """Append the stdout and stderr of this process, including those of C++ libraries, to the file `log`.
+    """Append the stdout and stderr of this process, including those of C++ libraries, to the file `log`, behind a line
+    that says where it runs.
 
     An actor calls this function first. So it also applies the umask of the run.
     """
+    from ray.util import get_node_ip_address
+
     adopt_umask()
     log.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -53,6 +57,7 @@ def redirect_output(log: Path) -> None:
     # The stream objects that Ray made may write to a file of Ray: make new ones on the redirected descriptors.
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout.write(f"{log.stem} is process {os.getpid()} on {socket.gethostname()} ({get_node_ip_address()})\n")
     faulthandler.enable(file=2, all_threads=True)
     record_here(log.with_suffix(".json"))
 

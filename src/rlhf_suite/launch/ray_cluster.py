@@ -27,6 +27,7 @@ from rlhf_suite.launch.lost_nodes import name_lost_nodes
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
 from rlhf_suite.launch.stop import block_signals
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.waits import waiting
 
 CONNECT_S = 10.0
@@ -160,7 +161,21 @@ def _join(address: str, timeout_s: float) -> Iterator[None]:
         ) from error
     with _shutdown(), name_lost_nodes():
         check_addresses(ray.nodes())
+        if (warning := describe_open_door(ray.get_runtime_context().gcs_address)) is not None:
+            show_line(warning, to_stderr=True)
         yield
+
+
+def describe_open_door(address: str) -> str | None:
+    """Return a warning if the cluster at `address`, which this process has joined, asks nobody for a token."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if is_token_auth_enabled() or is_loopback(address.rpartition(":")[0].strip("[]")):
+        return None
+    return (
+        f"Warning: the Ray cluster at {address} asks for no token, so everybody who reaches this address can run "
+        "programs as you; start it with RAY_AUTH_MODE=token (docs/slurm.md)"
+    )
 
 
 def check_addresses(known: Sequence[Mapping[str, Any]]) -> None:
