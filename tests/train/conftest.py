@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.worker import LOOPBACK, Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import World, open_store
+from rlhf_suite.launch.address import LOOPBACK
 from rlhf_suite.train.strategy import join_world
 
 
