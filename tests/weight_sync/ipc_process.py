@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from rlhf_suite.weight_sync import buckets as weight_buckets
 from rlhf_suite.weight_sync import sender as weight_sender
 from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
 from rlhf_suite.weight_sync.digests import digest
@@ -29,7 +30,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 
 def send(port: int) -> None:
-    weight_sender.BUCKET_BYTES = BUCKET
+    weight_buckets.BUCKET_BYTES = BUCKET
     sender = weight_sender.IpcSender(torch.bfloat16, True, "127.0.0.1", port, LIMIT.total_seconds())
     for version in VERSIONS:
         sent = sender.send(version, weights(version).items())
@@ -40,8 +41,9 @@ def receive(port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
     for version in VERSIONS:
         # All buckets are kept: a copy that shared memory with the bucket would change with the next one.
-        kept = [(entry, flat) for entries, flat in copy_buckets(store, version, 0) for entry in entries]
-        print(json.dumps({entry.name: digest(entry.view(flat)) for entry, flat in kept}), flush=True)
+        kept = list(weight_buckets.join_parts(copy_buckets(store, version, 0)))
+        arrived = [pair for entries, tensors in kept for pair in zip(entries, tensors, strict=True)]
+        print(json.dumps({entry.name: digest(tensor) for entry, tensor in arrived}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
-from rlhf_suite.weight_sync.digests import TensorEntry, compare, digest
+from rlhf_suite.weight_sync.digests import TensorEntry, difference, digest
 from rlhf_suite.weight_sync.loads import Loads
 from rlhf_suite.weight_sync.read_back import ReadBack, packed_order, read_back, unpack_convolution, unpack_experts
 
@@ -25,6 +25,10 @@ VOCABULARY = 70  # it ends in the middle of the rows of a worker
 
 def entry_of(name: str, tensor: Tensor) -> TensorEntry:
     return TensorEntry(name, tuple(tensor.shape), "float32", 0, tensor.nbytes, digest(tensor))
+
+
+def wrong_in(reading: ReadBack) -> str | None:
+    return difference("", reading.place.entry, digest(reading.values))
 
 
 class Model(nn.Module):
@@ -54,7 +58,7 @@ class Model(nn.Module):
     def readings(self, loads: Loads) -> list[ReadBack]:
         """What is read back, of which nothing is wrong."""
         found = list(read_back(self, loads))
-        assert [compare("", each.place.entry, each.values) for each in found] == [None] * len(found)
+        assert [wrong_in(each) for each in found] == [None] * len(found)
         return found
 
 
@@ -120,7 +124,7 @@ def test_whatever_a_loader_makes_of_a_tensor_is_read_where_it_put_it(shape, load
     for name in weights:
         place = next(each for each in read_back(model, loads) if each.place.entry.name == name)
         place.values[(1,) * place.values.dim()] += 1e-3  # a view of the parameter
-        wrong = [compare("", each.place.entry, each.values) for each in read_back(model, loads)]
+        wrong = [wrong_in(each) for each in read_back(model, loads)]
         assert [bool(text) and f"tensor {name} " in text for text in wrong].count(True) == 1
         place.values[(1,) * place.values.dim()] -= 1e-3
 
@@ -170,9 +174,7 @@ def test_what_a_loader_computes_is_compared_where_it_was_seen_to_compute_it():
     (reading,) = model.readings(loads)
     assert torch.equal(reading.values, -weights["layer.decay"].exp())
     model.layer.decay[3] += 1e-3
-    assert "tensor layer.decay " in str(
-        [compare("", each.place.entry, each.values) for each in read_back(model, loads)]
-    )
+    assert "tensor layer.decay " in str([wrong_in(each) for each in read_back(model, loads)])
 
 
 def test_copies_that_fill_a_parameter_without_memory_are_told_to_the_caller():
@@ -365,7 +367,7 @@ def test_a_packed_matrix_is_read_by_the_width_that_it_was_packed_with(tied):
     where = ["layer.weight", "head.weight", "head.weight (packed)"] if tied else ["layer.weight (packed)"]
     assert [each.where for each in model.readings(loads)] == where
     packed[4, 1] += 1e-3
-    assert sum(compare("", each.place.entry, each.values) is not None for each in read_back(model, loads)) == 1
+    assert sum(wrong_in(each) is not None for each in read_back(model, loads)) == 1
 
 
 @pytest.mark.notices(
@@ -433,7 +435,7 @@ def test_the_workers_of_a_split_engine_know_their_parts(monkeypatch, name, size)
             for _, arrived in loads.watch([entry_of(name, tensor)], [tensor]):
                 parameter.weight_loader(parameter, arrived, *shard)
         readings = list(read_back(model, loads))
-        assert [compare("", each.place.entry, each.values) for each in readings] == [None] * len(readings)
+        assert [wrong_in(each) for each in readings] == [None] * len(readings)
         assert {each.where for each in readings} == {path}
         assert all(torch.isin(each.values, tensor).all() for each in readings)
         assert sum(each.values.numel() for each in readings) == loads.placed[name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
-from rlhf_suite.weight_sync import digests as weights
+from rlhf_suite.weight_sync import buckets, digests
 from rlhf_suite.weight_sync import sender as weight_sender
 from rlhf_suite.weight_sync.cuda_ipc import handle_from_json, handle_to_json
 from rlhf_suite.weight_sync.digests import (
@@ -64,12 +67,15 @@ def test_digest_has_one_zero():
 
 
 @pytest.mark.notices(
-    "two parts of a large tensor may change places", "weight_sync/digests.py", ".sum() + start * total", ".sum()"
+    "two parts of a large tensor may change places",
+    "weight_sync/digests.py",
+    ".sum() + (begin + start) * total",
+    ".sum()",
 )
 def test_digest_continues_over_chunks(monkeypatch):
     values = torch.randn(100)
     whole = digest(values)
-    monkeypatch.setitem(weights._CHUNK, "cpu", 7)
+    monkeypatch.setitem(digests._CHUNK, "cpu", 7)
     assert digest(values) == whole
 
 
@@ -174,23 +180,29 @@ def test_weights_that_are_kept_have_no_name_and_last_until_the_next_are_sent():
 
 
 def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
-    monkeypatch.setattr(weight_sender, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 256)
     weights = {"small": torch.randn(3), "large": torch.randn(200), "last": torch.randn(2, 2)}
     sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30)
     received: dict[str, torch.Tensor] = {}
+    sizes = list[int]()
 
     def receive() -> None:
-        import json
-
         store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
         group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
         weight_sender.prove_channel(group, "gloo", torch.device("cpu"), is_sender=False)
-        bucket = 0
-        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(0, 3, WHOLE, bucket)))):
-            flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
-            broadcast(group, flat)
-            received.update({entry.name: entry.view(flat) for entry in entries})
-            bucket += 1
+
+        def arriving():
+            for bucket in itertools.count():
+                note = store.get(weight_sender.header_key(0, 3, WHOLE, bucket))
+                if not (entries := entries_from_plain(json.loads(note))):
+                    return
+                flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
+                broadcast(group, flat)
+                sizes.append(len(flat))
+                yield entries, flat
+
+        for entries, tensors in buckets.join_parts(arriving()):
+            received.update({entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)})
 
     thread = threading.Thread(target=receive)
     thread.start()
@@ -199,6 +211,91 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+    assert {name: tensor.tolist() for name, tensor in received.items()} == {n: t.tolist() for n, t in weights.items()}
+    assert manifest.nbytes == 4 * (3 + 200 + 4)
+    assert sizes == [64, 256, 256, 256, 128], "the small one, 800 bytes in full buckets, the rest"
+
+
+@pytest.mark.notices(
+    "a tensor larger than a bucket travels whole",
+    "weight_sync/buckets.py",
+    "size = BUCKET_BYTES // kind.itemsize",
+    "size = max(1, flat.numel())",
+)
+@pytest.mark.notices(
+    "the digest of a tensor in parts forgets where a part begins",
+    "weight_sync/buckets.py",
+    "digest_sums(part, begin // part.element_size())",
+    "digest_sums(part)",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_bucket_is_larger_than_its_limit_and_tensors_come_together_again(monkeypatch, dtype):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 10)
+    shapes = {"embedding": (300, 7), "full": (256,), "a": (3,), "none": (0,), "b": (9, 9), "turned": (40, 30)}
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()} | {"ids": torch.arange(1000)}
+    weights["turned"] = weights["turned"].t()
+    packed = list(buckets.pack_buckets(weights.items(), dtype, True, torch.device("cpu")))
+    assert max(len(flat) for _, flat in packed) == 1 << 10
+    arrived = [pair for group in buckets.join_parts(packed) for pair in zip(*group, strict=True)]
+    assert [entry.name for entry, _ in arrived] == list(weights)
+    for entry, tensor in arrived:
+        sent = weights[entry.name] if entry.name == "ids" else weights[entry.name].to(dtype)
+        assert torch.equal(tensor, sent) and tensor.dtype == sent.dtype
+        assert entry.digest == digest(sent)
+        assert entry.nbytes == sent.nbytes
+    assert sum(entry.nbytes for entry, _ in arrived) == sum(e.nbytes for entries, _ in packed for e in entries)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Measures the largest memory that an operation gives to a tensor."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not (args and made.untyped_storage()._cdata in storages(args)):
+            self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+        return made
+
+
+def storages(values) -> set[int]:
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("backend", ["shm", "stream"])
+def test_sending_a_large_tensor_takes_no_memory_of_its_size(monkeypatch, backend):
+    """The embedding has 32 buckets. Digests are computed in chunks whose numbers have eight bytes."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 17)
+    weights = [("embedding", torch.randn(1 << 10, 1 << 10, dtype=torch.float32))]
+    with LargestTensor() as largest:
+        if backend == "shm":
+            sender = ShmSender(torch.bfloat16, check=True)
+            sender.send(1, weights)
+            sender.release()
+        else:
+            for _ in buckets.pack_buckets(weights, torch.bfloat16, True, torch.device("cpu")):
+                pass
+    assert (1 << 17) <= largest.nbytes <= 8 * digests._CHUNK["cpu"]
+
+
+def test_the_host_reads_the_digests_of_a_bucket_at_once():
+    """A mixture of experts has ten thousand tensors: a read of each would stop the device as often."""
+    weights = [(f"experts.{number}", torch.randn(4, 4)) for number in range(50)]
+    with CountReads() as reads:
+        packed = list(buckets.pack_buckets(weights, torch.float32, True, torch.device("cpu")))
+    assert len(packed) == 1 and len(packed[0][0]) == 50
+    assert reads.count == 0, "numbers of one element are read by item()"
+    assert [entry.digest for entry in packed[0][0]] == [digest(tensor) for _, tensor in weights]
+
+
+class CountReads(TorchDispatchMode):
+    """Counts what makes the host wait for one number of a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.notices(

@@ -15,7 +15,7 @@ from rlhf_suite.config.rollout import EngineConfig
 from rlhf_suite.engines.build import CPU_BATCHED_TOKENS, CPU_KV_CACHE_MB, GPU_MEMORY_ALONE
 from rlhf_suite.models.head import chunk_rows
 from rlhf_suite.planner.trace import Parameters, Trace
-from rlhf_suite.weight_sync.sender import BUCKET_BYTES
+from rlhf_suite.weight_sync.buckets import BUCKET_BYTES
 
 Bytes = dict[str, int]
 MIB, GIB = 1 << 20, 1 << 30

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlhf_suite.weight_sync.buckets import Bucket, whole_entries
 from rlhf_suite.weight_sync.digests import TensorEntry, entries_from_plain
 
 # The arguments of torch.multiprocessing's rebuild_cuda_tensor after the seven that describe the tensor: for [n] uint8
@@ -28,12 +29,10 @@ FIELDS = (
 BYTES = ("storage_handle", "ref_counter_handle", "event_handle")
 END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
 
-Bucket = tuple[list[TensorEntry], torch.Tensor]  # tensors packed end to end into [n] uint8
-
 
 def lend_buckets(store: dist.Store, version: int, buckets: Iterable[Bucket]) -> list[TensorEntry]:
-    """Share one bucket after the other with the engine on this GPU, and return the entries of all. The memory of a
-    bucket is free when the engine has copied it."""
+    """Share one bucket after the other with the engine on this GPU, and return the entries of all tensors. The memory
+    of a bucket is free when the engine has copied it."""
     sent, gpu, number = list[TensorEntry](), gpu_uuid(), 0
     for entries, flat in buckets:
         torch.cuda.synchronize()
@@ -41,7 +40,7 @@ def lend_buckets(store: dist.Store, version: int, buckets: Iterable[Bucket]) -> 
         store.set(key, export_handle(entries, flat))
         store.wait([key + "/done"])
         store.delete_key(key + "/done")
-        sent, number = sent + entries, number + 1
+        sent, number = sent + whole_entries(entries), number + 1
     store.set(bucket_key(version, number, gpu), END_OF_BUCKETS)
     torch.cuda.ipc_collect()
     return sent

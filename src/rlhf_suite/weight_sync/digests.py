@@ -11,7 +11,8 @@ Zero has one pattern: -0 and subnormal numbers count as 0, because matrix kernel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -32,14 +33,30 @@ class WeightSyncError(RunError):
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a weight sync."""
+    """One tensor of a weight sync, or a part of one that is larger than a bucket."""
 
     name: str  # its name in the model's checkpoint
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
     dtype: str  # "float32", "bfloat16", ...
     offset: int  # in bytes, from the start of the file or bucket
-    nbytes: int
-    digest: str  # "" if syncs are not checked
+    nbytes: int  # of the tensor, or of the part
+    digest: str  # of the whole tensor; "" if syncs are not checked, and for a part that is not the last
+    begin: int = 0  # bytes of the tensor before this part
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the whole tensor."""
+        return prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether the tensor is complete with this part of it."""
+        return self.begin + self.nbytes == self.size
+
+    @property
+    def whole(self) -> TensorEntry:
+        """Return the entry of the whole tensor: itself, or for a part one that begins at 0."""
+        return self if self.nbytes == self.size else replace(self, offset=0, nbytes=self.size, begin=0)
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """Return this tensor inside the bytes [n] uint8 that it was packed into, sharing their memory."""
@@ -143,6 +160,12 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def digest(tensor: torch.Tensor) -> str:
     """Return the position-dependent checksum of a tensor on any device. Equal values of equal type
     have equal digests."""
+    return as_digests([digest_sums(tensor)])[0]
+
+
+def digest_sums(tensor: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    """Return the two sums of a tensor, or of a part of one that begins with its element `begin`: [2] int64 on its
+    device. The sums of the parts of a tensor add up to its own. The host does not wait for the device."""
     flat = tensor.detach().reshape(-1)
     chunk = _CHUNK[flat.device.type]
     places = torch.arange(1, min(chunk, flat.numel()) + 1, device=flat.device)
@@ -152,8 +175,14 @@ def digest(tensor: torch.Tensor) -> str:
         bits = _bits(flat[start : start + chunk])
         total = bits.sum()
         plain += total
-        placed += (bits * places[: len(bits)]).sum() + start * total
-    return "{:016x}{:016x}".format(*(value % (1 << 64) for value in torch.stack([plain, placed]).tolist()))
+        placed += (bits * places[: len(bits)]).sum() + (begin + start) * total
+    return torch.stack([plain, placed])
+
+
+def as_digests(sums: Sequence[torch.Tensor]) -> list[str]:
+    """Return the digests of so many pairs of sums. The host reads all of them at once."""
+    pairs = torch.stack(list(sums)).tolist() if sums else []
+    return ["{:016x}{:016x}".format(*(value % (1 << 64) for value in pair)) for pair in pairs]
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -163,10 +192,9 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.view(_INTEGERS[values.element_size()]).to(torch.int64)
 
 
-def compare(problem: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
-    """Return None if `tensor` matches the entry, else a sentence that names the tensor. `problem` says where it was
-    found to be wrong."""
-    arrived = digest(tensor)
+def difference(problem: str, entry: TensorEntry, arrived: str) -> str | None:
+    """Return None if `arrived` is the digest of the entry, else a sentence that names the tensor. `problem` says where
+    it was found to be wrong."""
     if arrived == entry.digest:
         return None
     kind = f"{list(entry.shape)} {entry.dtype}"

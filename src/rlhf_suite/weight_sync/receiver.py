@@ -35,8 +35,18 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rlhf_suite.weight_sync.adapter import Slots, install
+from rlhf_suite.weight_sync.buckets import ALIGNMENT, Bucket, join_parts
 from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
-from rlhf_suite.weight_sync.digests import Attested, Part, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.weight_sync.digests import (
+    Attested,
+    Part,
+    TensorEntry,
+    WeightSyncError,
+    as_digests,
+    difference,
+    digest_sums,
+    entries_from_plain,
+)
 from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
 from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group, prove_channel
@@ -116,7 +126,9 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         wrong = list[str]()
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
-            problems = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
+            checked = [(entry, tensor) for entry, tensor in zip(entries, tensors, strict=True) if entry.digest]
+            proofs = as_digests([digest_sums(tensor) for _, tensor in checked])
+            problems = [difference("arrived changed", e, p) for (e, _), p in zip(checked, proofs, strict=True)]
             wrong += [message for message in problems if message]
             if not wrong:
                 take(entries, tensors)
@@ -181,12 +193,16 @@ class StreamReceiver(WeightReceiver):
         self._meeting = meeting
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        return join_parts(self.buckets(update))
+
+    def buckets(self, update: UpdateInfo) -> Iterator[Bucket]:
+        """Yield buckets as they arrive."""
         bucket = 0
         while entries := self.entries(header_key(self._meeting, update.version, update.part, bucket)):
-            size = -(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64
+            size = -(-(entries[-1].offset + entries[-1].nbytes) // ALIGNMENT) * ALIGNMENT
             flat = torch.empty(size, dtype=torch.uint8, device=self.device)
             broadcast(self._group, flat)
-            yield entries, [entry.view(flat) for entry in entries]
+            yield entries, flat
             bucket += 1
 
     def entries(self, key: str) -> list[TensorEntry]:
@@ -207,8 +223,7 @@ class IpcReceiver(WeightReceiver):
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
-        for entries, flat in copy_buckets(self._store, update.version, self.device.index):
-            yield entries, [entry.view(flat) for entry in entries]
+        return join_parts(copy_buckets(self._store, update.version, self.device.index))
 
 
 def name_towers(
@@ -260,11 +275,14 @@ def compare_loads(model: torch.nn.Module, loads: Loads | None) -> Attested:
     if missing := loads.without_place():
         return Attested({}, wrong=missing)
     read = dict[int, tuple[str, int]]()  # of each place: its tensor, and how many numbers of it
+    places, sums = list[tuple[TensorEntry, str]](), list[torch.Tensor]()
     for part in read_back(model, loads) if loads.is_checked else ():
-        entry = part.place.entry
-        if wrong := compare(f"differs in {part.where} after loading", entry, part.values):
+        places.append((part.place.entry, part.where))
+        sums.append(digest_sums(part.values))
+        read[id(part.place)] = part.place.entry.name, part.values.numel()
+    for (entry, where), proof in zip(places, as_digests(sums), strict=True):
+        if wrong := difference(f"differs in {where} after loading", entry, proof):
             return Attested({}, wrong=wrong)
-        read[id(part.place)] = entry.name, part.values.numel()
     counts = Counter[str]()
     for name, count in read.values():
         counts[name] += count

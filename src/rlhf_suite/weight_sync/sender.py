@@ -1,4 +1,4 @@
-"""The trainer's side of a weight sync: a stream of (checkpoint name, whole tensor) is sent, one tensor at a time.
+"""The trainer's side of a weight sync: a stream of (checkpoint name, whole tensor) is sent, a bucket at a time.
 
 `ShmSender` writes one file in shared memory, which every engine on the node maps. `StreamSender` broadcasts buckets to
 engines on any node, by gloo or NCCL. `IpcSender` gives the engine on the same GPU a handle of the bucket. Every tensor
@@ -15,8 +15,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -27,7 +27,8 @@ import torch.distributed as dist
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
-from rlhf_suite.weight_sync.cuda_ipc import Bucket, lend_buckets
+from rlhf_suite.weight_sync.buckets import ALIGNMENT, Bucket, NamedWeights, cut, pack_buckets, whole_entries
+from rlhf_suite.weight_sync.cuda_ipc import lend_buckets
 from rlhf_suite.weight_sync.digests import (
     BASE,
     WHOLE,
@@ -35,7 +36,8 @@ from rlhf_suite.weight_sync.digests import (
     TensorEntry,
     WeightSyncError,
     as_bytes,
-    digest,
+    as_digests,
+    digest_sums,
     dtype_name,
 )
 
@@ -44,11 +46,7 @@ if TYPE_CHECKING:
 
 SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
-ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
-BUCKET_BYTES = 256 << 20
 CHANNEL_BYTES = 64  # that prove a channel
-
-NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
 
 class ShmSender:
@@ -74,7 +72,7 @@ class ShmSender:
         self._file = path.open("wb")
         fcntl.flock(self._file, fcntl.LOCK_EX)  # kept while this process lives: see _remove_orphans
         try:
-            entries = [self._write(self._file, name, tensor) for name, tensor in weights]
+            entries = self._write(self._file, weights)
             self._file.flush()
         except OSError as error:
             self.close()
@@ -89,13 +87,22 @@ class ShmSender:
             path = Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
         return Manifest(version, tuple(entries), str(path), part)
 
-    def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
-        """Append a tensor to the file and return its entry."""
-        payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
-        file.write(b"\0" * (-file.tell() % ALIGNMENT))
-        entry = _entry(name, payload, file.tell(), self._check)
-        file.write(as_bytes(payload.cpu()).numpy().data)
-        return entry
+    def _write(self, file: IO[bytes], weights: NamedWeights) -> list[TensorEntry]:
+        """Append all tensors to the file, a bucket of numbers at a time, and return their entries."""
+        entries, sums = list[TensorEntry](), list[torch.Tensor]()
+        for name, tensor in weights:
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            offset, kind, total = file.tell(), tensor.dtype, torch.zeros(2, dtype=torch.int64, device=tensor.device)
+            for part in cut(tensor, self._dtype):
+                kind = part.dtype
+                if self._check:
+                    total += digest_sums(part, (file.tell() - offset) // kind.itemsize)
+                file.write(as_bytes(part.cpu()).numpy().data)
+            sums.append(total)
+            shape = tuple(tensor.shape)
+            entries.append(TensorEntry(name, shape, dtype_name(kind), offset, file.tell() - offset, ""))
+        proofs = as_digests(sums)
+        return [replace(e, digest=proof) for e, proof in zip(entries, proofs, strict=True)] if self._check else entries
 
     def release(self) -> None:
         """Remove the file, unless it is kept. Its memory is free when no engine maps it any more."""
@@ -145,7 +152,7 @@ class StreamSender:
         without its adapters is not kept: it never changes."""
         if part != BASE:
             self._kept = []
-        buckets = _buckets(weights, self._dtype, self._check, self._device)
+        buckets = pack_buckets(weights, self._dtype, self._check, self._device)
         return self._send(version, buckets, self._keep and part != BASE, part)
 
     def send_again(self, version: int, part: str = WHOLE) -> Manifest | None:
@@ -160,7 +167,7 @@ class StreamSender:
         for entries, flat in buckets:
             self._announce(version, part, entries)
             broadcast(self._group, flat.to(self._device))
-            sent += entries
+            sent += whole_entries(entries)
             if keep:
                 self._kept.append((entries, flat.cpu()))
         self._announce(version, part, [])
@@ -205,7 +212,7 @@ class IpcSender:
 
     def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""
-        buckets = _buckets(weights, self._dtype, self._check, torch.device("cuda"))
+        buckets = pack_buckets(weights, self._dtype, self._check, torch.device("cuda"))
         return Manifest(version, tuple(lend_buckets(self._store, version, buckets)), part=part)
 
     def release(self) -> None:
@@ -263,32 +270,6 @@ def header_key(meeting: int, version: int, part: str, bucket: int) -> str:
     that are sent again, in a meeting of their own: who gets a key that the sender is about to delete would read another
     description, or none."""
     return f"header/{meeting}/{version}/{part}/{bucket}"
-
-
-def _buckets(weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device) -> Iterator[Bucket]:
-    """Yield tensors packed into [n] uint8 of about BUCKET_BYTES; a larger tensor gets a bucket of its own."""
-    entries, parts, size = list[TensorEntry](), list[torch.Tensor](), 0
-    for name, tensor in weights:
-        payload = tensor.detach().to(_wire_dtype(tensor, dtype))
-        raw = as_bytes(payload).to(device)
-        if parts and size + len(raw) > BUCKET_BYTES:
-            yield entries, torch.cat(parts)
-            entries, parts, size = [], [], 0
-        entries.append(_entry(name, payload, size, check))
-        padding = torch.zeros(-len(raw) % ALIGNMENT, dtype=torch.uint8, device=device)
-        parts += [raw, padding]
-        size += len(raw) + len(padding)
-    if parts:
-        yield entries, torch.cat(parts)
-
-
-def _wire_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
-
-
-def _entry(name: str, payload: torch.Tensor, offset: int, check: bool) -> TensorEntry:
-    proof = digest(payload) if check else ""
-    return TensorEntry(name, tuple(payload.shape), dtype_name(payload.dtype), offset, payload.nbytes, proof)
 
 
 def _remove_orphans() -> None:
