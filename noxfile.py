@@ -234,6 +234,17 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def hosts(session: nox.Session) -> None:
+    """Run jobs over two hosts that are made of namespaces, with a real Slurm, and write docs/slurm.md's table of them.
+    Without root, iproute2 and Slurm the session is skipped."""
+    ready(session)
+    missing = [name for name in ("ip", "ss", "nsenter", "unshare", "slurmctld", "slurmd") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        session.skip(f"needs root and {', '.join(missing) or 'nothing else'} (Debian: iproute2 slurm-wlm)")
+    session.run(PYTHON, "benchmarks/slurm.py", "hosts", *session.posargs, external=True)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests marked `gpu` and measure trainer steps on a GPU (docs/gpu.md); without one it is a dry run."""
     ready(session)

@@ -24,7 +24,7 @@ from rlhf_suite.config.runs import DPORun, PPORun, SFTRun
 from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.worker import LOOPBACK
+from rlhf_suite.launch.address import LOOPBACK
 from rlhf_suite.models.flash import find_package
 from rlhf_suite.planner.devices import Model, flops_per_token, peak_flops
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings

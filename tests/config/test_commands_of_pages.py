@@ -32,7 +32,7 @@ OWN = re.compile(r"(?:^|\s)(?:run\.py|rlhf-suite)\s")
 ALL = commands()
 RUNS = [each for each in ALL if OWN.search(each.text)]
 # What other programs do in the blocks; everything else has to be a command of the suite.
-OTHERS = ("pip install ", "pip wheel ", "ray start ", "[ ", "eval ")
+OTHERS = ("pip install ", "pip wheel ", "ray start ", "ray get-auth-token ", "export ", "case ", "eval ")
 SHOWN = ("--help", "-sc")  # answered without a run
 
 

@@ -7,6 +7,7 @@ cluster's file system. Needs root, iproute2 and Slurm (Debian: `iproute2 slurm-w
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ NAMES = ("a", "b", "c")
 SWITCH = "sw"
 PREFIX = "rsh"  # of the names of the network namespaces
 NETWORK = "10.99.0"
-TOOLS = ("ip", "nsenter", "unshare", "slurmctld", "slurmd", "sbatch", "squeue")
+TOOLS = ("ip", "ss", "nsenter", "unshare", "slurmctld", "slurmd", "sbatch", "squeue")
 # What a host does first: its own /tmp, /dev/shm and /run, its own list of hosts and its own name.
 BOOT = """
 set -e
@@ -160,6 +161,18 @@ class Hosts:
         """The states of all jobs that Slurm knows, by their ids."""
         lines = self.ask("a", "squeue", "--noheader", "--states=all", "--format=%i %T").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
+
+    def set_slurm_timeout(self, seconds: int) -> None:
+        """Change SlurmdTimeout."""
+        text = re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", self.configuration.read_text())
+        self.configuration.write_text(text)
+        self.ask("a", "scontrol", "reconfigure")
+
+    def listeners(self, host: str) -> list[int]:
+        """The TCP ports of a host at which something listens that others reach."""
+        lines = self.ask(host, "ss", "--tcp", "--listening", "--numeric", "--no-header").splitlines()
+        places = [line.split()[3].rpartition(":") for line in lines]
+        return sorted({int(port) for address, _, port in places if not address.startswith(("127.", "[::1]"))})
 
     def nodes(self) -> list[str]:
         """The names of Slurm's nodes with their states, as `nodea idle`."""

@@ -78,9 +78,8 @@ def use_interface_to(host: str) -> None:
     """Have gloo and NCCL use the network interface that reaches `host`, in this process, unless the user names another
     one. gloo would look up the host's own name. What meets on this machine stays on it."""
     source = find_source(host)
-    name = None if source is None else find_interface(source)
-    if source is None or name is None:
-        return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    if not is_loopback(source):
+    if source is not None and is_loopback(source):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif source is not None and (name := find_interface(source)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # this one alone, not all whose names begin so

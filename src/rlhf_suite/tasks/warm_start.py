@@ -78,7 +78,9 @@ def warm_up(path: str, recipe: str, folder: Path, words: Sequence[str]) -> None:
     show_line(f"Warming up {path} with {shown} (once; kept in {folder})")
     command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
     command += [f"ckpt.output_dir={folder}", f"actor.model_name_or_path={path}"]
-    if subprocess.run(command, check=False, env=os.environ).returncode:
+    # It is one process, also where this run is the first task of a Slurm job of several nodes.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    if subprocess.run(command, check=False, env=variables).returncode:
         raise RunError(f"warming up {path} failed; run `{' '.join(command[1:])}` to see why")
 
 
