@@ -28,7 +28,7 @@ ROOMS = {
         "weight_sync/receiver.py",
         "weight_sync/read_back.py",
     ),
-    "deepspeed": ("train/strategy.py",),
+    "deepspeed": ("train/strategy.py", "train/state_moves.py"),
     "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/", "config/"),
     "omegaconf": ("foreign_files.py", "cli/", "sweeps/", "preflight/", "composition/", "config/"),
     "submitit": ("sweeps/slurm_jobs.py",),

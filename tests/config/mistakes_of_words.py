@@ -49,7 +49,7 @@ OF_WORDS = [
     ),
     (PPO + "ds.enable_sleep=true", "ds.enable_sleep", "or train.colocate_all=true"),
     (
-        SHARED_STREAM + " correction=tis ds.enable_sleep=true ds.zero_stage=3",
+        SHARED_STREAM + " correction=tis ds.enable_sleep=true ds.zero_stage=1",
         "ds.enable_sleep",
         "write ds.zero_stage=2",
     ),

@@ -6,7 +6,9 @@ from rlhf_suite.config.placement import Placement
 from rlhf_suite.config.plan import Machine, ModelPlan, Plan, resolve
 from rlhf_suite.config.record import load, save
 from rlhf_suite.config.reward import NamedSourceConfig
+from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.config.runs import DistillRun, DPORun, GenerateRun, PPORun, ScoreRun
+from rlhf_suite.engines.spec import EngineSpec, sleep_level
 
 
 def resolved(config: PPORun, device: str = "cuda", num_gpus: int | None = None) -> Plan:
@@ -29,6 +31,50 @@ def config() -> PPORun:
     config.reward.rule = "exact_match"
     config.actor.model_name_or_path = "org/policy"
     return config
+
+
+@pytest.mark.notices(
+    "engines discard weights that the next sync does not bring",
+    "config/plan.py",
+    "brings_all = run.ds.lora.rank == 0 or not run.vllm.sync_adapters",
+    "brings_all = True",
+)
+@pytest.mark.notices(
+    "engines discard weights although a step may need another round of samples",
+    "config/plan.py",
+    "not run.algo.filters and ",
+    "",
+)
+def test_sleeping_engines_discard_their_weights_where_a_sync_brings_all_of_them(config):
+    assert not resolved(config).engines.discards_weights, "they do not sleep"
+    config.train.colocate_all = config.vllm.enable_sleep = True
+    assert resolved(config).engines.discards_weights
+    config.vllm.sync_check = "off"
+    assert not resolved(config).engines.discards_weights, "nothing would prove that all are there again"
+    config.vllm.sync_check = "digest"
+    config.ds.lora.rank = 8
+    assert not resolved(config).engines.discards_weights, "a sync brings the adapters alone"
+    config.vllm.sync_adapters = False
+    assert resolved(config).engines.discards_weights
+    config.algo.dynamic_filtering_enable = True
+    assert not resolved(config).engines.discards_weights, "a step may need another round of samples"
+    config.train.partial_rollout_enable, config.train.async_queue_size = True, 1
+    assert resolved(config).engines.discards_weights, "engines of a stream go on after a sync alone"
+
+
+@pytest.mark.notices(
+    "engines without a GPU sleep",
+    "engines/spec.py",
+    'spec.enable_sleep and spec.device == "cuda"',
+    "spec.enable_sleep",
+)
+@pytest.mark.parametrize(
+    ("device", "sleeps", "discards", "level"),
+    [("cuda", True, True, 2), ("cuda", True, False, 1), ("cuda", False, True, None), ("cpu", True, True, None)],
+)
+def test_the_level_of_sleep_says_what_becomes_of_the_weights(device, sleeps, discards, level):
+    spec = EngineSpec("m", "bfloat16", device, 8, 0, VLLMConfig(), enable_sleep=sleeps, discards_weights=discards)
+    assert sleep_level(spec) == level
 
 
 @pytest.mark.notices(

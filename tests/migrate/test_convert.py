@@ -279,8 +279,10 @@ def test_checkpoints_in_the_folder_of_the_model_itself_get_one_of_their_own(path
 
 
 def test_optimiser_states_that_cannot_move_here_are_told_with_the_reason():
-    _, remarks, _ = words_of(f"{RL} --colocate_all_models --zero_stage 3 --deepspeed_enable_sleep")
-    assert any("torch's, move only with ds.zero_stage=2" in text for text in remarks)
+    _, remarks, _ = words_of(f"{RL} --colocate_all_models --zero_stage 1 --deepspeed_enable_sleep")
+    assert any("moves the states of the optimiser only with ds.zero_stage=2 or 3" in text for text in remarks)
+    words, _, _ = words_of(f"{RL} --colocate_all_models --zero_stage 3 --deepspeed_enable_sleep")
+    assert {"ds.zero_stage=3", "ds.enable_sleep=true"} <= words
 
 
 def test_variables_that_steered_openrlhf_are_flags_or_remarks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -56,3 +57,34 @@ def test_a_command_of_the_readme_passes_the_checks(way, capsys, monkeypatch):
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
     assert [row[1] for row in cells if row[0] == "GPU"] == placed
     assert ["weight sync", "vllm.sync_backend=auto", sync] in cells
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.proof
+def test_the_hybrid_command_of_the_readme_fits_by_the_plan(capsys, tmp_path):
+    """Of the folder that stands for the models only config.json is read."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    command = f"python3 -m openrlhf.cli.train_ppo_ray {COMMON} {WAYS['hybrid'][0]}".replace("\n", " ")
+    for name in ("sft-mixture", "rm-700k"):
+        command = command.replace(f"OpenRLHF/Llama-3-8b-{name}", str(tmp_path))
+    assert main(["migrate", command]) == 0
+    (words,) = [line for line in capsys.readouterr().out.replace("\\\n", "").splitlines() if line.startswith("python")]
+    words = words.replace("OpenRLHF/prompt-collection-v0.1", "builtin:arithmetic").replace(
+        "data.input_key=context_messages", ""
+    )
+    assert {"ds.zero_stage=3", "ds.enable_sleep=true", "vllm.enable_sleep=true"} <= {*words.split()}
+    assert main(["plan", "--gpu", "h100-80", *shlex.split(words)[2:]]) == 0
+    shown = capsys.readouterr().out
+    assert "8 x GPU: actor, engine, critic, ref, reward (sharing)" in shown and "It fits." in shown

@@ -53,7 +53,7 @@ def test_a_table_has_every_old_flag_once_and_every_new_one(name):
     "a table shows the key of Weights & Biases", "migrate/table.py", "if trace.name in SECRETS else", "if False else"
 )
 def test_a_flag_that_a_later_rule_changes_shows_its_end(capsys):
-    line = f"{PPO} --pretrain builtin:tiny --colocate_all_models --zero_stage 3 --deepspeed_enable_sleep --save_path o"
+    line = f"{PPO} --pretrain builtin:tiny --colocate_all_models --zero_stage 1 --deepspeed_enable_sleep --save_path o"
     main(["migrate", "--table", f"{line} --ckpt_path o --use_wandb sk-secret --input_template 'a|b'"])
     lines = capsys.readouterr().out.splitlines()
     assert "| --ckpt_path o | ckpt.path=o/checkpoints |" in lines

@@ -191,7 +191,10 @@ def test_each_parameter_group_keeps_a_rate_of_its_own(ranks, folder, batch):
     assert hidden > 1e-3
 
 
-SLEEPING = [Setup(2, "fp32"), Setup(2, "bf16"), Setup(2, "bf16", optim="muon")]
+SLEEPING = [
+    *(Setup(2, "fp32"), Setup(2, "bf16"), Setup(2, "bf16", optim="muon")),
+    *(Setup(3, "fp32"), Setup(3, "bf16"), Setup(3, "bf16", accumulate="bf16")),
+]
 
 
 @pytest.mark.parametrize("setup", SLEEPING, ids=str)
@@ -210,7 +213,6 @@ def test_an_optimiser_state_that_leaves_the_device_between_updates_changes_no_nu
     [
         (Setup(0), "has no attribute 'offload_states'"),
         (Setup(1, "bf16"), "'BF16_Optimizer' object has no attribute 'offload_states'"),
-        (Setup(3), "Offloading is supported only for DeepSpeed FusedAdam"),
     ],
     ids=str,
 )
@@ -220,15 +222,51 @@ def test_deepspeed_moves_no_states_of_other_stages(ranks, folder, batch, setup, 
         ranks(1).call(train, folder, replace(setup, sleeps=True), [batch])
 
 
+def states_of(world, folder, batch, setup):
+    """The addresses of the fp32 weights and of the moments of a rank: awake, asleep and awake again."""
+    model = build(world, folder, setup)
+    one_step(model, batch, 0, setup)
+    optimizer, seen = model.optimizer, []
+
+    def note() -> None:
+        moments = [value for state in optimizer.optimizer.state.values() for value in state.values()]
+        held = [
+            *optimizer.fp32_partitioned_groups_flat,
+            *(value for value in moments if torch.is_tensor(value) and value.dim()),
+        ]
+        seen.append({tensor.data_ptr() for tensor in held})
+
+    note()
+    model.optimizer_to_host()
+    note()
+    with model.optimizer_on_device():
+        note()
+    return seen
+
+
+@pytest.mark.notices(
+    "fp32 weights of ZeRO-3 stay on the device while the model sleeps",
+    "train/state_moves.py",
+    "partition.data = host.copy_(partition.detach())",
+    "host.copy_(partition.detach())",
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_fp32_weights_of_zero_3_have_other_memory_while_the_model_sleeps(ranks, folder, batch, dtype):
+    """On the CPU host and device are one, but what moves is copied."""
+    for awake, asleep, again in ranks(2).call(states_of, folder, batch, Setup(3, dtype)):
+        assert len(awake - asleep) >= 1 and len(asleep - again) >= 1
+
+
 @pytest.mark.gpu
-def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(gpu_world, folder, batch):
+@pytest.mark.parametrize("zero", [2, 3])
+def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(gpu_world, folder, batch, zero):
     """In this process: the ranks of other tests are on the CPU."""
-    assert freed_bytes(gpu_world, folder, batch) > 0
+    assert freed_bytes(gpu_world, folder, batch, zero) > 0
 
 
-def freed_bytes(world, folder, batch) -> int:
+def freed_bytes(world, folder, batch, zero: int) -> int:
     """How much less memory of the GPU is in use after the states have left it."""
-    model = build(world, folder, Setup(zero=2, dtype="bf16"))
+    model = build(world, folder, Setup(zero=zero, dtype="bf16"))
     one_step(model, batch, 0, Setup())
     before = torch.cuda.memory_allocated()
     model.optimizer_to_host()

@@ -138,6 +138,9 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     yield "weight sync", f"vllm.sync_backend={run.vllm.sync_backend}", engines.sync_backend
     if plan.device == "cuda":
         memory = "vLLM's default" if engines.gpu_memory_utilization is None else f"{engines.gpu_memory_utilization}"
+        if run.vllm.enable_sleep:
+            how = "a sync brings all of them again" if engines.discards_weights else "the next sync may not bring them"
+            yield "weights of an engine that sleeps", how, "discarded" if engines.discards_weights else "in host memory"
         yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
     if run.agent.has_workers:
         yield "processes that run episodes", "agent.num_workers", f"{run.agent.num_workers}"

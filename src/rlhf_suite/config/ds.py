@@ -150,4 +150,5 @@ class RLDeepSpeedConfig(DeepSpeedConfig):
         when=is_true("train.colocate_all"),
         strict="a model that shares no GPU has no reason to leave it",
     )
-    """Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2"""
+    """Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2
+    or 3"""

@@ -149,7 +149,7 @@ class ReferenceConfig:
     model_name_or_path: str | None = flag(None)
     """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
     offload: bool = flag(False, resume=SHAPE)
-    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
+    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE)
 
@@ -161,6 +161,6 @@ class PreferenceReferenceConfig:
     model_name_or_path: str | None = flag(None)
     """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
     offload: bool = flag(False, resume=SHAPE)
-    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
+    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     cache_enable: bool = flag(False)
     """Compute its log-probs once before training, keep them on disk, and load no reference model during training"""

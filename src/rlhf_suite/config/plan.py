@@ -97,6 +97,7 @@ class EnginePlan:
     shares_gpu: bool  # with the models
     gpu_memory_utilization: float | None  # None: vLLM's part of a GPU of its own
     sync_backend: str
+    discards_weights: bool = False  # while they sleep; else they are in host memory
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,24 @@ def resolve(run: PlannedRun, machine: Machine, routes: int = 0) -> WorkerPlan:
         models=known,
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
         object_store_mb=store,
-        engines=EnginePlan(together, memory, sync_backend(run, machine, together)),
+        engines=EnginePlan(together, memory, sync_backend(run, machine, together), discards_weights(run)),
         rollouts_ahead=rollouts_ahead,
         optimizer_steps_per_rollout=optimizer_steps_per_rollout(run),
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
         overlaps_sync=overlaps,
         overlaps_evaluation=overlaps and not evaluation_decides,
     )
+
+
+def discards_weights(run: PPORun) -> bool:
+    """Return whether engines that sleep discard their weights: where the next that happens to them is a sync that
+    brings all weights and proves it. With adapters a sync does not bring the base model, and with filters a step may
+    need another round of samples."""
+    brings_all = run.ds.lora.rank == 0 or not run.vllm.sync_adapters
+    sync_follows = makes_rollouts_ahead(run.train) or (
+        not run.algo.filters and round_size(run.rollout) == run.rollout.batch_size
+    )
+    return run.vllm.enable_sleep and run.vllm.sync_check != "off" and brings_all and sync_follows
 
 
 def optimizer_steps_per_rollout(run: PPORun) -> int:

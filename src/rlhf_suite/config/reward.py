@@ -118,7 +118,8 @@ class RewardConfig(NormalizationConfig, TextRewardConfig):
     """Where the reward comes from"""
 
     offload: bool = flag(False, resume=SHAPE, when=MODEL)
-    """Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass"""
+    """Keep the reward model's weights in host memory, and bring them to the GPU once for all that it computes in a
+    step"""
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL)
     on_error: str = flag("stop", choices=("stop", "drop"))

@@ -19,7 +19,7 @@ class TeacherConfig(ModelConfig):
     """The teacher; it has the student's vocabulary"""
 
     offload: bool = flag(False, resume=SHAPE)
-    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
+    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class RLTeacherConfig(TeacherSourceConfig):
     """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url (docs/rl.md)"""
     http: HttpConfig = group(HttpConfig, when=HAS_SERVER)
     offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL)
-    """Keep the weights in host memory, and bring them to the GPU for each forward pass"""
+    """Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL)
 

@@ -23,7 +23,7 @@ from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, Sam
 from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
 from rlhf_suite.engines.routes import RouteSource
-from rlhf_suite.engines.spec import EngineInfo, EngineSpec, caches_prefixes
+from rlhf_suite.engines.spec import EngineInfo, EngineSpec, caches_prefixes, sleep_level
 from rlhf_suite.engines.speculation import Guesses
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
@@ -152,17 +152,19 @@ class Engine:
         return await self._call(partial(_attest, part=ADAPTER)) if await self._call(_takes_adapter) else report
 
     async def sleep(self) -> None:
-        """Free the GPU memory for the trainer: move weights to host memory and drop the KV cache.
+        """Free the GPU memory for the trainer: drop the KV cache, and move weights to host memory, or discard them
+        where a sync brings all of them before anything is generated.
 
         No request may be under way: vLLM would drop it without a response.
         """
         assert not self._loop.unfinished, f"{self._loop.unfinished} requests are unfinished"
-        if self._spec.enable_sleep and self._spec.device == "cuda":
-            await self._call(lambda engine: engine.sleep(level=1))
+        if (level := sleep_level(self._spec)) is not None:
+            await self._call(lambda engine: engine.sleep(level=level))
 
     async def wake(self, part: str | None = None) -> None:
         """Take the GPU memory back: that of a part ("weights", "kv_cache"), or all."""
-        if self._spec.enable_sleep and self._spec.device == "cuda":
+        assert part is not None or sleep_level(self._spec) != 2, "discarded weights come back by a sync alone"
+        if sleep_level(self._spec) is not None:
             await self._call(lambda engine: engine.wake_up(None if part is None else [part]))
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ class EngineSpec:
     sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
     load_weights: bool = True  # False: random weights until the first sync
     enable_sleep: bool = False  # free the GPU memory on request
+    discards_weights: bool = False  # while it sleeps, since a sync brings all of them
     image_token: int | None = None  # the placeholder of images; None: there are none
     max_images: int = 0  # of a request
     adapter: AdapterSpec | None = None  # None: its weights come with adapters merged
@@ -45,6 +46,13 @@ class EngineInfo:
     node: str  # address of the node it runs on
     takes_adapter: bool = False  # whether it gets an adapter beside the weights of the model
     caches_prefixes: bool = False  # whether prompts that begin alike share their keys and values
+
+
+def sleep_level(spec: EngineSpec) -> int | None:
+    """Return the level of vLLM's sleep: 1 moves the weights to host memory, 2 discards them; None: there is none."""
+    if not (spec.enable_sleep and spec.device == "cuda"):
+        return None
+    return 2 if spec.discards_weights else 1
 
 
 def caches_prefixes(config: EngineConfig, device: str) -> bool:

@@ -45,6 +45,7 @@ def start_engines(
         sync_backend=plan.engines.sync_backend,
         load_weights=False,
         enable_sleep=run.vllm.enable_sleep,
+        discards_weights=plan.engines.discards_weights,
         image_token=image_token,
         max_images=run.data.max_images_per_prompt if image_token is not None else 0,
         adapter=adapter,

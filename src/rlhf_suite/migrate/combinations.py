@@ -158,9 +158,9 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
         lambda new: new.flags.get("train.colocate_all") != "true",
     ),
     (
-        "the states of the optimiser here, torch's, move only with ds.zero_stage=2, so they stay on the GPU",
+        "DeepSpeed moves the states of the optimiser only with ds.zero_stage=2 or 3, so they stay on the GPU",
         ("ds.enable_sleep",),
-        lambda new: new.flags.get("ds.zero_stage", "2") != "2",
+        lambda new: new.flags.get("ds.zero_stage", "2") not in ("2", "3"),
     ),
     (
         "with a chat template there is none",

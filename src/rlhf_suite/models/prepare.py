@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
-import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -142,17 +141,3 @@ def fuse_layers(model: PreTrainedModel, device: str) -> None:
         raise UserError(f"{LIGER}: it has no kernels for models of type {kind}. Set ds.use_liger_kernel=false")
     own_mlp = {"swiglu": False} if hasattr(model.config, "num_experts_per_tok") else {}
     liger._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False, **own_mlp)
-
-
-def stream_from_host(model: nn.Module, device: torch.device) -> nn.Module:
-    """Keep the weights in host memory and copy a module's weights to `device` only for its own forward pass.
-
-    The memory is pinned if that speeds up the copies.
-    """
-    from accelerate import cpu_offload
-
-    weights = {name: weight.detach().to("cpu") for name, weight in model.state_dict().items()}
-    if device.type == "cuda":
-        weights = {name: weight.pin_memory() for name, weight in weights.items()}
-    streamed: nn.Module = cpu_offload(model, execution_device=device, state_dict=weights)
-    return streamed

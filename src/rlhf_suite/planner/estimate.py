@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
@@ -287,7 +287,8 @@ class Planner:
         capacity = self.target.memory if self.on_gpu else None
         share = self.plan.engines.gpu_memory_utilization
         size = memory.SIZES[ds.param_dtype]
-        return memory.engine(counts, self.run.vllm, size, self.run.data.max_len, capacity, share)
+        held = memory.engine(counts, self.run.vllm, size, self.run.data.max_len, capacity, share)
+        return replace(held, memory=replace(held.memory, host={})) if self.plan.engines.discards_weights else held
 
     def host(self, processes: dict[str, Process]) -> dict[str, int]:
         """Return what all processes take of host memory, as if all were on one node."""

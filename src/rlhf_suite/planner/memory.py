@@ -179,13 +179,14 @@ def sum_trained(counts: Parameters, shares: Shares, passes: Trace) -> Memory:
 def sum_frozen(
     counts: Parameters, shares: Shares, passes: Trace, *, offload: bool, four_bit: bool, name: str
 ) -> Memory:
-    """Return the terms of a rank of a model that only runs forward. Offloaded weights come layer by layer, at most the
-    largest parameter twice."""
+    """Return the terms of a rank of a model that only runs forward. Offloaded weights come for all of its forward
+    passes."""
     size = weights(counts, shares, four_bit)
     moment = {f"forward of {name}": passes.inference + count_gathered(counts, shares)}
     if offload and shares.on_gpu:
-        streamed = {f"streamed weights of {name}": 2 * counts.largest * shares.weight}
-        return Memory(streamed, moment, {f"weights of {name} (offload)": size})
+        return Memory(
+            {}, {name: taken + size for name, taken in moment.items()}, {f"weights of {name} (offload)": size}
+        )
     return Memory({f"weights of {name}": size}, moment)
 
 

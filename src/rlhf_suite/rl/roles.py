@@ -27,6 +27,7 @@ from rlhf_suite.distributed.worker import Worker, keep_from_collections
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.adapters import iterate_adapters
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, token_log_probs, token_values
+from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
@@ -88,7 +89,8 @@ class Role(Worker):
         """Return how this rank's shard is divided into micro-batches, and `compute` of each of them."""
         groups = micro_groups(batch.lengths.tolist(), self.micro_batches, self.world.mesh, self.is_packed)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
-        results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
+        with on_device(self.model):
+            results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
         return Division(batch.lengths, groups), results
 
     def compute_log_probs(

@@ -3,6 +3,7 @@ actor.pretrain_mode_enable, on every token of plain text), beside the tokens the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,9 @@ class Distillation(Task):
 
     def roles(self) -> dict[str, str]:
         return {"teacher": TEACHER}
+
+    def read_by_loss(self) -> Sequence[Forward]:
+        return [self.frozen["teacher"]]
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"tokens": batch.mask.sum()}

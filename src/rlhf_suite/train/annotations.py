@@ -20,6 +20,7 @@ from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Group, Item, require_column, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside
+from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import model_digest
 from rlhf_suite.train.frozen import load_frozen_roles
 from rlhf_suite.train.loader import rank_micro_batches
@@ -45,7 +46,8 @@ def annotate_once(
     if actor.world.max(some_are_missing) > 0:  # on any rank: their caches may be on different disks
         task.frozen = load_frozen_roles(task, models, config.ds, actor)
         for name, items in sets.items():
-            annotations[name] = annotate_all(task, config, actor, items)
+            with on_device(*task.frozen.values()):
+                annotations[name] = annotate_all(task, config, actor, items)
             if actor.world.is_main:
                 with file_aside(files[name]) as aside:
                     save_file(annotations[name], aside)

@@ -10,6 +10,7 @@ import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.lora import disable_adapters
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
@@ -50,7 +51,8 @@ def prepare_batches(task: Task, actor: TrainedModel, batches: list[SupervisedBat
     if not task.roles():
         return batches
     world = actor.world
-    batches = [annotate(task, batch.to(world.device)) for batch in equalise(actor, batches)]
+    with on_device(*task.frozen.values()):
+        batches = [annotate(task, batch.to(world.device)) for batch in equalise(actor, batches)]
     return task.before_step(actor, batches, world.sum)
 
 

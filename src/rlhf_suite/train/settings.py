@@ -44,13 +44,11 @@ def is_plain(ds: DeepSpeedConfig) -> bool:
     return ds.zero_stage == 0 and ds.param_dtype == "fp32"
 
 
-def build_frozen_config(ds: DeepSpeedConfig, offload: bool) -> dict[str, Any]:
-    """Return the settings of an engine whose model only runs forward; with `offload` its weights are in host memory."""
+def build_frozen_config(ds: DeepSpeedConfig) -> dict[str, Any]:
+    """Return the settings of an engine whose model only runs forward."""
     zero: dict[str, Any] = {"stage": 0}
     if ds.zero_stage == 3:
         zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-    if offload:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": zero,

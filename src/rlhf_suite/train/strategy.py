@@ -1,4 +1,5 @@
-"""All that touches DeepSpeed: process group, engine settings, trained and frozen models, gathering under ZeRO-3.
+"""What touches DeepSpeed: process group, engine settings, trained and frozen models, gathering under ZeRO-3; the
+moves of its states are in `state_moves`.
 
 With ds.zero_stage=null nothing imports it: `torch_engine` trains the model."""
 
@@ -23,8 +24,9 @@ from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World, give_back_freed_memory
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, check_layout
+from rlhf_suite.models.host_weights import keep_on_host
 from rlhf_suite.models.load import load_model
-from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
+from rlhf_suite.models.prepare import fuse_layers, make_trainable
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.train import optim, tensor_parallel
@@ -44,6 +46,7 @@ from rlhf_suite.train.parts import (
 )
 from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.settings import build_frozen_config, engine_config, is_plain, reduces_in_last_backward
+from rlhf_suite.train.state_moves import move_states_to_device, move_states_to_host
 from rlhf_suite.train.torch_engine import TorchEngine
 
 
@@ -165,7 +168,7 @@ class TrainedModel:
     def optimizer_on_device(self) -> Iterator[None]:
         """Have the optimiser state, the fp32 weights and the gradients on the device within the block alone; after it
         they are in host memory."""
-        self.engine.reload_states()
+        move_states_to_device(self.engine, self.ds.zero_stage, self.world.device)
         try:
             yield
         finally:
@@ -173,10 +176,7 @@ class TrainedModel:
 
     def optimizer_to_host(self) -> None:
         """Move all that only an update needs to host memory. The weights that a forward pass reads stay."""
-        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as States
-
-        moved = [States.optim_states, States.hp_params, States.lp_grads, States.contiguous_grad_buffer]
-        self.engine.offload_states(include=moved, pin_memory=self.world.device.type == "cuda")
+        move_states_to_host(self.engine, self.ds.zero_stage, pinned=self.world.device.type == "cuda")
 
     @property
     def needs_equal_micro_batches(self) -> bool:
@@ -299,12 +299,16 @@ def prepare_frozen(
     module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world: World, offload: bool = False
 ) -> nn.Module:
     """Prepare a model that only runs forward: whole on its device, under ZeRO-3 partitioned over the ranks, and with
-    `offload` streamed from host memory."""
+    `offload` in host memory until `on_device`."""
     module.eval().requires_grad_(False)
     mark_leaf_modules(module, ds, must_have=False)
     if ds.zero_stage != 3 and world.mesh.tensor == 1:
-        return stream_from_host(module, world.device) if offload else module.to(world.device)
-    return start_engine(module, build_frozen_config(ds, offload), world)
+        prepared: nn.Module = module if offload else module.to(world.device)
+    else:
+        prepared = start_engine(module, build_frozen_config(ds), world)
+    if offload:
+        keep_on_host(module, world.device)
+    return prepared
 
 
 def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **more: Any) -> Any:

@@ -23,6 +23,7 @@ from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.ranks import start_ranks
 from rlhf_suite.distributed.worker import keep_from_collections
 from rlhf_suite.distributed.world import seed_process
+from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -91,7 +92,8 @@ class SupervisedWorker(TrainedWorker):
         loaded = self.loader.step(step, self.model.module.packed)
         world, batches = self.model.world, self.prepare(loaded)
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
-        metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
+        with on_device(*self.task.read_by_loss()):
+            metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
         metrics["tokens"] = float(world.sum(torch.stack([count_tokens(batch) for batch in loaded]).sum()))
         metrics["samples"] = float(len(self.loader.order.indices(step)))
         result = {f"train/{name}": value for name, value in metrics.items()}
@@ -104,7 +106,8 @@ class SupervisedWorker(TrainedWorker):
 
     def evaluate_part(self, part: int) -> None:
         """Measure a part (0-based) of the held-out sets."""
-        self.evaluation.measure(part)
+        with on_device(*self.task.read_by_loss()):
+            self.evaluation.measure(part)
 
     def end_evaluation(self) -> dict[str, float]:
         """Return the metrics of the task on the held-out sets."""

@@ -79,6 +79,10 @@ class Task:
         """Return row columns that the frozen models compute, each [B], from each sequence alone. No gradient."""
         return {}
 
+    def read_by_loss(self) -> Sequence[Forward]:
+        """Return the models of `roles` that the loss itself reads."""
+        return ()
+
     def before_step(self, model: Forward, batches: list[SupervisedBatch], total: Total) -> list[SupervisedBatch]:
         """Return this rank's annotated micro-batches with what the loss needs to know of the step as a whole. `total`
         sums over the ranks. No gradient."""

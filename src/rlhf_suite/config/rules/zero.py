@@ -14,10 +14,9 @@ from rlhf_suite.config.runs import AnyTrainedRun, PPORun
 
 @rule
 def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
-    """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1, and under ZeRO-3 it moves the states of
-    its own FusedAdam alone, while the optimiser here is torch's."""
-    if run.ds.enable_sleep and run.ds.zero_stage != 2:
-        problem = f"DeepSpeed moves optimiser states only with ds.zero_stage=2, but it is {spell(run.ds.zero_stage)}"
+    """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1."""
+    if run.ds.enable_sleep and run.ds.zero_stage not in (2, 3):
+        problem = f"DeepSpeed moves optimiser states with ds.zero_stage=2 or 3, but it is {spell(run.ds.zero_stage)}"
         yield Problem("ds.enable_sleep", problem, "write ds.zero_stage=2, or ds.enable_sleep=false")
     elif run.ds.enable_sleep and run.ds.adam_offload:
         problem = "with ds.adam_offload=true the optimiser state is always in host memory"
