@@ -1,7 +1,38 @@
-"""A post-training suite for language models: `python run.py task=<task> group.flag=value ...`."""
+"""A post-training suite for language models: `python run.py task=<task> group.flag=value ...`, or from Python:
+`import rlhf_suite as rs; rs.run("sft", model=..., data=...)` (docs/python.md)."""
 
 import gc
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_suite.api.runs import Run as Run
+    from rlhf_suite.api.runs import load as load
+    from rlhf_suite.api.start import check as check
+    from rlhf_suite.api.start import run as run
+    from rlhf_suite.config.problems import ConfigurationError as ConfigurationError
+    from rlhf_suite.config.problems import Problem as Problem
+    from rlhf_suite.errors import RunError as RunError
+    from rlhf_suite.errors import UserError as UserError
+
+# The names of `rs`, and where each is. A module is imported when one of its names is asked for.
+NAMES = {
+    **dict.fromkeys(("check", "run"), "rlhf_suite.api.start"),
+    **dict.fromkeys(("Run", "load"), "rlhf_suite.api.runs"),
+    **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.problems"),
+    **dict.fromkeys(("RunError", "UserError"), "rlhf_suite.errors"),
+}
 
 # Every process imports libraries with a million objects that stay. To look through all of them again and again takes a
 # sixth of the time of these imports; younger objects are collected as often as ever.
 gc.set_threshold(700, 10, 100)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *NAMES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -63,6 +64,20 @@ def test_a_second_signal_ends_the_run_at_once_in_the_name_of_the_first(monkeypat
     with pytest.raises(Stopped, match="stopped by SIGUSR2"), stoppable(), defer_signals():
         send(signal.SIGUSR2)
         send(signal.SIGTERM)
+
+
+def test_an_interruption_that_a_library_swallows_is_raised_again_behind_the_step():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), stoppable(), defer_signals():
+            with contextlib.suppress(BaseException):  # what an import in a library does
+                send(signal.SIGINT)
+            get_stop_signal()
+        with stoppable():
+            assert get_stop_signal() is None
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_exit_that_a_library_makes_of_the_stop_keeps_its_code():

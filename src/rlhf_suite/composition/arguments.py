@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -63,8 +63,12 @@ class CommandLine:
     def for_hydra(self) -> list[str]:
         """The words for Hydra, options first: its argparse refuses overrides on both sides of an option."""
         hydras = {name: value for name, value in self.options.items() if name != "--config"}
-        options = [word for name, value in hydras.items() for word in (name, value) if word]
-        return [*options, *self.overrides]
+        return [*words_of_options(hydras), *self.overrides]
+
+
+def words_of_options(options: Mapping[str, str]) -> list[str]:
+    """Return options with their values as words."""
+    return [word for name, value in options.items() for word in (name, value) if word]
 
 
 def parse(argv: list[str]) -> CommandLine:

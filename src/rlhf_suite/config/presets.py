@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rlhf_suite
-
 
 def conf_dir() -> Path:
     """Return conf/ inside the installed package, or next to src/ in the repository."""
-    package = Path(rlhf_suite.__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"

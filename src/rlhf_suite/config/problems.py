@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rlhf_suite.config.formatting import number_of
+from rlhf_suite.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class Problem:
 def report(problems: Sequence[Problem]) -> str:
     """Return all problems as one text for the console."""
     return "\n".join([f"{number_of(len(problems), 'problem')} in the configuration:", *map(str, problems)])
+
+
+class ConfigurationError(UserError):
+    """Mistakes in a configuration. The text of the error is the message that the console shows."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(report(problems))
+        self.problems = [*problems]
 
 
 def distinct(problems: Iterable[Problem]) -> list[Problem]:

@@ -5,6 +5,9 @@ terminal that closes sends SIGHUP. Inside `defer_signals` the first signal is on
 `get_stop_signal` after its current step, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at
 once. So does a first signal outside `defer_signals`, for example during the start, when there is nothing to save.
 
+SIGINT raises KeyboardInterrupt at once. A library may swallow it (an import that may fail does), so the loop's question
+after its step raises it again.
+
 Python runs a handler between two instructions of the main thread, which may be a long way off: in a product of
 matrices, or in a `finally` that waits for a reward. So a thread of its own hears of each signal too (`Hearer`). It
 answers on the console at once, and where the process is still there END_S after a second signal, it records that the
@@ -52,6 +55,7 @@ class _State:
     depth = 0  # of nested `stoppable` blocks
     is_deferred = False
     hearer: Hearer | None = None
+    is_interrupted = False  # by SIGINT
     is_passed_on = False  # a child process gets the signals too, and answers them
     at_the_end: tuple[Callable[[Stopped], object], ...] = ()  # what records a process that is ended at once
 
@@ -124,7 +128,13 @@ _state = _State()
 
 
 def get_stop_signal() -> int | None:
-    """Return the signal that asked this run to stop, or None if there was none."""
+    """Return the signal that asked this run to stop, or None if there was none.
+
+    Raises:
+        KeyboardInterrupt: SIGINT has raised it before, and a library has swallowed it.
+    """
+    if _state.is_interrupted:
+        raise KeyboardInterrupt
     return _state.number
 
 
@@ -135,6 +145,8 @@ def stoppable() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, _receive) for number in SIGNALS if not _is_ignored(number)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     if _state.depth == 0:
         _state.hearer = Hearer()
     _state.depth += 1
@@ -147,7 +159,7 @@ def stoppable() -> Iterator[None]:
     finally:
         _state.depth -= 1
         if _state.depth == 0:
-            _state.number = None
+            _state.number, _state.is_interrupted = None, False
             _close_hearer()
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -239,6 +251,12 @@ def block_signals() -> Iterator[None]:
 def _is_ignored(number: int) -> bool:
     """Return whether the user wants to ignore the signal, as `nohup` does with SIGHUP."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Handle SIGINT as Python does, and remember it."""
+    _state.is_interrupted = True
+    raise KeyboardInterrupt
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,136 @@
+"""A run as an object: its state, metrics, samples and results, read from its folder."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.record import load as load_config
+from rlhf_suite.config.runs import Run as Config
+from rlhf_suite.errors import UserError
+from rlhf_suite.report.curves import rows_once
+from rlhf_suite.tracking.run_folder import RunFolder, samples_file
+
+SHOWN = 6  # metrics of a run in a notebook
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in its folder, which may still be going on: everything is read when it is asked for."""
+
+    folder: Path
+
+    @property
+    def status(self) -> str:
+        """`new`, `running`, `done`, `stopped` or `failed`."""
+        return str(self.record.status()["state"])
+
+    @property
+    def error(self) -> str | None:
+        """Why the run failed or stopped, if it did."""
+        return self.record.status()["error"]
+
+    @property
+    def last_step(self) -> int:
+        """The last optimiser step, from 1."""
+        return int(self.record.status()["last_step"])
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The last metrics of a run that is done."""
+        return dict(self.record.status()["metrics"])
+
+    @property
+    def metrics(self) -> Any:
+        """The metrics of all steps, a table with the column `step`: of pandas if that is installed, else of PyArrow."""
+        rows = rows_once(self.record.metrics) if self.record.metrics.exists() else []
+        if find_spec("pandas") is not None:
+            import pandas
+
+            return pandas.DataFrame(rows)
+        import pyarrow
+
+        names = dict.fromkeys(name for row in rows for name in row)
+        return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+
+    def samples(self, step: int) -> Any:
+        """Return the rollouts of a step (from 1), a table with a row per sample.
+
+        Raises:
+            UserError: the run has kept none of this step.
+        """
+        return read_samples(self.record.rollouts, step)
+
+    def evaluation(self, step: int) -> Any:
+        """Return the samples of the evaluation after a step (0: before the first), a table with a row per sample.
+
+        Raises:
+            UserError: there is none after this step.
+        """
+        return read_samples(self.record.evaluations, step)
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration, with types."""
+        return load_config(self.record.config)
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the model that the run made, if there is one: `model=` of another run takes it."""
+        return self.record.model if self.record.model.exists() else None
+
+    @property
+    def report(self) -> Path | None:
+        """The page of the run, if it has one."""
+        page = self.folder / "report.html"
+        return page if page.exists() else None
+
+    @property
+    def record(self) -> RunFolder:
+        """The paths of the run's files."""
+        return RunFolder(self.folder)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the state, the results and the curves."""
+        lines = [f"<b>{escape(str(self.folder))}</b>: {self.status}, step {self.last_step}"]
+        lines += [escape(self.error)] if self.error else []
+        chosen = [name for name in self.results if name.startswith("eval/")] or list(self.results)
+        lines += [
+            f"{escape(name)} {self.results[name]:.4g}" for name in chosen[:SHOWN] if self.results[name] is not None
+        ]
+        curves = self.folder / "curves.png"
+        if curves.exists():
+            lines.append(f'<img src="data:image/png;base64,{base64.b64encode(curves.read_bytes()).decode()}">')
+        return "<br>".join(lines)
+
+
+def load(folder: str | Path) -> Run:
+    """Return the run in a folder, whoever started it.
+
+    Raises:
+        UserError: the folder has no run.
+    """
+    path = Path(folder).expanduser()
+    if not RunFolder(path).status_file.exists():
+        raise UserError(f"{path} is not the folder of a run: it has no {RunFolder(path).status_file.name}")
+    return Run(path.resolve())
+
+
+def read_samples(folder: Path, step: int) -> Any:
+    """Return the table of a file of samples."""
+    file = samples_file(folder, step)
+    if not file.exists():
+        known = sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob("step_*.parquet"))
+        steps = f"those of steps {', '.join(map(str, known))}" if known else "none"
+        raise UserError(f"{folder.parent} has no samples of step {step} in {folder.name}/: it has {steps}")
+    if find_spec("pandas") is not None:
+        import pandas
+
+        return pandas.read_parquet(file)
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(file)

@@ -1,0 +1,92 @@
+"""`check` and `run`: what a call asks for is checked as a command line is, and a run is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from rlhf_suite.api.runs import Run
+from rlhf_suite.api.settings import ask, check_places
+from rlhf_suite.composition.arguments import words_of_options
+from rlhf_suite.config.formatting import quote
+from rlhf_suite.config.problems import ConfigurationError, Problem
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.preflight.folders import for_run
+
+REFUSED, STOPPED = 2, (128 + signal.SIGINT, 128 + signal.SIGTERM)
+SAID = 20  # last lines of a run that the message of a refusal has
+
+
+def check(task: str, **settings: Any) -> list[Problem]:
+    """Return every mistake in what a call of `run` would do: the flag (`key`), `what` is wrong, and the `fix`. Nothing
+    is started or printed.
+
+    Raises:
+        UserError: a value has no form that a run can take.
+    """
+    try:
+        check_places(ask(task, settings).checked)
+    except ConfigurationError as error:
+        return error.problems
+    return []
+
+
+def run(task: str, **settings: Any) -> Run:
+    """Run a task in a process of its own, show what it prints, and return it when it is done.
+
+    Settings are flags (`actor={"adam": {"lr": 1e-6}}` or `**{"actor.adam.lr": 1e-6}`), presets
+    (`experiment="grpo"`) and short names: `model`, `data` (a path, a list of dicts or a data set), and `reward`,
+    `loss`, `estimator` and `agent`, which take functions (docs/own_code.md). `run_dir` names the folder. To interrupt
+    the call stops the run, which `{"ckpt.load_enable": True}` continues.
+
+    Raises:
+        ConfigurationError: there are mistakes in it; all of them are in its `problems`.
+        UserError: the run was refused later.
+        RunError: the run failed.
+        KeyboardInterrupt: it was interrupted, and has stopped.
+    """
+    line, checked = ask(task, settings)
+    if checked.is_sweep or checked.is_submitted:
+        problem = "Python starts one run at a time, as a process of this machine"
+        raise ConfigurationError([Problem("hydra", problem, "start sweeps and jobs of Slurm with rlhf-suite")])
+    check_places(checked)
+    place = for_run(checked)
+    if isinstance(place, Problem):
+        raise ConfigurationError([place])
+    words = [*words_of_options(line.options), *line.overrides]
+    words = [word for word in words if not word.startswith(("run_dir=", "hydra.run.dir="))]
+    code, said = follow([*words, f"run_dir={quote(str(place.folder))}"])
+    result = Run(place.folder.resolve())
+    if code in STOPPED:
+        raise KeyboardInterrupt
+    if code == REFUSED:
+        raise UserError(said or result.error or "the run was refused")
+    if code:
+        raise RunError(f"the run in {place.folder} {result.status}: {result.error or said}")
+    return result
+
+
+def follow(words: list[str]) -> tuple[int, str]:
+    """Run a command line in a process that ends with this one; return its exit code and the last lines that it said.
+
+    On a terminal the process has it, with its progress bars, and nothing is returned of what it said. At the first
+    interruption the process finishes its step, saves it and ends; at the second it ends at once.
+    """
+    has_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    command = [sys.executable, "-m", "rlhf_suite.api.child", str(os.getpid()), *words]
+    settings: dict[str, Any] = {} if has_terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, process_group=0, **settings)
+    said: list[str] = []
+    while True:
+        try:
+            for written in process.stdout or ():
+                text = written.decode(errors="replace")
+                said = [*said[-SAID:], text]
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            return process.wait(), "".join(said).strip()  # no-limit: a run has its own limits
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)

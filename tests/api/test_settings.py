@@ -1,0 +1,168 @@
+"""What a call in Python asks for: words, files of rows and functions, and all mistakes at once."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from pathlib import Path
+
+import pytest
+
+import rlhf_suite as rs
+from rlhf_suite.api.code import name_function
+from rlhf_suite.api.settings import ask, name_rows, with_files
+from rlhf_suite.api.words import words_of
+
+
+def score(row, config):
+    return 1.0
+
+
+def test_nested_and_dotted_settings_are_the_same_words():
+    nested = words_of("sft", {"actor": {"adam": {"lr": 1e-6}}, "train": {"max_steps": 3}})
+    assert nested == words_of("sft", {"actor.adam.lr": 1e-6, "train.max_steps": 3})
+    assert nested == ["task=sft", "actor.adam.lr=1e-06", "train.max_steps=3"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        ("a,b", '"a,b"'),
+        ([1, "x"], '[1,"x"]'),
+        (Path("/a b"), '"/a b"'),
+        (("y",), '["y"]'),
+    ],
+)
+def test_a_value_is_read_back_unchanged(value, text):
+    assert words_of("sft", {"data.dataset": value}) == ["task=sft", f"data.dataset={text}"]
+
+
+def test_a_text_with_a_comma_is_no_sweep():
+    asked = ask("sft", {"data": {"input_template": "a,b {}"}})
+    assert not asked.checked.is_sweep and asked.checked.config.data.input_template == "a,b {}"
+
+
+def test_presets_are_not_quoted():
+    assert words_of("ppo", {"experiment": "grpo", "algo/advantage": "rloo"}) == [
+        "task=ppo",
+        "experiment=grpo",
+        "algo/advantage=rloo",
+    ]
+
+
+def test_a_value_of_no_form_is_refused():
+    with pytest.raises(rs.UserError, match="a object is no value of a flag"):
+        words_of("sft", {"train.max_steps": object()})
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "flag"),
+    [
+        ("sft", "data", "data.dataset"),
+        ("ppo", "data", "data.prompt_dataset"),
+        ("dpo", "loss", "algo.loss"),
+        ("ppo", "loss", "actor.policy_loss_type"),
+        ("serve_rm", "model", "reward.model_name_or_path"),
+        ("ppo", "estimator", "algo.advantage.estimator"),
+    ],
+)
+def test_a_short_name_is_a_flag_of_the_task(task, name, flag):
+    assert with_files(task, {name: "x"}) == {flag: "x"}
+
+
+def test_a_function_is_a_rule_and_a_text_is_a_preset():
+    assert with_files("ppo", {"reward": "exact_match"}) == {"reward": "exact_match"}
+    assert with_files("ppo", {"reward": score}) == {"reward.rule": f"{Path(__file__).resolve()}:score"}
+
+
+def test_a_flag_that_takes_no_function_is_named():
+    with pytest.raises(rs.UserError, match=r"train\.max_steps: this flag takes no function"):
+        with_files("sft", {"train": {"max_steps": score}})
+
+
+def test_mistakes_are_data_and_the_text_is_that_of_the_console():
+    problems = rs.check("sft", actor={"adam": {"lr": -1}}, train={"max_stepz": 3})
+    assert [problem.key for problem in problems] == ["train.max_stepz", "actor.adam.lr"]
+    with pytest.raises(rs.ConfigurationError, match="2 problems in the configuration") as refused:
+        rs.run("sft", actor={"adam": {"lr": -1}}, train={"max_stepz": 3})
+    assert refused.value.problems == problems
+
+
+def test_a_good_call_has_no_problems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert rs.check("sft") == [] and rs.check("ppo", reward=score) == []
+
+
+def test_a_file_that_was_mended_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (problem,) = rs.check("sft", demo="sft", model="model")
+    assert problem.key == "actor.model_name_or_path"
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert problem not in rs.check("sft", demo="sft", model="model")
+
+
+def test_equal_rows_are_one_file(tmp_path):
+    rows = [{"input": "a", "output": "é"}]
+    file = name_rows("data.dataset", rows, tmp_path)
+    assert file == name_rows("data.dataset", iter(rows), tmp_path) != name_rows("data.dataset", rows * 2, tmp_path)
+    assert [json.loads(line) for line in Path(file).read_text().splitlines()] == rows
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize(("rows", "said"), [([], "no rows"), (["a"], "row 1 is a str"), ([{"a": {1}}], "row 1")])
+def test_rows_of_another_form_are_refused(rows, said, tmp_path):
+    with pytest.raises(rs.UserError, match=said):
+        name_rows("data.dataset", rows, tmp_path)
+
+
+CELL = """
+import re
+from math import tau as turn
+LIMIT = 4
+table = load("all")
+rs.run("ppo")
+
+def helper(text):
+    return len(re.findall("x", text))
+
+def score(row, config):
+    return helper(row.response) / LIMIT
+
+def lost(row, config):
+    return table[row.response]
+"""
+
+
+def define(name: str):
+    """Return a function of a notebook's cell, as IPython defines it."""
+    file = "/tmp/ipykernel_1/123.py"
+    linecache.cache[file] = (len(CELL), None, CELL.splitlines(keepends=True), file)
+    space = {"__name__": "__main__", "load": lambda _: {}, "rs": type("RS", (), {"run": lambda *_: None})}
+    exec(compile(CELL, file, "exec"), space)
+    return space[name]
+
+
+def test_the_definitions_of_a_cell_are_written_and_its_runs_are_not(tmp_path):
+    file, _, name = name_function("reward.rule", define("score"), tmp_path).rpartition(":")
+    written = Path(file).read_text()
+    assert "rs.run" not in written and "table" not in written.partition("def lost")[0] and "LIMIT = 4" in written
+    space: dict = {}
+    exec(compile(written, file, "exec"), space)
+    assert space[name](type("Row", (), {"response": "axx"}), None) == 0.5
+
+
+def test_a_function_that_reads_what_is_not_written_is_refused(tmp_path):
+    with pytest.raises(rs.UserError, match=r"lost reads table, which 123\.py does not define"):
+        name_function("reward.rule", define("lost"), tmp_path)
+
+
+def test_a_lambda_and_an_inner_function_are_refused(tmp_path):
+    def inner(row, config):
+        return 0.0
+
+    for function, said in ((lambda row, config: 0.0, "a lambda"), (inner, "within a function"), (3, "is no function")):
+        with pytest.raises(rs.UserError, match=said):
+            name_function("reward.rule", function, tmp_path)
