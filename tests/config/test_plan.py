@@ -63,6 +63,22 @@ def test_sleeping_engines_discard_their_weights_where_a_sync_brings_all_of_them(
 
 
 @pytest.mark.notices(
+    "engines discard the weights of a model that guesses tokens",
+    "config/plan.py",
+    " and not has_other_weights(run.vllm)",
+    "",
+)
+def test_sleeping_engines_keep_weights_that_no_sync_brings(config):
+    config.train.colocate_all = config.vllm.enable_sleep = True
+    config.vllm.speculative_config = {"method": "ngram", "num_speculative_tokens": 3}
+    assert resolved(config).engines.discards_weights, "it guesses without a model"
+    config.vllm.speculative_config = {"method": "draft_model", "model": "m", "num_speculative_tokens": 3}
+    assert not resolved(config).engines.discards_weights
+    config.vllm.speculative_config, config.vllm.quantization = {}, "fp8"
+    assert not resolved(config).engines.discards_weights
+
+
+@pytest.mark.notices(
     "engines without a GPU sleep",
     "engines/spec.py",
     'spec.enable_sleep and spec.device == "cuda"',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from steps import Setup, build
@@ -39,6 +41,26 @@ def test_every_rank_and_every_seed_draws_numbers_of_its_own():
 def test_ranks_that_split_matrices_drop_the_same_activations():
     first, second, third, fourth = (drawn(5, rank, tensor=2) for rank in range(4))
     assert first == second != third == fourth
+
+
+@pytest.mark.notices(
+    "flash attention of transformers may differ from one time to the next",
+    "distributed/world.py",
+    ', "FLASH_ATTENTION_DETERMINISTIC": "1"',
+    "",
+)
+def test_full_determinism_reaches_every_kernel_of_attention(monkeypatch):
+    """Those of this suite ask torch (`models/flash.py`), those of transformers the environment."""
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    try:
+        with torch.random.fork_rng():
+            for is_on in (False, True):
+                config = TrainConfig(full_determinism_enable=is_on)
+                seed_process(config, World(0, Mesh(1), torch.device("cpu")))
+                assert torch.are_deterministic_algorithms_enabled() is is_on
+                assert ("FLASH_ATTENTION_DETERMINISTIC" in os.environ) is is_on
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def continued(world, models, folder):

@@ -17,7 +17,7 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
 from rlhf_suite.config.reward import TextRewardConfig, reward_models
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     GenerateRun,
@@ -169,7 +169,15 @@ def discards_weights(run: PPORun) -> bool:
     sync_follows = makes_rollouts_ahead(run.train) or (
         not run.algo.filters and round_size(run.rollout) == run.rollout.batch_size
     )
-    return run.vllm.enable_sleep and run.vllm.sync_check != "off" and brings_all and sync_follows
+    may_sleep = run.vllm.enable_sleep and run.vllm.sync_check != "off"
+    return may_sleep and brings_all and sync_follows and not has_other_weights(run.vllm)
+
+
+def has_other_weights(vllm: VLLMConfig) -> bool:
+    """Return whether engines hold weights that no sync brings: those of a model that guesses tokens, and what vLLM
+    makes of weights that it quantises."""
+    guesses = bool(vllm.speculative_config) and vllm.speculative_config.get("method") != "ngram"
+    return guesses or vllm.quantization is not None
 
 
 def optimizer_steps_per_rollout(run: PPORun) -> int:

@@ -144,7 +144,7 @@ def seed_process(config: TrainConfig, world: World) -> None:
     an error."""
     torch.manual_seed(config.seed + world.mesh.replica_index(world.rank))
     if config.full_determinism_enable:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
 
