@@ -88,6 +88,8 @@ def image_tokenizer(model_type: str) -> PreTrainedTokenizerFast:
     special, written = TOKENS[model_type]
     plain = byte_tokenizer()
     plain.add_special_tokens({"additional_special_tokens": [*special.values()]})
+    if model_type == "gemma3":
+        plain.add_tokens(["\n" * count for count in range(2, 6)])
     return PreTrainedTokenizerFast(
         tokenizer_object=plain.backend_tokenizer,
         **{name: getattr(plain, name) for name in ("eos_token", "bos_token", "pad_token")},

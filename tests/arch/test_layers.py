@@ -23,6 +23,7 @@ ROOMS = {
         "engines/build.py",
         "engines/nodes.py",
         "engines/cpu_kernels.py",
+        "engines/whole_images.py",
         "engines/routes.py",
         "weight_sync/adapter.py",
         "weight_sync/receiver.py",

@@ -149,18 +149,6 @@ def test_a_text_model_of_a_family_that_reads_images_is_refused_with_images(model
     assert "is a qwen3_5 without a vision_config" in said
 
 
-def test_a_family_whose_engines_were_not_compared_on_images_is_not_sampled(model):
-    path = model("whole", model_type="gemma3", vision_config={}, tokenizer={"chat_template": "x"})
-    (path / "processor_config.json").write_text("{}")
-    words = f"data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
-    assert found(f"{SFT}data.output_key=output {words}") == []
-    _, said = one(f"{RULE}algo.advantage.estimator=reinforce {words}")
-    assert "have not been compared" in said and "idefics3, qwen2_vl" in said
-    served = model("axes", model_type="qwen2_5_vl", vision_config={}, tokenizer={"chat_template": "x"})
-    (served / "processor_config.json").write_text("{}")
-    assert found(f"{RULE}algo.advantage.estimator=reinforce {words}".replace(str(path), str(served))) == []
-
-
 def test_a_critic_that_reads_images_otherwise_than_the_policy_is_refused(model):
     actor, critic = (
         model(kind, model_type=kind, vision_config={}, tokenizer={"chat_template": "x"})

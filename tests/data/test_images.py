@@ -20,6 +20,7 @@ from rlhf_suite.data import images
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.data.images import (
     Image,
+    Newlines,
     collapse_images,
     expand_placeholders,
     image_file,
@@ -39,6 +40,7 @@ class Doubling:
     """A reader for which the first byte of a file says how many tokens it has."""
 
     placeholder = PLACEHOLDER
+    newlines: Newlines | None = None
 
     def tokens(self, image: bytes) -> list[int]:
         return [8, *[PLACEHOLDER] * image[0], 8]
@@ -340,6 +342,31 @@ def test_a_placeholder_becomes_the_tokens_of_its_image_and_back():
     again = expand_placeholders(short, FILES, Doubling())[1]
     assert collapse_images(ids, again, PLACEHOLDER) == short
     assert collapse_images([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response behind it stays"
+
+
+class Spaced(Doubling):
+    """A reader of images with two newlines around them; 101 to 104 are tokens of one to four newlines."""
+
+    newlines = Newlines({100 + count: count for count in (1, 2, 3, 4)}, lambda count: [100 + count] * (count > 0))
+
+    def tokens(self, image: bytes) -> list[int]:
+        return [102, *super().tokens(image), 102]
+
+
+@pytest.mark.notices(
+    "the newlines around an image are not joined with those of the text",
+    "data/images.py",
+    "texts[number] = newlines.join_end(texts[number] + before)",
+    "texts[number] = texts[number] + before",
+)
+def test_newlines_around_an_image_join_those_of_the_text():
+    short = [1, 101, PLACEHOLDER, PLACEHOLDER, 102, 101, 2, 101, PLACEHOLDER]
+    ids, images = expand_placeholders(short, [FILES[0], FILES[2], FILES[0]], Spaced(), offset=10)
+    assert ids == [1, 103, 8, 9, 8, 104, 8, 9, 9, 8, *[105], 2, 103, 8, 9, 8, 102]
+    assert [(image.start, image.length) for image in images] == [(12, 3), (16, 4), (23, 3)]
+    once = [1, 103, PLACEHOLDER, 104, PLACEHOLDER, 105, 2, 103, PLACEHOLDER, 102]
+    assert collapse_images([0] * 10 + ids, images, PLACEHOLDER) == [0] * 10 + once, "an engine adds no newlines"
+    assert expand_placeholders([102, 101, 1], [], Spaced())[0] == [102, 101, 1], "text without images stays"
 
 
 @pytest.mark.notices(

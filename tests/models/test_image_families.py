@@ -14,6 +14,7 @@ from image_families import SHAPES
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import SeeingActorConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
+from rlhf_suite.data.images import expand_placeholders, open_image
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
@@ -91,6 +92,25 @@ def test_packed_and_padded_rows_are_each_sequence_alone(seeing, batch, record_pr
         scale = max(float(gradient.abs().max()) for gradient in gradients.values())
         for name, gradient in gradients.items():
             assert (ours[name] - gradient).abs().max() <= 2 * SAME * scale, name
+
+
+@pytest.mark.notices(
+    "images of Gemma 3 have no newlines of their own beside the text",
+    "models/families.py",
+    "sees_whole=True, has_newlines=True)",
+    "sees_whole=True)",
+    cases="gemma3",
+)
+@pytest.mark.parametrize("text", ["digit?", "\ndigit", "\n\n\n\ndigit\n"])
+def test_tokens_are_those_of_the_processor_for_the_whole_text(seeing, text):
+    ids, images = expand_placeholders(seeing.ids(2, text), PICTURES[:2], seeing.processor)
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": text}]
+    message = {"role": "user", "content": content}
+    rendered = seeing.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    pictures = [open_image(data) for data in PICTURES[:2]]
+    whole = seeing.processor.processor(text=[rendered], images=[pictures], add_special_tokens=False)
+    assert ids == list(whole["input_ids"][0])
+    assert sum(image.length for image in images) < len(ids)
 
 
 def test_rows_with_images_are_packed_by_default(seeing):

@@ -12,7 +12,7 @@ import binascii
 import io
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,12 +44,42 @@ class Image:
     data: bytes = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Newlines:
+    """The newlines around an image, which a tokenizer joins with those of the text beside it."""
+
+    counts: Mapping[int, int]  # tokens that are newlines alone, with the number of these
+    encode: Callable[[int], list[int]]  # the tokens of so many newlines
+
+    def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Return the newlines before an image, its tokens without newlines around it, and the newlines behind it."""
+        start = next(place for place, token in enumerate(tokens) if token not in self.counts)
+        end = next(place for place in range(len(tokens), 0, -1) if tokens[place - 1] not in self.counts)
+        return list(tokens[:start]), list(tokens[start:end]), list(tokens[end:])
+
+    def join_start(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids` with the newlines at their start as the tokenizer writes them."""
+        end = next((place for place, token in enumerate(ids) if token not in self.counts), len(ids))
+        return [*self.encode(sum(self.counts[token] for token in ids[:end])), *ids[end:]]
+
+    def join_end(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids` with the newlines at their end as the tokenizer writes them."""
+        start = next((place for place in range(len(ids), 0, -1) if ids[place - 1] not in self.counts), 0)
+        return [*ids[:start], *self.encode(sum(self.counts[token] for token in ids[start:]))]
+
+
 class ImageReader(Protocol):
     """What encoders need to know of a model that reads images (`models.vision.VisionProcessor`)."""
 
     @property
     def placeholder(self) -> int:
         """The token that stands for an image before it is expanded."""
+        ...
+
+    @property
+    def newlines(self) -> Newlines | None:
+        """The newlines that stand around each image, which are not among its tokens in a sequence; None: there are
+        none."""
         ...
 
     def tokens(self, image: bytes) -> list[int]:
@@ -73,17 +103,22 @@ def expand_placeholders(
     num_placeholders = sum(token == reader.placeholder for token in ids)
     if num_placeholders != len(images):
         raise ValueError(f"the text has places for {num_placeholders} images, and there are {len(images)}")
-    result: list[int] = []
-    places: list[Image] = []
-    left = iter(images)
+    texts: list[list[int]] = [[]]
     for token in ids:
-        if token != reader.placeholder:
-            result.append(token)
-            continue
-        data = next(left)
-        tokens = reader.tokens(data)
+        if token == reader.placeholder:
+            texts.append([])
+        else:
+            texts[-1].append(token)
+    seen = [reader.tokens(data) for data in images]
+    if newlines := reader.newlines:
+        for number, tokens in enumerate(seen):
+            before, seen[number], after = newlines.split(tokens)
+            texts[number] = newlines.join_end(texts[number] + before)
+            texts[number + 1] = newlines.join_start(after + texts[number + 1])
+    result, places = texts[0], list[Image]()
+    for data, tokens, text in zip(images, seen, texts[1:], strict=True):
         places.append(Image(offset + len(result), len(tokens), data))
-        result += tokens
+        result += tokens + text
     return result, tuple(places)
 
 

@@ -78,6 +78,8 @@ def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Sl
         if spec.device == "cpu":
             prepare_speculation(spec.vllm)
             check_head_size(config.model_config)
+        if spec.image_token is not None:
+            prepare_images(config.model_config)
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except (ValueError, TypeError) as error:  # raised by vLLM for settings that it does not support
         if isinstance(error, TypeError) and not spec.vllm.engine_args:
@@ -130,6 +132,15 @@ def adapts(config: ModelConfig, device: str) -> bool:
     from vllm.model_executor.models import supports_lora
 
     return supports_lora(get_model_cls(config)) and not (device == "cpu" and config.is_moe)
+
+
+def prepare_images(config: ModelConfig) -> None:
+    """Let vLLM read the images of a model as the trainer does."""
+    images = family_of(config.hf_config.to_dict()).images
+    if images is not None and images.has_newlines:
+        from rlhf_suite.engines.whole_images import keep_newlines
+
+        keep_newlines()
 
 
 def what_is_wrong(error: Mapping[str, Any]) -> str:

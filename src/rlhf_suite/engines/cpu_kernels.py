@@ -1,4 +1,5 @@
-"""What vLLM's kernels without a GPU do not compute: heads of other sizes, and rotary positions of heads."""
+"""What vLLM's kernels without a GPU do not compute: heads of other sizes, rotary positions of heads, and images whose
+tokens see each other."""
 
 from __future__ import annotations
 
@@ -29,6 +30,13 @@ def mend_rotary_positions() -> None:
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     RotaryEmbedding.forward_cpu = join_heads(RotaryEmbedding.forward_cpu)
+
+
+def mend_image_attention() -> None:
+    """Let the tokens of an image see each other where the model of this process wants it."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CPU_ATTN, "rlhf_suite.engines.whole_images.ImageBackend")
 
 
 def join_heads(rotate: Callable[..., Rotated]) -> Callable[..., Rotated]:

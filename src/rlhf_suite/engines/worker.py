@@ -1,5 +1,6 @@
 """What every process with the model of an engine imports before vLLM loads it. Importing this module registers the
-transfer backends, mends rotary positions, and offers the names of torchvision that vLLM's files import."""
+transfer backends, mends rotary positions and the attention of images, and offers the names of torchvision that vLLM's
+files import."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def offer_torchvision() -> None:
 offer_torchvision()
 
 # vLLM is imported after the names are there.
-from rlhf_suite.engines.cpu_kernels import mend_rotary_positions  # noqa: E402
+from rlhf_suite.engines.cpu_kernels import mend_image_attention, mend_rotary_positions  # noqa: E402
 from rlhf_suite.weight_sync import receiver  # noqa: E402, F401
 
 mend_rotary_positions()
+mend_image_attention()

@@ -54,7 +54,7 @@ class Images:
     pixels: tuple[str, ...]  # what the processor returns of an image, laid end to end for all images
     has_tile_rows: bool = False  # whether `pixels` are [1, tiles, ...] for the model; all-zero tiles mean padding
     sees_whole: bool = False  # whether each token of an image sees all tokens of the image, also later ones
-    is_served: bool = False  # whether engines have been compared with the trainer
+    has_newlines: bool = False  # whether newlines stand around an image, which join those of the text
     has_axes: bool = False  # whether tokens have positions in time, height and width, and images a grid
 
 
@@ -113,9 +113,10 @@ class Family:
         return self.why_not(PACKED) is None and (attention or self.attention[0]) not in (SDPA, EAGER)
 
 
-GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True, is_served=True)
+GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True)
 GATED_DELTA = Kernels("bf16", ("linear_key_head_dim", "linear_value_head_dim"), (64, 128))
 PROJECTED = Images(("model.vision_tower", "model.multi_modal_projector"), ("pixel_values",))
+WHOLE = replace(PROJECTED, sees_whole=True, has_newlines=True)
 
 FAMILIES = (
     Family("Llama", ("llama",)),
@@ -147,7 +148,7 @@ FAMILIES = (
         head=CAPPED,
         attention=(VARLEN, EAGER),
     ),
-    Family("Gemma 3", ("gemma3_text", "gemma3"), head=CAPPED, images=replace(PROJECTED, sees_whole=True)),
+    Family("Gemma 3", ("gemma3_text", "gemma3"), head=CAPPED, images=WHOLE),
     Family("Gemma 4", ("gemma4_text", "gemma4"), head=CAPPED),
     Family("Granite", ("granite",), head=DIVIDED),
     Family("Granite-MoE", ("granitemoe", "granitemoeshared"), head=DIVIDED),
@@ -235,13 +236,13 @@ FAMILIES = (
     Family(
         "Idefics3, SmolVLM",
         ("idefics3",),
-        images=Images(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True, is_served=True),
+        images=Images(("model.vision_model", "model.connector"), ("pixel_values",), has_tile_rows=True),
     ),
     Family("Qwen2-VL", ("qwen2_vl", "qwen2_vl_text"), images=GRIDS),
     Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
     Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
-    Family("LLaVA", ("llava",), images=replace(PROJECTED, is_served=True)),
-    Family("InternVL", ("internvl",), images=replace(PROJECTED, is_served=True)),
+    Family("LLaVA", ("llava",), images=PROJECTED),
+    Family("InternVL", ("internvl",), images=PROJECTED),
 )
 BY_TYPE = {name: family for family in FAMILIES for name in family.types}
 IMAGE_TYPES = tuple(

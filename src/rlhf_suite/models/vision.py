@@ -23,12 +23,13 @@ from torch import Tensor
 
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.images import image_file, open_image
+from rlhf_suite.data.images import Newlines, image_file, open_image
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.families import IMAGE_TYPES, family_of
 
 READ_IMAGES = 64  # images whose pixels are kept: the models of a step read the same ones
 BLANK = (56, 56)  # the size of the image that stands in where a batch has none
+MOST_NEWLINES = 32  # that one token may be
 VIDEO = "video_processor"  # the part of a processor that needs torchvision
 VIDEO_FILE = "video_preprocessor_config.json"
 # Settings of config.json that name a token of images or videos.
@@ -106,6 +107,18 @@ class VisionProcessor:
     def feature(self) -> int:
         """The token that stands for each feature of an expanded image; for most models it is the placeholder."""
         return int(getattr(self.processor.tokenizer, "image_token_id", self.placeholder))
+
+    @cached_property
+    def newlines(self) -> Newlines | None:
+        """The newlines that stand around each image; None: there are none."""
+        if not self.family.has_newlines:
+            return None
+
+        def encode(count: int) -> list[int]:
+            return list(self.processor.tokenizer.encode("\n" * count, add_special_tokens=False))
+
+        tokens = ((encode(count), count) for count in range(1, MOST_NEWLINES + 1))
+        return Newlines({ids[0]: count for ids, count in tokens if len(ids) == 1}, encode)
 
     @cached_property
     def never_sampled(self) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from rlhf_suite.config.runs import Run
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import (
     BLOCKS,
-    BY_TYPE,
     EAGER,
     ENGINE,
     IMAGE_TYPES,
@@ -267,10 +266,6 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(
             use.key, problem, "copy the processor files of the model that it was trained from into the folder"
         )
-    elif use.is_sampled and not images.is_served:
-        problem = f"the engines' log-probs of {family(files).title} have not been compared with the trainer's on images"
-        served = ", ".join(name for name in IMAGE_TYPES if (declared := BY_TYPE[name].images) and declared.is_served)
-        yield Problem(use.key, problem, f"give a model of type {served}, or train it by task=sft or dpo")
     elif images.sees_whole and use.attention is not None and use.attention not in (VARLEN, SDPA, EAGER):
         problem = f"{use.attention} does not let the tokens of an image of {family(files).title} see each other"
         yield Problem("ds.attn_implementation", problem, f"write ds.attn_implementation={VARLEN}")
