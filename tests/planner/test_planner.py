@@ -189,7 +189,7 @@ def test_offload_moves_the_optimiser_to_the_host():
 )
 def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
     found = memory.engine(SMALL, VLLMConfig(enforce_eager=True), 2, 100, 10 * MIB, 0.5)
-    step = memory.step_of_an_engine(SMALL, VLLMConfig(), 2, memory.GPU_BATCHED_TOKENS)
+    step = memory.step_of_an_engine(SMALL, VLLMConfig(), 2, memory.GPU_BATCHED_TOKENS, 1024)
     assert found.memory.always == {"weights": 2400, "KV cache": 5 * MIB - 2400 - step}
     assert found.kv_tokens == (5 * MIB - 2400 - step) // (2 * 32)
     assert memory.engine(SMALL, VLLMConfig(), 2, 100, None, None).kv_tokens == 64 * MIB // 64

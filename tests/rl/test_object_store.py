@@ -74,7 +74,7 @@ def test_a_response_is_so_many_bytes_of_each_token():
 @pytest.mark.notices(
     "the object store has room for a fixed number of bytes",
     "config/object_store.py",
-    "math.ceil(MARGIN * bytes_at_once(run, models, routes) / 2**20)",
+    "math.ceil(MARGIN * bytes_at_once(run, models, routes, device) / 2**20)",
     "256",
 )
 def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them():

@@ -45,7 +45,7 @@ class Setup:
     lr: float = 1e-2
     objective: str = "next token"
     on_nonfinite: str = "skip"
-    overlap: bool = False
+    overlap: bool | None = False
     compiled: bool = False  # by DeepCompile; its batches are padded
     leaves: tuple[str, ...] = ()  # the classes of modules that ZeRO-3 gathers as a whole
     tensor: int = 1  # ranks that split the matrices of each layer

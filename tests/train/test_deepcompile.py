@@ -25,8 +25,8 @@ COMPILED = [Setup(1, compiled=True), Setup(2, "bf16", compiled=True), Setup(3, "
 @pytest.mark.notices(
     "compiled graphs do not know which backward pass is the last",
     "train/settings.py",
-    "return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)",
-    "return ds.zero_stage == 1 and ds.overlap_comm",
+    "return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm is True)",
+    "return ds.zero_stage == 1 and ds.overlap_comm is True",
 )
 def test_deepspeed_is_told_to_compile_and_which_backward_pass_is_the_last():
     """Its engine refuses to compile without the second."""

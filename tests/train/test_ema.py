@@ -7,7 +7,7 @@ import torch
 from steps import Outcome, Setup, build, one_step, same
 
 from rlhf_suite.models.weights import weights_on_cpu
-from rlhf_suite.train.ema import WeightAverage
+from rlhf_suite.train.ema import WeightAverage, share_out
 
 pytestmark = pytest.mark.stack
 
@@ -44,6 +44,25 @@ def averaged(world, folder, setup, batch, checkpoint):
     return weights
 
 
+def test_ranks_that_have_all_parameters_share_the_averages_out():
+    sizes = {"embedding": 100, "a": 40, "b": 40, "c": 30, "norm": 1}
+    owners = share_out(sizes, 2)
+    loads = [sum(size for name, size in sizes.items() if owners[name] == rank) for rank in range(2)]
+    assert owners.keys() == sizes.keys() and sorted(loads) == [101, 110]
+    assert share_out(dict(reversed(sizes.items())), 2) == owners, "every rank says the same"
+
+
+def kept(world, folder, setup):
+    """The numbers that this rank averages, and those of the model."""
+    average = WeightAverage(build(world, folder, setup), BETA)
+    return sum(value.numel() for value in average.average.values()), sum(p.numel() for _, p in average.parts().values())
+
+
+def test_no_rank_averages_all_parameters(ranks, folder):
+    (one, whole), (other, _) = ranks(2).call(kept, folder, Setup(zero=2))
+    assert one + other == whole and min(one, other) > 0.3 * whole
+
+
 def plain(world, folder, setup, batch):
     """Four steps without any average."""
     torch.manual_seed(0)
@@ -57,8 +76,8 @@ def plain(world, folder, setup, batch):
 @pytest.mark.notices(
     "the average of the weights decays the wrong way round",
     "train/ema.py",
-    "mul_(self.beta).add_(weight.float().cpu(), alpha=1 - self.beta)",
-    "mul_(1 - self.beta).add_(weight.float().cpu(), alpha=self.beta)",
+    "mul_(self.beta).add_(parts[name][1].cpu(), alpha=1 - self.beta)",
+    "mul_(1 - self.beta).add_(parts[name][1].cpu(), alpha=self.beta)",
 )
 @pytest.mark.notices(
     "the average of the weights starts at 0",
@@ -67,10 +86,17 @@ def plain(world, folder, setup, batch):
     "part.float().cpu() * 0",
     cases="1-ZeRO-0",
 )
+@pytest.mark.notices(
+    "a rank exports the average of its own parameters alone",
+    "train/ema.py",
+    "dist.broadcast(parameters[name], src=owner)",
+    "pass",
+    cases="2-ZeRO-2",
+)
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
 def test_the_average_is_that_of_the_formula_and_stays_beside_the_training(ranks, folder, batch, tmp_path, size, setup):
     start, *steps, average, after, last = ranks(size).call(averaged, folder, setup, batch, tmp_path)[0]
-    assert len(list(tmp_path.glob("ema_*.pt"))) == (size if setup.zero == 3 else 1)
+    assert len(list(tmp_path.glob("ema_*.pt"))) == size
     moved = 0
     for name, weight in start.items():
         wanted = weight.float()

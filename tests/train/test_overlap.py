@@ -8,6 +8,8 @@ import pytest
 import torch
 from steps import Setup, build, one_step, train
 
+from rlhf_suite.config import ds as ds_flags
+
 pytestmark = pytest.mark.stack
 OVERLAPS = [
     Setup(1),
@@ -30,6 +32,30 @@ def test_steps_are_those_without_it(ranks, folder, batch, setup):
     for name, value in plain.weights.items():
         tolerance = 1e-5 if setup.dtype == "fp32" else 3e-2
         torch.testing.assert_close(overlapped.weights[name], value, rtol=0, atol=tolerance, msg=name)
+
+
+def train_by_defaults_of_gpus(world, folder, setup, batches):
+    """Train on this CPU with the reductions that are the default on GPUs."""
+    before, ds_flags.FAST_DEVICES = ds_flags.FAST_DEVICES, ("cpu",)
+    try:
+        model = build(world, folder, setup)
+        is_default = model.engine.config["zero_optimization"]["overlap_comm"]
+        return is_default, train(world, folder, setup, batches)
+    finally:
+        ds_flags.FAST_DEVICES = before
+
+
+@pytest.mark.parametrize("setup", [Setup(2, "bf16"), Setup(3), Setup(3, "bf16")], ids=str)
+def test_steps_by_the_defaults_of_gpus_are_those_of_the_cpu(ranks, folder, batch, setup):
+    """ZeRO-3 scatters the gradients then: each rank gets its part alone."""
+    plain = ranks(2).call(train, folder, setup, [batch] * 3)[0]
+    is_default, fast = ranks(2).call(train_by_defaults_of_gpus, folder, replace(setup, overlap=None), [batch] * 3)[0]
+    assert is_default
+    for row, right in zip(fast.metrics, plain.metrics, strict=True):
+        assert row == pytest.approx(right, rel=1e-5 if setup.dtype == "fp32" else 2e-2)
+    for name, value in plain.weights.items():
+        tolerance = 1e-5 if setup.dtype == "fp32" else 3e-2
+        torch.testing.assert_close(fast.weights[name], value, rtol=0, atol=tolerance, msg=name)
 
 
 def reduced_after_each_backward(world, folder, batch, setup):

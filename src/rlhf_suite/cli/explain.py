@@ -10,6 +10,7 @@ from rich.text import Text
 
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import preset_keys
+from rlhf_suite.config.ds import overlaps_reduction, scatters_gradients
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spell
 from rlhf_suite.config.micro_batches import trained_micro_batches
@@ -19,6 +20,7 @@ from rlhf_suite.config.placement import Role
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve, round_size
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
+from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.config.sources import BUILTIN
 from rlhf_suite.models.families import Family, family_of
@@ -130,9 +132,12 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
         how = ", in host memory" if model.offload else ""
         how = ", the actor without its adapters: not loaded again" if model.is_actor else how
         yield name, f"{model.path}{first}{how}", number_of(model.ranks, "rank")
+    if isinstance(run, AnyTrainedRun):
+        yield from of_trainer(run, plan)
     if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
         return
     samples, engines = samples_of_step(run), plan.engines
+    yield "sequences of an engine", f"vllm.max_num_seqs={spell(run.vllm.max_num_seqs)}", sequences_of(run, plan)
     how = f"launch.object_store_mb: {samples} samples of data.max_len={run.data.max_len} tokens at one time"
     yield "object store of Ray", how, f"{plan.object_store_mb} MiB"
     yield "weight sync", f"vllm.sync_backend={run.vllm.sync_backend}", engines.sync_backend
@@ -147,6 +152,24 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     yield from schedule(run, plan)
     if plan.critic_warm_up:
         yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
+
+
+def of_trainer(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
+    """Return what is decided about the trainer by its device."""
+    ds = run.ds
+    if plan.device == "cuda" and plan.models[ACTOR].ranks > 1 and ds.zero_stage is not None:
+        when = "while the backward pass runs" if overlaps_reduction(ds, plan.device) else "after the backward pass"
+        how = ", scattered" if scatters_gradients(ds, plan.device) else ""
+        yield "reduction of gradients", f"ds.overlap_comm={spell(ds.overlap_comm)}", f"{when}{how}"
+    if plan.device == "cuda" and ds.use_liger_kernel is None:
+        yield "Liger's kernels", "ds.use_liger_kernel=null", "where installed and known"
+
+
+def sequences_of(run: PPORun, plan: Plan) -> str:
+    """Return how many sequences an engine runs at once."""
+    if plan.device == "cuda" and run.vllm.max_num_seqs is None:
+        return "vLLM's own number"
+    return f"{most_sequences(run.vllm, plan.device)}"
 
 
 def schedule(run: PPORun, plan: Plan) -> Rows:

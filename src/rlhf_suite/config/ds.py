@@ -114,7 +114,9 @@ class DeepSpeedConfig(ForwardConfig):
     cpu_adam: str = flag("torch", choices=("torch", "deepspeed"), resume=SHAPE, when=is_true(".adam_offload"))
     """Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, for
     minutes, with a C++ compiler and ninja)"""
-    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-1 to 3)", resume=SHAPE)
+    overlap_comm: bool | None = flag(None, resume=SHAPE)
+    """Overlap gradient reduction with the backward pass (ZeRO-1 to 3); null: on GPUs with ZeRO-2 and 3, but not with
+    Muon"""
     deepcompile: bool = flag(False, resume=SHAPE)
     """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for ZeRO-1
     to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes"""
@@ -134,10 +136,28 @@ class DeepSpeedConfig(ForwardConfig):
     tensor_parallel_size: int = flag(1, ge=1, resume=FIXED)
     """Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense
     language and reward models, ds.zero_stage=0 to 2)"""
-    use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
+    use_liger_kernel: bool | None = flag(None)
+    """Use Liger's fused layer kernels in trained models; null: on GPUs where it is installed and knows a model of text
+    alone, without ds.tensor_parallel_size and ds.deepcompile"""
     load_in_4bit: bool = flag(False, resume=FIXED)
     """QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)"""
     lora: LoRAConfig = group(LoRAConfig)
+
+
+FAST_DEVICES = ("cuda",)  # where gradients are scattered, and beside the backward pass, unless a flag says otherwise
+
+
+def overlaps_reduction(ds: DeepSpeedConfig, device: str) -> bool:
+    """Return whether gradients are reduced while the backward pass still runs."""
+    if ds.overlap_comm is not None:
+        return ds.overlap_comm
+    return device in FAST_DEVICES and ds.zero_stage in (2, 3) and not ds.deepcompile
+
+
+def scatters_gradients(ds: DeepSpeedConfig, device: str) -> bool:
+    """Return whether a rank of ZeRO-3 gets its part of the gradients alone. On a CPU all ranks get all of them, whose
+    sums have another order: numbers of earlier runs stay what they are."""
+    return device in FAST_DEVICES and ds.zero_stage == 3
 
 
 @dataclass

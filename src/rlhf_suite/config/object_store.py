@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection
 
 from rlhf_suite.config.reward import reward_models
+from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import GenerateRun, PPORun, Run
 
 LEAST_MB = 75  # Ray takes no less
@@ -25,19 +26,19 @@ READERS = ("actor", "ref", "teacher", "critic")  # models that run forward over 
 AHEAD = 2  # samples of task=generate that are under way, in multiples of those that the engines run at once
 
 
-def object_store_mb(run: Run, models: Collection[str], routes: int = 0) -> int:
+def object_store_mb(run: Run, models: Collection[str], routes: int = 0, device: str = "cpu") -> int:
     """Return the MiB of Ray's object store on each node: as the flag says, or what the run needs with these models.
-    `routes`: the bytes of those of one token, which follow from the model."""
+    `routes`: the bytes of those of one token, which follow from the model; `device`: of the engines."""
     if run.launch.object_store_mb is not None:
         return run.launch.object_store_mb
-    return max(LEAST_MB, math.ceil(MARGIN * bytes_at_once(run, models, routes) / 2**20))
+    return max(LEAST_MB, math.ceil(MARGIN * bytes_at_once(run, models, routes, device) / 2**20))
 
 
-def bytes_at_once(run: Run, models: Collection[str], routes: int) -> int:
+def bytes_at_once(run: Run, models: Collection[str], routes: int, device: str) -> int:
     """Return the most bytes that are under way at one time, if every sample has data.max_len tokens. Responses, scores
     and the steps of the models may overlap."""
     if isinstance(run, GenerateRun):
-        return AHEAD * run.vllm.max_num_seqs * run.vllm.num_engines * run.data.max_len * RESPONSE
+        return AHEAD * most_sequences(run.vllm, device) * run.vllm.num_engines * run.data.max_len * RESPONSE
     if not isinstance(run, PPORun):
         return 0
     judges = 0 if run.replays else len(reward_models(run.reward)) + ("reward.process" in models)

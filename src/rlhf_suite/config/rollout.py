@@ -77,7 +77,8 @@ class EngineConfig:
     max_restarts: int = flag(3, ge=0, resume=FREE)
     """Times that each engine is started again when its process dies; its unfinished requests are made again. 0: the run
     ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones"""
-    max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
+    max_num_seqs: int | None = flag(None, ge=1)
+    """Sequences that an engine runs at once; null: vLLM's own number for a GPU (1,024 on large ones), 256 on a CPU"""
     enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
     enable_prefix_caching: bool | None = flag(None)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
@@ -97,6 +98,14 @@ class EngineConfig:
     def devices(self) -> int:
         """The devices of an engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+CPU_SEQUENCES, GPU_SEQUENCES = 256, 1024  # that vllm.max_num_seqs=null stands for; vLLM takes fewer on small GPUs
+
+
+def most_sequences(config: EngineConfig, device: str) -> int:
+    """Return the most sequences that an engine runs at once."""
+    return config.max_num_seqs or (GPU_SEQUENCES if device == "cuda" else CPU_SEQUENCES)
 
 
 @dataclass

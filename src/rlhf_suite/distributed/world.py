@@ -149,6 +149,21 @@ def seed_process(config: TrainConfig, world: World) -> None:
         torch.use_deterministic_algorithms(True)
 
 
+def rng_state() -> dict[str, torch.Tensor]:
+    """Return the states of this process's generators of random numbers."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, torch.Tensor]) -> None:
+    """Put back what `rng_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
 def open_store(host: str, timeout: timedelta | None = None, size: int | None = None) -> dist.TCPStore:
     """Open a rendezvous store in this process that listens on `host` alone, at a free port.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.rollout import EngineConfig
+from rlhf_suite.config.rollout import EngineConfig, most_sequences
 from rlhf_suite.engines.cpu_kernels import check_head_size
 from rlhf_suite.engines.spec import EngineSpec, caches_prefixes
 from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
@@ -215,7 +215,7 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "generation_config": "vllm",  # not that of the model folder: the caller decides how to sample
         "skip_tokenizer_init": not spec.detokenize and spec.image_token is None,
         "logprobs_mode": "processed_logprobs",  # under the sampling temperature
-        "max_num_seqs": config.max_num_seqs,
+        "max_num_seqs": most_sequences(config, "cpu") if cpu else config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
         "distributed_executor_backend": "mp" if config.devices > 1 else "uni",

@@ -166,6 +166,7 @@ def load_model(
     flag: str = ...,
     writable: Gather = ...,
     dropout: bool = ...,
+    device: torch.device | None = ...,
 ) -> LanguageModel: ...
 @overload
 def load_model(
@@ -177,6 +178,7 @@ def load_model(
     flag: str = ...,
     writable: Gather = ...,
     dropout: bool = ...,
+    device: torch.device | None = ...,
 ) -> ScalarModel: ...
 def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     path: str,
@@ -187,12 +189,13 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     flag: str = "actor.model_name_or_path",
     writable: Gather = whole,
     dropout: bool = True,
+    device: torch.device | None = None,
 ) -> LanguageModel | ScalarModel:
     """Return a model in evaluation mode.
 
     A `value` head that the checkpoint lacks is drawn from N(0, 1/(hidden + 1)^2). Under ZeRO-3 parameters are
     partitioned while they load; `writable` makes the given ones whole and keeps changes to them. Without `dropout`, the
-    dropout of the model's configuration is off in training mode.
+    dropout of the model's configuration is off in training mode. `device`: where tensors are read to; None: the host.
     """
     folder = model_folder(path, flag)
     with explain_load_errors(flag, path), quiet_transformers():
@@ -200,10 +203,9 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         dropout_off, head_name = {} if dropout else switch_off_dropout(config), head_prefix(config, ds)
         family = family_of(config.to_dict())
         attention = ds.attn_implementation or family.attention[0]
-        settings = build_load_arguments(ds, head, head_name) | {"config": config, "attn_implementation": attention}
-        sees = family.images is not None
-        if sees:  # packed images need no kernel of their own
-            settings["attn_implementation"] = {"text_config": attention, "vision_config": "sdpa"}
+        settings = build_load_arguments(ds, head, head_name, device) | {"config": config}
+        sees = family.images is not None  # packed images need no kernel of their own
+        settings["attn_implementation"] = {"text_config": attention, "vision_config": "sdpa"} if sees else attention
         if head == "lm":
             check_head(config, family, flag, path)
         model, info = auto_class(head, sees, config).from_pretrained(folder, **settings)
@@ -287,7 +289,9 @@ def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: st
         )
 
 
-def build_load_arguments(ds: ForwardConfig, head: Literal["lm", "value"], head_name: str) -> dict[str, Any]:
+def build_load_arguments(
+    ds: ForwardConfig, head: Literal["lm", "value"], head_name: str, device: torch.device | None
+) -> dict[str, Any]:
     """Return the keyword arguments that every model is loaded with."""
     settings: dict[str, Any] = {
         "dtype": DTYPES[ds.param_dtype],
@@ -296,6 +300,8 @@ def build_load_arguments(ds: ForwardConfig, head: Literal["lm", "value"], head_n
     }
     if isinstance(ds, DeepSpeedConfig | FourBitConfig) and ds.load_in_4bit:
         settings["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
+    if device is not None:
+        settings["device_map"] = {"": device}
     if head == "value" and head_name != "score":
         settings["key_mapping"] = {rf"^{head_name}\.": "score."}
     return settings

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import SeeingActorConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
@@ -124,6 +124,24 @@ def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
         setattr(owner, last, rate)
 
 
+def fuses_layers(ds: DeepSpeedConfig, kind: str, device: str, *, reads_images: bool) -> bool:
+    """Return whether Liger computes layers of a model of a `kind` (model_type in its config.json)."""
+    if ds.use_liger_kernel is not None:
+        return ds.use_liger_kernel
+    if device != "cuda" or reads_images or ds.deepcompile or ds.tensor_parallel_size > 1:
+        return False
+    return kind in liger_kinds()
+
+
+def liger_kinds() -> frozenset[str]:
+    """Return the kinds of models that Liger has kernels for; none where it is not installed."""
+    if find_spec("liger_kernel") is None:
+        return frozenset()
+    from liger_kernel.transformers import monkey_patch as liger
+
+    return frozenset(liger.MODEL_TYPE_TO_APPLY_LIGER_FN)
+
+
 def fuse_layers(model: PreTrainedModel, device: str) -> None:
     """Replace the layers' computations in place by Liger's Triton kernels (norms, rotary positions, gated MLPs).
 
@@ -137,7 +155,7 @@ def fuse_layers(model: PreTrainedModel, device: str) -> None:
     from liger_kernel.transformers import monkey_patch as liger
 
     kind = model.config.model_type
-    if kind not in liger.MODEL_TYPE_TO_APPLY_LIGER_FN:
+    if kind not in liger_kinds():
         raise UserError(f"{LIGER}: it has no kernels for models of type {kind}. Set ds.use_liger_kernel=false")
     own_mlp = {"swiglu": False} if hasattr(model.config, "num_experts_per_tok") else {}
     liger._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False, **own_mlp)

@@ -25,6 +25,7 @@ from rlhf_suite.config.plan import (
     resolve,
     round_size,
 )
+from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import AnyTrainedRun, KTORun, PPORun
 from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.load import model_config, model_folder
@@ -211,7 +212,8 @@ class Planner:
         terms = memory.sum_trained(counts, self.shares(model.ranks), trace(use, tokens))
         terms = terms.also(moments=self.beside_the_passes(counts, use, model, tokens))
         if isinstance(self.run, PPORun) and model.name == ACTOR and self.run.train.enable_ema:
-            average = {"average of the weights": self.shares(model.ranks).divide(4 * counts.trained, 3)}
+            holders = model.ranks if self.plan.placement.tensor == 1 else 1
+            average = {"average of the weights": 4 * counts.trained // holders}
             terms = terms.also(host=average) if self.on_gpu else terms.also(always=average)
         for guest in self.guests() if model.name == ACTOR else ():
             held = self.estimate_frozen(guest, model.ranks)
@@ -385,7 +387,8 @@ class Planner:
         engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
         per_prompt = run.rollout.n_samples_per_prompt / run.vllm.num_engines
         samples, of_round = run.rollout.batch_size * per_prompt, round_size(run.rollout) * per_prompt
-        at_once = max(1.0, min(of_round, run.vllm.max_num_seqs, engine.kv_tokens / longest))
+        most = most_sequences(run.vllm, self.plan.device)
+        at_once = max(1.0, min(of_round, most, engine.kv_tokens / longest))
         policy = parameters(self.use(self.plan.models[ACTOR]))
         per_token = size * policy.kv_per_token / memory.kv_parts(policy, run.vllm)
         read = engine.memory.always["weights"] + at_once * per_token * longest / 2

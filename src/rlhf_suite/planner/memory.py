@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.rollout import EngineConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, overlaps_reduction
+from rlhf_suite.config.rollout import EngineConfig, most_sequences
 from rlhf_suite.engines.build import CPU_BATCHED_TOKENS, CPU_KV_CACHE_MB, GPU_MEMORY_ALONE
 from rlhf_suite.models.head import chunk_rows
 from rlhf_suite.planner.trace import Parameters, Trace
@@ -127,8 +127,8 @@ def backward_buffers(counts: Parameters, shares: Shares) -> int:
         return 0
     if shares.stage == 1 and shares.weight == 2 and shares.gradient == 4:
         return 0  # its optimiser in bf16 reduces the sums in place
-    bucket = shares.bucket(counts.trained, shares.weight) * (1 + (shares.ds.overlap_comm and shares.stage < 3))
-    return bucket + count_gathered(counts, shares)
+    has_two = overlaps_reduction(shares.ds, "cuda" if shares.on_gpu else "cpu") and shares.stage < 3
+    return shares.bucket(counts.trained, shares.weight) * (2 if has_two else 1) + count_gathered(counts, shares)
 
 
 def count_gathered(counts: Parameters, shares: Shares) -> int:
@@ -222,10 +222,10 @@ def engine(
     own = size * counts.total // config.devices
     if capacity is None:
         cache = (config.kv_cache_mb or CPU_KV_CACHE_MB) * MIB
-        step = step_of_an_engine(counts, config, size, max(CPU_BATCHED_TOKENS, longest))
+        step = step_of_an_engine(counts, config, size, max(CPU_BATCHED_TOKENS, longest), most_sequences(config, "cpu"))
         terms = {"weights": own, "KV cache": cache}
     else:
-        step = step_of_an_engine(counts, config, size, max(GPU_BATCHED_TOKENS, longest))
+        step = step_of_an_engine(counts, config, size, max(GPU_BATCHED_TOKENS, longest), most_sequences(config, "cuda"))
         step += 0 if config.enforce_eager else ENGINE_GRAPHS
         room = int(capacity * (share or GPU_MEMORY_ALONE)) - own - step
         cache = config.kv_cache_mb * MIB if config.kv_cache_mb else max(0, room)
@@ -243,11 +243,10 @@ def kv_parts(counts: Parameters, config: EngineConfig) -> int:
     return config.pipeline_parallel_size * min(config.tensor_parallel_size, counts.kv_heads)
 
 
-def step_of_an_engine(counts: Parameters, config: EngineConfig, size: int, tokens: int) -> int:
-    """Twelve hidden states for each token of a step, and three matrices of logits in fp32 for the sampler."""
-    return 12 * size * tokens * counts.hidden // config.tensor_parallel_size + 3 * 4 * config.max_num_seqs * (
-        counts.vocabulary
-    )
+def step_of_an_engine(counts: Parameters, config: EngineConfig, size: int, tokens: int, sequences: int) -> int:
+    """Twelve hidden states for each token of a step, and three matrices of logits in fp32 for the sampler, with a row
+    for each of so many `sequences`."""
+    return 12 * size * tokens * counts.hidden // config.tensor_parallel_size + 3 * 4 * sequences * (counts.vocabulary)
 
 
 def checkpoint(counts: Parameters, *, with_optimizer: bool, average: bool) -> int:

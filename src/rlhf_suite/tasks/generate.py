@@ -11,6 +11,7 @@ from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.object_store import AHEAD
 from rlhf_suite.config.plan import ACTOR, ENGINE, WorkerPlan
 from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
@@ -36,7 +37,9 @@ def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]
     source = prompt_rows(config.data)
     rows = source.part(*shard)
     job = BatchJob(config.task, config.generate, folder / "generations.jsonl", rows, config.ckpt.load_enable)
-    size = config.generate.chunk_size or max(1, config.vllm.num_engines * config.vllm.max_num_seqs // samples)
+    size = config.generate.chunk_size or max(
+        1, config.vllm.num_engines * most_sequences(config.vllm, plan.device) // samples
+    )
     if job.left:
         with answerer(config, plan, source, job) as answers:
             job.write(answers.answer(source.chunks(job.left, size)), "tokens")
@@ -69,7 +72,7 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
         engines.ready()
         stop_ids = stop_token_ids(path, tokenizer)
         sampler = Sampler(config.rollout, engines, stop_ids, seed=config.rollout.seed, max_len=config.data.max_len)
-        samples = AHEAD * config.vllm.max_num_seqs * len(engines)
+        samples = AHEAD * most_sequences(config.vllm, plan.device) * len(engines)
         yield Answerer(config, tokenizer, sampler, scorer, max(1, samples // config.rollout.n_samples_per_prompt))
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+import torch
+
+from rlhf_suite.config.ds import DeepSpeedConfig, overlaps_reduction, scatters_gradients
 from rlhf_suite.distributed.world import World
 
 
-def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
+def engine_config(
+    ds: DeepSpeedConfig, max_norm: float, world: World, *, needs_whole_gradients: bool = False
+) -> dict[str, Any]:
     """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates; where
     the reduction is part of the last backward pass, the caller says which one that is."""
-    zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
+    device = world.device.type
+    overlaps = overlaps_reduction(ds, device) and (ds.overlap_comm is True or not needs_whole_gradients)
+    zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": overlaps}
     if ds.zero_stage == 3:
-        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
+        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0}
+        zero["reduce_scatter"] = scatters_gradients(ds, device)
+    if needs_whole_gradients:
+        zero["reduce_scatter"] = False
     if ds.adam_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
     config: dict[str, Any] = {
@@ -33,10 +42,17 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
     return config
 
 
+def device_to_load_to(ds: DeepSpeedConfig, world: World) -> torch.device | None:
+    """Return the GPU that the tensors of a model are read to; None: they are read to host memory, as on a CPU, and
+    where ZeRO-3 or tensor parallelism divides them first."""
+    is_direct = world.device.type == "cuda" and ds.zero_stage != 3 and world.mesh.tensor == 1
+    return world.device if is_direct else None
+
+
 def reduces_in_last_backward(ds: DeepSpeedConfig) -> bool:
     """Return whether gradients are reduced during the last backward pass of a step: ZeRO-2 and 3 reduce them in every
     one, and the others after the last one unless they are told to overlap both. DeepCompile always asks."""
-    return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)
+    return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm is True)
 
 
 def is_plain(ds: DeepSpeedConfig) -> bool:

@@ -21,12 +21,12 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.world import World, give_back_freed_memory
+from rlhf_suite.distributed.world import World, give_back_freed_memory, rng_state, set_rng_state
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, check_layout
 from rlhf_suite.models.host_weights import keep_on_host
 from rlhf_suite.models.load import load_model
-from rlhf_suite.models.prepare import fuse_layers, make_trainable
+from rlhf_suite.models.prepare import fuse_layers, fuses_layers, make_trainable
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.train import optim, tensor_parallel
@@ -45,7 +45,13 @@ from rlhf_suite.train.parts import (
     write_tensors,
 )
 from rlhf_suite.train.schedules import learning_rate_factor
-from rlhf_suite.train.settings import build_frozen_config, engine_config, is_plain, reduces_in_last_backward
+from rlhf_suite.train.settings import (
+    build_frozen_config,
+    device_to_load_to,
+    engine_config,
+    is_plain,
+    reduces_in_last_backward,
+)
 from rlhf_suite.train.state_moves import move_states_to_device, move_states_to_host
 from rlhf_suite.train.torch_engine import TorchEngine
 
@@ -110,11 +116,10 @@ class TrainedModel:
             return TorchEngine(self.module, self.config, self.ds)
         module, config = self.module, self.config
         optimizer: torch.optim.Optimizer | None = None
-        settings = engine_config(self.ds, config.max_norm, self.world)
+        settings = engine_config(self.ds, config.max_norm, self.world, needs_whole_gradients=config.optim == "muon")
         if config.optim == "muon":
             optim.mark_muon_parameters(module.named_parameters())
             settings["optimizer"] = optim.muon_config(config)
-            settings["zero_optimization"]["reduce_scatter"] = False
         elif self.ds.adam_offload and self.ds.cpu_adam == "deepspeed":
             optimizer = deepspeed_adamw(module, config)
         else:
@@ -264,8 +269,9 @@ def load_trained(
             flag=model.flag,
             writable=writable,
             dropout=not section.disable_dropout,
+            device=device_to_load_to(ds, world),
         )
-    if ds.use_liger_kernel:
+    if fuses_layers(ds, module.model.config.model_type, world.device.type, reads_images=module.vision is not None):
         fuse_layers(module.model, world.device.type)
     mark_leaf_modules(module, ds, must_have=model.name == "actor")
     make_trainable(module, section, ds.lora, seed=seed, section=model.name)
@@ -285,7 +291,8 @@ def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Modul
     """Load a model that only runs forward."""
     ds = replace(ds, load_in_4bit=model.load_in_4bit)
     with make_load_context(ds):
-        module = load_model(model.path, head=model.head, ds=ds, flag=model.flag)
+        device = None if model.offload else device_to_load_to(ds, world)
+        module = load_model(model.path, head=model.head, ds=ds, flag=model.flag, device=device)
     if isinstance(module, ScalarModel):
         check_head_is_trained(module, model.path, model.flag)
     split_tokens(module, ds, world)
@@ -383,16 +390,3 @@ def gather_parameters(
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank)
-
-
-def rng_state() -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def set_rng_state(state: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
