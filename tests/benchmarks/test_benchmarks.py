@@ -62,7 +62,7 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
         worst("oracles", "nothing like this")
 
 
-@pytest.mark.stack
+@pytest.mark.proof
 def test_driver_prints_what_each_part_of_a_step_took():
     found = line("driver.py", "--responses", "64", "--longest", "200", "--median", "30", "--estimators", "gae", "opo")
     assert found["texts_us_per_token"] > 0

@@ -60,6 +60,7 @@ def test_engines_agree_with_the_trainer_on_every_token_of_a_run(whole):
     assert abs(rows[-1]["train/kl"]) > 1e-3, "the adapters have moved away from the reference"
 
 
+@pytest.mark.proof
 def test_a_sync_brings_the_adapters_alone(whole, runs, warm):
     """The same run with merged weights has the same rewards and samples the same tokens."""
     ended = jobs.run(runs / "merged", [*WORDS, "vllm.sync_adapters=false", f"actor.model_name_or_path={warm}"])

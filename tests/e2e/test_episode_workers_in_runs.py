@@ -99,6 +99,7 @@ def assert_same(mine: Path, theirs: Path, steps: int = 2) -> None:
         assert jobs.rollout(mine, step) == jobs.rollout(theirs, step)
 
 
+@pytest.mark.proof
 def test_a_run_whose_worker_dies_in_an_episode_ends_in_the_weights_of_one_whose_driver_runs_the_episodes(
     runs, words, in_the_driver
 ):

@@ -131,6 +131,7 @@ def turns(runs, start):
     return folder
 
 
+@pytest.mark.proof
 def test_an_environment_that_answers_with_images_is_trained(turns):
     check_agreement(turns(0))
     counts = {

@@ -167,7 +167,7 @@ def test_two_ranks_on_ray_killed_once(ranks, tmp_path):
     assert run.status()["state"] == "done"
 
 
-@pytest.mark.e2e
+@pytest.mark.proof  # docs/resume.md has all pairs
 def test_a_run_of_one_rank_goes_on_on_two_at_another_zero_stage(tmp_path):
     """The rows on record stay, the others are those of the run that was not stopped: data, rates, losses."""
     whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
