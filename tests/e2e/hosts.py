@@ -123,10 +123,11 @@ class Hosts:
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         return ["nsenter", "-t", str(self.pids[host]), "-a", "--", "env", "-i", *variables, *words]
 
-    def ask(self, host: str, *words: str) -> str:
+    def ask(self, host: str, *words: str, limit_s: float = 60) -> str:
         """What a command on a host prints."""
+        command = self.command(host, words)
         answer = subprocess.run(
-            self.command(host, words), capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
         )
         assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
         return answer.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 ANSWER_S = 2.0
 
@@ -31,6 +32,8 @@ def join(address: str) -> str:
 
 
 if __name__ == "__main__":
-    for place in sys.argv[2:]:
-        print(place, ascii(ask(place)), flush=True)
+    places = sys.argv[2:]
+    with ThreadPoolExecutor(len(places)) as pool:
+        for place, answer in zip(places, pool.map(ask, places), strict=True):
+            print(place, ascii(answer), flush=True)
     print("ray.init:", join(sys.argv[1]), flush=True)

@@ -14,7 +14,7 @@ from rlhf_suite.launch.lost_nodes import NodeLost, answers, describe_node, name_
 from rlhf_suite.launch.nodes import JOINS, WAITS, Report, describe_missing
 from rlhf_suite.launch.slurm import read_nodes
 from rlhf_suite.launch.wait import ActorDied
-from rlhf_suite.sweeps.slurm_jobs import Command, has_lost_a_task
+from rlhf_suite.sweeps.slurm_jobs import Command, count_traces, has_lost_a_task
 
 SCONTROL = """\
 NodeName=a Arch=x86_64 CoresPerSocket=1 NodeAddr=10.0.0.1 NodeHostName=a Version=22.05.8 OS=Linux 6.1
@@ -104,14 +104,28 @@ def test_a_job_that_lost_a_node_is_queued_again_as_often_as_the_launcher_may(mon
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_lost"),
+    ("fields", "begun", "failed", "is_lost"),
     [
-        ({"NumNodes": "2", "JobState": "RUNNING", "PreemptTime": "None"}, True),
-        ({"NumNodes": "1", "JobState": "RUNNING"}, False),  # SIGTERM of somebody
-        ({"NumNodes": "2", "JobState": "CANCELLED"}, False),
-        ({"NumNodes": "2", "JobState": "RUNNING", "PreemptTime": "2026-11-26T17:26:10"}, False),
-        ({}, False),
+        ({"NumNodes": "2", "JobState": "RUNNING", "PreemptTime": "None"}, 2, 0, True),
+        ({"NumNodes": "2", "JobState": "RUNNING"}, 2, 1, False),  # it has ended by an error
+        ({"NumNodes": "2", "JobState": "RUNNING"}, 1, 0, False),  # it has never begun
+        ({"NumNodes": "1", "JobState": "RUNNING"}, 0, 0, False),  # SIGTERM of somebody
+        ({"NumNodes": "2", "JobState": "CANCELLED"}, 2, 0, False),
+        ({"NumNodes": "2", "JobState": "RUNNING", "PreemptTime": "2026-11-26T17:26:10"}, 2, 0, False),
+        ({}, 0, 0, False),
     ],
 )
-def test_srun_ends_a_job_that_goes_on_for_want_of_a_task(fields, is_lost):
-    assert has_lost_a_task(fields) is is_lost
+def test_srun_ends_a_job_that_goes_on_for_want_of_a_task(fields, begun, failed, is_lost):
+    assert has_lost_a_task(fields, begun, failed) is is_lost
+
+
+def test_tasks_of_a_job_leave_traces_of_this_start(monkeypatch, tmp_path):
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
+    for name, value in (job | {"SUBMITIT_FOLDER": str(tmp_path / "7")}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        Command(["task=sft"], lambda words: 2, 2)()
+    assert end.value.code == 2
+    assert (count_traces("begun"), count_traces("failed")) == (1, 1)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert (count_traces("begun"), count_traces("failed")) == (0, 0)

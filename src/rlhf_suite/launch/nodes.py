@@ -110,7 +110,8 @@ def _lend(here: Allocation, folder: Path, config: LaunchConfig) -> None:
     """Wait for the head, join its cluster, and return when the run has ended.
 
     Raises:
-        RunError: there is no head in time, or Ray ends here before the run does.
+        RunError: there is no head in time.
+        NodeLost: Ray ends here before the run does.
     """
     address, stop = here.file(folder, "json"), here.file(folder, "stop")
     _report(here, folder, WAITS)
@@ -128,7 +129,7 @@ def _lend(here: Allocation, folder: Path, config: LaunchConfig) -> None:
         _report(here, folder, JOINS, own)
         poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)  # no-limit: as long as the run
         if daemon.poll() is not None and not poll_until(stop.exists, SEEN_S, POLL_S):
-            raise RunError(f"Ray ended on {here.node} ({own}) with exit code {daemon.returncode}, before the run did")
+            raise NodeLost(f"Ray ended on {here.node} ({own}) with exit code {daemon.returncode}, before the run did")
 
 
 def _report(here: Allocation, folder: Path, state: str, address: str = "", error: str = "") -> None:

@@ -33,7 +33,8 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
-BEGUN = "begun"  # how the names of the files begin by which the tasks of a job over nodes say that they have begun
+# How the names of the files begin by which tasks of a job over nodes say that they have begun, or ended by an error.
+BEGUN, FAILED = "begun", "failed"
 # For the batch script of a job over nodes. A node that has just come back may lose the task of a job that starts there
 # at that moment: then srun fails, and no process of the run is there to queue the job again.
 REQUEUE = """\
@@ -70,12 +71,13 @@ class Command:
         Raises:
             SystemExit: the run failed, and has said why. Slurm records the job as failed, with this exit code.
         """
-        if (here := allocation()) is not None:
-            (Path(os.environ["SUBMITIT_FOLDER"]).parent / f"{BEGUN}-{here.tag}-{here.rank}").touch()
+        leave_trace(BEGUN)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarts > 0 and self.can_resume() else [])])
         job = show_job() if code == 128 + signal.SIGTERM else {}
-        has_lost_a_node = code == os.EX_TEMPFAIL or has_lost_a_task(job)
+        if code in (1, 2):
+            leave_trace(FAILED)
+        has_lost_a_node = code == os.EX_TEMPFAIL or has_lost_a_task(job, count_traces(BEGUN), count_traces(FAILED))
         if has_lost_a_node and restarts >= self.retries:
             limit = f"{PREFIX}.max_num_timeout={self.retries}"
             print(f"not queued again, after {restarts} times ({limit})", file=sys.stderr)
@@ -185,10 +187,28 @@ def is_preempted(job: Mapping[str, str]) -> bool:
     return job.get("PreemptTime", "None") != "None"
 
 
-def has_lost_a_task(job: Mapping[str, str]) -> bool:
-    """Return whether srun has sent SIGTERM because the task of another node ended (`--kill-on-bad-exit`): the job goes
-    on, which one that was cancelled or preempted does not."""
-    return job.get("JobState") == "RUNNING" and job["NumNodes"] != "1" and not is_preempted(job)
+def has_lost_a_task(job: Mapping[str, str], begun: int, failed: int) -> bool:
+    """Return whether srun has sent SIGTERM because the task of another node was killed (`--kill-on-bad-exit`): the job
+    goes on, which one that was cancelled or preempted does not.
+
+    `begun` and `failed` are the numbers of its tasks that have begun, and that have ended by an error, which would come
+    again. Of a job whose tasks have not all begun the batch script takes care.
+    """
+    goes_on = job.get("JobState") == "RUNNING" and not is_preempted(job)
+    return goes_on and 1 < int(job["NumNodes"]) == begun and not failed
+
+
+def leave_trace(kind: str) -> None:
+    """Leave a file that says how this task is, if it is one of a job over nodes."""
+    if (here := allocation()) is not None:
+        (Path(os.environ["SUBMITIT_FOLDER"]).parent / f"{kind}-{here.tag}-{here.rank}").touch()
+
+
+def count_traces(kind: str) -> int:
+    """Return how many tasks of this job have left such a file."""
+    if (here := allocation()) is None:
+        return 0
+    return len([*Path(os.environ["SUBMITIT_FOLDER"]).parent.glob(f"{kind}-{here.tag}-*")])
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:
