@@ -21,7 +21,7 @@ from slurm_cluster import CONFIGURATION, wait_for
 
 NAMES = ("a", "b", "c")
 SWITCH = "sw"
-PREFIX = "rsh"  # of the names of the network namespaces
+PREFIX = f"rs{os.getpid()}"  # of the names of the network namespaces
 NETWORK = "10.99.0"
 TOOLS = ("ip", "ss", "nsenter", "unshare", "slurmctld", "slurmd", "sbatch", "squeue")
 # What a host does first: its own /tmp, /dev/shm and /run, its own list of hosts and its own name.

@@ -28,6 +28,8 @@ pytestmark = [
 ]
 DEADLINE_S = 600
 INFINITE = float("inf")
+# Ports that Ray gives its client server, its agent and its metrics wherever it runs.
+FIXED = (":10001", ":52365", ":44217", ":44227")
 FREE = ["nodea idle", "nodeb idle"]
 STEPS = 120
 # 128 rows a step: the demo's rows are trained on again and again, so that a run lasts as long as a test needs it.
@@ -330,6 +332,7 @@ def test_an_uninvited_host_gets_no_answer(cluster, note):
     job = SlurmJob(cluster, "visited", [*PPO_ON_BOTH, "train.max_steps=100000", "train.num_episodes=100000"])
     job.wait_for_step(1)
     addresses = [f"{cluster.address(host)}:{port}" for host in "ab" for port in cluster.listeners(host)]
+    assert not [place for place in addresses if place.endswith(FIXED)], "another run could not share the node"
     (head,) = (json.loads(file.read_text())["address"] for file in job.run.path.glob("ray_*-0.json"))
     script = jobs.ROOT / "tests" / "e2e" / "stranger.py"
     said = cluster.ask("c", sys.executable, str(script), head, *addresses, limit_s=300).splitlines()

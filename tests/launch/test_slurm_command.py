@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from rlhf_suite.cli import main
-from rlhf_suite.sweeps.slurm_jobs import BEGUN, LAUNCH_TRIES, REQUEUE, Command
+from rlhf_suite.sweeps.slurm_jobs import LOST_TRIES, REQUEUE, Command
 
 PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
 
@@ -55,31 +55,29 @@ def test_a_tool_without_a_state_starts_again():
     "[ $begun -le $SLURM_NNODES ]",
 )
 @pytest.mark.parametrize(
-    ("begun", "earlier", "code", "state", "queued"),
+    ("traces", "code", "state", "queued"),
     [
-        (1, 0, 137, "RUNNING", True),
-        (0, 0, 1, "RUNNING", True),
-        (2, 0, 137, "RUNNING", False),  # the run has failed, or was killed
-        (1, 0, 0, "RUNNING", False),
-        (1, 0, 137, "CANCELLED", False),
-        (1, LAUNCH_TRIES, 137, "RUNNING", False),
+        (["begun-7-2-0", "ended-7-2-0"], 137, "RUNNING", True),  # the other task could not start
+        ([], 1, "RUNNING", True),
+        (["begun-7-2-0", "begun-7-2-1"], 137, "RUNNING", True),  # srun has killed the run: a node has booted
+        (["begun-7-2-0", "begun-7-2-1", "ended-7-2-0"], 1, "RUNNING", False),  # the run has failed
+        (["begun-7-2-0"], 0, "RUNNING", False),
+        (["begun-7-2-0"], 137, "CANCELLED", False),
+        ([f"lost-7-{number}" for number in range(LOST_TRIES)], 137, "RUNNING", False),
     ],
 )
-def test_a_job_is_queued_again_if_not_all_of_its_tasks_have_begun(tmp_path, begun, earlier, code, state, queued):
+def test_a_job_whose_tasks_were_lost_is_queued_again(tmp_path, traces, code, state, queued):
     """As a node does to a job that starts on it at the moment of its return. The batch script asks `scontrol`."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho JobState={state}\n')
     scontrol.chmod(0o755)
-    for number in range(begun):
-        (tmp_path / f"{BEGUN}-7-2-{number}").touch()
-    (tmp_path / f"{BEGUN}-7-1-0").touch()  # of an earlier start
-    for number in range(earlier):
-        (tmp_path / f"lost-7-{number}").touch()
-    words = f"{REQUEUE.format(folder=tmp_path, begun=BEGUN, tries=LAUNCH_TRIES)}\nexit {code}"
+    for name in (*traces, "begun-7-1-0"):  # and one of an earlier start
+        (tmp_path / name).touch()
+    words = f"{REQUEUE.format(folder=tmp_path, tries=LOST_TRIES)}\nexit {code}"
     job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_NNODES": "2"}
     variables = os.environ | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = subprocess.run(["bash", "-c", words], env=variables, capture_output=True, text=True, check=False)
+    over = subprocess.run(["bash", "-c", words], env=variables, capture_output=True, text=True, check=False)
     asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
-    assert ended.returncode == code
+    assert over.returncode == code
     assert ("requeue 7" in asked) is queued
-    assert (f"only {begun} of 2 tasks have begun: job 7 is queued again" in ended.stderr) is queued
+    assert ("tasks of the run were lost" in over.stderr) is queued

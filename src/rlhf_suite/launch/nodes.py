@@ -35,8 +35,9 @@ START_S = 120.0  # for Ray to start on a node
 # A file of another node may be seen late: clients of NFS remember for a minute that there was none.
 SEEN_S = 75.0
 WAITS, JOINS, ENDED = "waits", "joins", "ended"  # the states of a task that is not the first
-# Ray serves numbers about each node to everybody who can connect; nobody asks for them here.
-NO_METRICS = {"RAY_enable_metrics_collection": "0"}
+# Ray serves numbers about each node to everybody who can connect; nobody asks for them here. Those of the dashboard,
+# which Ray starts in part even without one, can only be left out by a port that does not exist.
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "99999"}
 HOOK = {"RAY_START_HOOK": f"{__name__}.leave_out"}
 
 

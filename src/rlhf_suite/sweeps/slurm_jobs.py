@@ -33,23 +33,24 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
-# How the names of the files begin by which tasks of a job over nodes say that they have begun, or ended by an error.
-BEGUN, FAILED = "begun", "failed"
-# For the batch script of a job over nodes. A node that has just come back may lose the task of a job that starts there
-# at that moment: then srun fails, and no process of the run is there to queue the job again.
+# How the names of the files begin by which tasks of a job over nodes say that they have begun, ended, or failed.
+BEGUN, ENDED_BY_ITSELF, FAILED = "begun", "ended", "failed"
+# For the batch script of a job over nodes. srun kills all tasks when it cannot start one, as on a node that has just
+# come back, and when a node boots again: then no process of the run is there to queue the job again.
 REQUEUE = """\
-requeue_unless_begun() {{
+requeue_if_lost() {{
     local code=$? name=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
-    local begun=$(ls -d {folder}/{begun}-$name-* 2>/dev/null | wc -l)
+    local begun=$(ls -d {folder}/begun-$name-* 2>/dev/null | wc -l)
     local tries=$(ls -d {folder}/lost-$SLURM_JOB_ID-* 2>/dev/null | wc -l)
-    [ $code -ne 0 ] && [ $begun -lt $SLURM_NNODES ] && [ $tries -lt {tries} ] || return
+    [ $begun -lt $SLURM_NNODES ] || [ ! -e {folder}/ended-$name-0 ] || return
+    [ $code -ne 0 ] && [ $tries -lt {tries} ] || return
     scontrol show job $SLURM_JOB_ID | grep -q JobState=RUNNING || return
     touch {folder}/lost-$name
-    echo "only $begun of $SLURM_NNODES tasks have begun: job $SLURM_JOB_ID is queued again" >&2
+    echo "tasks of the run were lost ($begun of $SLURM_NNODES had begun): job $SLURM_JOB_ID is queued again" >&2
     scontrol requeue $SLURM_JOB_ID
 }}
-trap requeue_unless_begun EXIT"""
-LAUNCH_TRIES = 3  # how often a job is queued again because tasks were not begun
+trap requeue_if_lost EXIT"""
+LOST_TRIES = 3  # how often a job is queued again because its tasks were lost without a word
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Command:
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarts > 0 and self.can_resume() else [])])
         job = show_job() if code == 128 + signal.SIGTERM else {}
+        leave_trace(ENDED_BY_ITSELF)
         if code in (1, 2):
             leave_trace(FAILED)
         has_lost_a_node = code == os.EX_TEMPFAIL or has_lost_a_task(job, count_traces(BEGUN), count_traces(FAILED))
@@ -112,7 +114,7 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main)
     if resources.get("nodes", 1) > 1:  # the others would wait for a task that has ended
         resources["slurm_srun_args"] = ["--kill-on-bad-exit=1", *resources.get("slurm_srun_args", [])]
         place = shlex.quote(str(folder.parent.absolute()))
-        requeue = REQUEUE.format(folder=place, begun=BEGUN, tries=LAUNCH_TRIES)
+        requeue = REQUEUE.format(folder=place, tries=LOST_TRIES)
         resources["slurm_setup"] = [requeue, *resources.get("slurm_setup", [])]
     try:
         executor = submitit.AutoExecutor(
