@@ -149,6 +149,20 @@ def test_a_text_model_of_a_family_that_reads_images_is_refused_with_images(model
     assert "is a qwen3_5 without a vision_config" in said
 
 
+def test_an_image_longer_than_the_window_is_not_sampled(model):
+    for window, problems in ((256, 0), (255, 1)):
+        path = model(
+            f"window{window}", model_type="gemma3", vision_config={}, mm_tokens_per_image=256,
+            text_config={"sliding_window": window}, tokenizer={"chat_template": "x"},
+        )  # fmt: skip
+        (path / "processor_config.json").write_text("{}")
+        words = f"data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
+        assert found(f"{SFT}data.output_key=output {words}") == []
+        assert len(found(f"{RULE}algo.advantage.estimator=reinforce {words}")) == problems
+    _, said = one(f"{RULE}algo.advantage.estimator=reinforce {words}")
+    assert "256 tokens, more than its sliding_window=255" in said
+
+
 def test_a_critic_that_reads_images_otherwise_than_the_policy_is_refused(model):
     actor, critic = (
         model(kind, model_type=kind, vision_config={}, tokenizer={"chat_template": "x"})

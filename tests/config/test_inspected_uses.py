@@ -71,6 +71,16 @@ def test_what_the_family_of_a_model_cannot_do_is_refused(model, settings, words,
         assert any(said in problem[1] for problem in problems), problems
 
 
+def test_a_family_that_is_padded_does_not_fill_rows(model):
+    """A padded row of several examples would have the padding that the flag is to save."""
+    path = model(model_type="llama4_text", tokenizer={"chat_template": "x"})
+    line = f"{SFT} actor.model_name_or_path={path}"
+    assert found(line) == []
+    (problem,) = found(f"{line} data.pack_to_max_len=true")
+    assert problem[0] == "data.pack_to_max_len" and "Llama 4 counts the positions" in problem[1]
+    assert "write data.pack_to_max_len=false" in problem[1]
+
+
 @pytest.mark.parametrize(
     ("model_type", "attention", "said"),
     [

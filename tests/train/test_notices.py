@@ -8,8 +8,10 @@ import pytest
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.launch import TRUSTED
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import DPORun, SFTRun
+from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_rows
 
@@ -71,3 +73,40 @@ def test_a_run_says_in_one_line_how_its_model_takes_its_batches(tmp_path, flags,
 def test_another_model_that_is_padded_is_said_too(tmp_path):
     actor, reference = described(tmp_path, DPORun, ref="llama4_text")
     assert "packed rows" in actor and reference.startswith("ref.model_name_or_path=ref (Llama 4): padded rows")
+
+
+CODE = """
+from transformers import LlamaConfig, PreTrainedModel
+
+
+class CarryingConfig(LlamaConfig):
+    model_type = "carrying"
+
+
+class CarryingForCausalLM(PreTrainedModel):
+    config_class = CarryingConfig
+    _is_stateful = {stateful}
+"""
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_model_whose_own_code_carries_a_state_is_said_to_be_padded(tmp_path, monkeypatch, stateful):
+    """Its class alone says so, and loading pads it."""
+    monkeypatch.setenv(TRUSTED, "true")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = tmp_path / f"carrying{stateful}"
+    folder.mkdir()
+    (folder / "carrying.py").write_text(CODE.format(stateful=stateful))
+    names = {"AutoConfig": "carrying.CarryingConfig", "AutoModelForCausalLM": "carrying.CarryingForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "carrying", "auto_map": names}))
+    flags = {"actor.model_name_or_path": str(folder)}
+    run = with_defaults(SFTRun, flags)
+    (line,) = describe_rows(run, resolve(run, Machine("cpu", 0)))
+    assert ("padded rows (carrying carries a state" in line) == stateful and ("packed rows," in line) != stateful
+    run = with_defaults(SFTRun, flags | {"data.pack_to_max_len": True})
+    if stateful:
+        with pytest.raises(UserError, match=r"data\.pack_to_max_len=true needs packed rows.*Write data\.pack_to_max"):
+            list(describe_rows(run, resolve(run, Machine("cpu", 0))))
+    else:
+        assert "packed rows" in next(describe_rows(run, resolve(run, Machine("cpu", 0))))

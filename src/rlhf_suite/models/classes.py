@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from transformers import (
@@ -16,9 +17,11 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.models.families import CARRIES, PACKED, SEQUENCE, TENSOR, Family, family_of
 
 
 def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfig) -> Any:
@@ -26,6 +29,17 @@ def auto_class(head: Literal["lm", "value"], sees: bool, config: PretrainedConfi
     if head == "value":
         return scorer_class(config, sees)
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def family_with_code(folder: str, config: PretrainedConfig) -> Family:
+    """Return the family of the model in a folder, also by its class where that is code of the folder: only this says
+    whether layers that no declaration knows carry a state."""
+    family = family_of(config.to_dict())
+    names = getattr(config, "auto_map", None) or {}
+    classes = [name for kind, name in names.items() if kind.startswith("AutoModel")] if trusts_code() else []
+    if family.mixers or not any(get_class_from_dynamic_module(name, folder)._is_stateful for name in classes):
+        return family
+    return replace(family, refused={**family.refused, **dict.fromkeys((PACKED, SEQUENCE, TENSOR), CARRIES)})
 
 
 def scorer_class(config: PretrainedConfig, sees: bool) -> Any:

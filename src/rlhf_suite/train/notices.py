@@ -11,8 +11,9 @@ from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.plan import ACTOR, WorkerPlan
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.data.render import NUM_EMBEDDINGS
+from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
-from rlhf_suite.models.families import family_of
+from rlhf_suite.models.classes import family_with_code
 from rlhf_suite.models.load import explain_load_errors, model_folder
 from rlhf_suite.models.rows import rows_of
 
@@ -54,13 +55,22 @@ def pass_notices(models: Mapping[str, str], limit: float) -> Iterator[str]:
 
 
 def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
-    """Say how the actor takes its batches, and which of the other models are padded because they cannot be packed."""
+    """Say how the actor takes its batches, and which of the other models are padded because they cannot be packed.
+
+    Raises:
+        UserError: examples are to fill rows, and the actor pads them.
+    """
     for name, model in plan.models.items():
         with explain_load_errors(model.flag, model.path):
             folder = model_folder(model.path, model.flag)
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-        family = family_of(config.to_dict())
+            family = family_with_code(folder, config)
         rows = rows_of(family, run)
+        if name == ACTOR and not rows.packed and getattr(run.data, "pack_to_max_len", False):
+            raise UserError(
+                f"data.pack_to_max_len=true needs packed rows, and those of {model.flag}={model.path} are padded "
+                f"({rows.why_padded}). Write data.pack_to_max_len=false"
+            )
         if name == ACTOR or (rows.why_padded and model.path != plan.models[ACTOR].path):
             yield f"{model.flag}={model.path} ({family.title}): {rows}"
 

@@ -55,6 +55,7 @@ class ModelUse:
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
     attention: str | None = None  # ds.attn_implementation
     packed: bool | None = None  # ds.packing_samples
+    fills_rows: bool = False  # data.pack_to_max_len, for the model that is trained on these rows
     tensor: int = 1  # over how many ranks the matrices of its layers are split
     is_sampled: bool = False  # whether engines of vLLM load it
     dtype: str | None = None  # ds.param_dtype of a model that engines load
@@ -80,6 +81,8 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
     use = replace(use, reads_images=getattr(getattr(run, "data", None), "image_key", None) is not None)
     if name not in (ACTOR, CRITIC):
         return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
+    if name == ACTOR:
+        use = replace(use, fills_rows=bool(getattr(getattr(run, "data", None), "pack_to_max_len", False)))
     head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
     use = replace(use, head=head, has_tokenizer=name == ACTOR)
     if isinstance(run, AnyTrainedRun | LoopRun):

@@ -233,6 +233,7 @@ def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     size, mode = use.split
     asked = (
         (PACKED, bool(use.packed), "ds.packing_samples", "false"),
+        (PACKED, use.fills_rows, "data.pack_to_max_len", "false"),
         (SEQUENCE, size > 1, "ds.ring_attn_size", "1"),
         (BLOCKS, size > 1 and mode != "ulysses", "ds.ring_attn_mode", "ulysses"),
         (TENSOR, use.tensor > 1, "ds.tensor_parallel_size", "1"),
@@ -266,9 +267,23 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(
             use.key, problem, "copy the processor files of the model that it was trained from into the folder"
         )
+    elif use.is_sampled and images.sees_whole and (long := image_beyond_window(files)) is not None:
+        problem = (
+            f"vLLM hides later tokens of an image of {long[0]} tokens, more than its sliding_window={long[1]}, and "
+            "training does not"
+        )
+        yield Problem(
+            use.key, problem, "give a model with a window as long as an image, or train it by task=sft or dpo"
+        )
     elif images.sees_whole and use.attention is not None and use.attention not in (VARLEN, SDPA, EAGER):
         problem = f"{use.attention} does not let the tokens of an image of {family(files).title} see each other"
         yield Problem("ds.attn_implementation", problem, f"write ds.attn_implementation={VARLEN}")
+
+
+def image_beyond_window(files: ModelFiles) -> tuple[int, int] | None:
+    """Return the tokens of an image and the sliding window of a model if the window is shorter."""
+    size, window = files.setting("mm_tokens_per_image"), files.setting("sliding_window")
+    return (size, window) if isinstance(size, int) and isinstance(window, int) and size > window else None
 
 
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
