@@ -21,8 +21,9 @@ def resident():
 if sys.argv[1] == "given back":
     give_back_freed_memory()
 torch.ones(6_000_000)  # freed at once: from now on glibc keeps tensors below 24 MB, unless it is told not to
+small = [torch.ones(1000) for _ in range(5000)]  # in all gaps of the heap, whose number differs with its addresses
 before = resident()
-large, small = [], []
+large = []
 for _ in range(50):
     large.append(torch.ones(1_000_000))
     small.append(torch.ones(1000))

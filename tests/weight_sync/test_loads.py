@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -428,7 +430,7 @@ def test_the_workers_of_a_split_engine_know_their_parts(monkeypatch, name, size)
     placed = []
     for rank in range(size):
         monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(world_size=size, rank_in_group=rank))
-        with set_current_vllm_config(VllmConfig()):
+        with patch.dict(os.environ), set_current_vllm_config(VllmConfig()):  # it sets LD_PRELOAD and others
             model = Layers()
         loads, parameter = Loads(model), model.get_parameter(path)
         with loads:
