@@ -48,6 +48,7 @@ class Setup:
     overlap: bool | None = False
     compiled: bool = False  # by DeepCompile; its batches are padded
     leaves: tuple[str, ...] = ()  # the classes of modules that ZeRO-3 gathers as a whole
+    whole: int | None = None  # parameters of at most so many numbers stay whole on the ranks of ZeRO-3
     tensor: int = 1  # ranks that split the matrices of each layer
     sleeps: bool = False  # whether the optimiser state is in host memory between steps
 
@@ -55,6 +56,7 @@ class Setup:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
         rare |= {f"by {self.cpu_adam}": self.cpu_adam != "torch"}
         rare |= {f"tensor {self.tensor}": self.tensor > 1, "overlap": self.overlap, "compiled": self.compiled}
+        rare |= {"with whole parameters": self.whole is not None}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
         return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
 
@@ -88,6 +90,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         cpu_adam=setup.cpu_adam,
         overlap_comm=setup.overlap,
         zero3_leaf_modules=list(setup.leaves),
+        persistence_threshold=setup.whole,
         grad_accum_dtype=setup.accumulate,
         deepcompile=setup.compiled,
         packing_samples=not setup.compiled,

@@ -72,3 +72,18 @@ def test_an_engine_on_a_gpu_runs_as_many_sequences_as_vllm_says():
     assert most_sequences(VLLMConfig(), "cpu") == 256
     assert most_sequences(VLLMConfig(), "cuda") == 1024
     assert most_sequences(VLLMConfig(max_num_seqs=7), "cuda") == most_sequences(VLLMConfig(max_num_seqs=7), "cpu") == 7
+
+
+@pytest.mark.notices(
+    "small parameters are gathered for each pass whatever the flag says",
+    "config/plan.py",
+    "    if ds.persistence_threshold is not None:\n        return ds.persistence_threshold\n",
+    "",
+)
+def test_small_parameters_stay_whole_on_gpus_unless_the_flag_says_otherwise():
+    def threshold(world: World, **flags) -> int:
+        ds = DeepSpeedConfig(zero_stage=3, **flags)
+        return engine_config(ds, 1.0, world)["zero_optimization"]["stage3_param_persistence_threshold"]
+
+    assert (threshold(GPU), threshold(CPU), threshold(GPU, deepcompile=True)) == (100_000, 0, 0)
+    assert (threshold(GPU, persistence_threshold=0), threshold(CPU, persistence_threshold=5)) == (0, 5)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from steps import Outcome, Setup, build, one_step, same
 
+from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.ema import WeightAverage, share_out
 
@@ -17,6 +20,7 @@ SETUPS = [
     *((1, Setup(zero=zero, dtype="bf16")) for zero in (1, 2)),
     (1, Setup(zero=2, lora=True)),
     *((2, Setup(zero=zero)) for zero in (2, 3)),
+    (2, Setup(zero=3, whole=500)),
 ]
 
 
@@ -109,3 +113,34 @@ def test_the_average_is_that_of_the_formula_and_stays_beside_the_training(ranks,
     assert moved > len(start) / 2
     assert same(after, steps[-1])
     assert same(last, ranks(size).call(plain, folder, setup, batch)[0].weights)
+
+
+def log_probs_of_average(world, folder, setup, batch):
+    """Of all ranks' tokens, by the average right after an optimiser step, and by the weights after that."""
+    torch.manual_seed(0)
+    model = build(world, folder, setup)
+    average, found = WeightAverage(model, BETA), list[torch.Tensor]()
+    one_step(model, batch, 0, setup)
+    average.update()
+    for context in (average.in_place(), nullcontext()):
+        with context, torch.no_grad():
+            found.append(token_log_probs(model, batch, temperature=1.0, masked=True).log_probs)
+    return found
+
+
+@pytest.mark.notices(
+    "ZeRO-3: a pass reads whole parameters from before the average took their place, or gave it back",
+    "train/strategy.py",
+    "self.engine.optimizer.empty_partition_cache()",
+    "pass",
+)
+@pytest.mark.parametrize("whole", [0, 500])
+def test_passes_read_the_average_while_it_is_in_place_and_the_weights_after_it(ranks, folder, batch, whole):
+    """ZeRO-3 keeps parameters whole that are small, or that a pass has read, and ZeRO-2 divides none."""
+    plain, found = (
+        ranks(2).call(log_probs_of_average, folder, setup, batch)[0]
+        for setup in (Setup(zero=2), Setup(zero=3, whole=whole))
+    )
+    for one, other in zip(plain, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    assert not torch.allclose(*plain, atol=1e-2)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from steps import Setup, build, one_step, train
+from steps import Setup, build, one_step, same, train
 
 from rlhf_suite.config import ds as ds_flags
 
@@ -56,6 +56,14 @@ def test_steps_by_the_defaults_of_gpus_are_those_of_the_cpu(ranks, folder, batch
     for name, value in plain.weights.items():
         tolerance = 1e-5 if setup.dtype == "fp32" else 3e-2
         torch.testing.assert_close(fast.weights[name], value, rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_parameters_that_stay_whole_change_no_number(ranks, folder, batch, dtype):
+    """ZeRO-3 gathers them after each step, and not for each pass; matrices are divided."""
+    apart, whole = (ranks(2).call(train, folder, Setup(3, dtype, whole=most), [batch] * 3)[0] for most in (None, 500))
+    assert same(whole.weights, apart.weights)
+    assert whole.metrics == apart.metrics
 
 
 def reduced_after_each_backward(world, folder, batch, setup):

@@ -17,7 +17,7 @@ from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
-from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve, round_size
+from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, persistent_size, resolve, round_size
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.rollout import most_sequences
@@ -161,6 +161,9 @@ def of_trainer(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
         when = "while the backward pass runs" if overlaps_reduction(ds, plan.device) else "after the backward pass"
         how = ", scattered" if scatters_gradients(ds, plan.device) else ""
         yield "reduction of gradients", f"ds.overlap_comm={spell(ds.overlap_comm)}", f"{when}{how}"
+    if plan.device == "cuda" and ds.zero_stage == 3:
+        how = f"ds.persistence_threshold={spell(ds.persistence_threshold)}"
+        yield "parameters that stay whole", how, f"<= {persistent_size(ds, plan.device)} numbers"
     if plan.device == "cuda" and ds.use_liger_kernel is None:
         yield "Liger's kernels", "ds.use_liger_kernel=null", "where installed and known"
 

@@ -9,6 +9,7 @@ from rlhf_suite.config.flags import FIXED, FREE, SHAPE, When, flag, group, is_po
 ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 HUB_KERNELS = "kernels-community/"
 ADAPTED = is_positive(".rank", "<rank>")
+PARTITIONED = When(".zero_stage", lambda stage: stage == 3, "=3", "3")
 SPLIT = When(".ring_attn_size", lambda size: size > 1, " > 1", "<number > 1>")
 
 
@@ -117,11 +118,14 @@ class DeepSpeedConfig(ForwardConfig):
     overlap_comm: bool | None = flag(None, resume=SHAPE)
     """Overlap gradient reduction with the backward pass (ZeRO-1 to 3); null: on GPUs with ZeRO-2 and 3, but not with
     Muon"""
+    persistence_threshold: int | None = flag(None, ge=0, resume=SHAPE, when=PARTITIONED)
+    """Parameters of at most so many numbers, such as those of norms, stay whole on each rank between passes; null:
+    100000 on GPUs without ds.deepcompile, else 0"""
     deepcompile: bool = flag(False, resume=SHAPE)
     """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for ZeRO-1
     to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes"""
     zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE)
-    zero3_leaf_modules: list[str] = flag([], when=When(".zero_stage", lambda stage: stage == 3, "=3", "3"))
+    zero3_leaf_modules: list[str] = flag([], when=PARTITIONED)
     """Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which a
     rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself"""
     grad_accum_dtype: str = flag("fp32", choices=("fp32", "bf16"))

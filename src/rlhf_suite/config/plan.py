@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rlhf_suite.config.ds import FAST_DEVICES, DeepSpeedConfig
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
@@ -46,6 +47,7 @@ RECIPES = {
     "generate": {ACTOR: "warm_start"},
 }
 IMAGE_RECIPE = "images_warm_start"
+PERSISTENT = 100_000  # as DeepSpeed has it
 GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimiser states want the rest
 
 
@@ -171,6 +173,13 @@ def discards_weights(run: PPORun) -> bool:
     )
     may_sleep = run.vllm.enable_sleep and run.vllm.sync_check != "off"
     return may_sleep and brings_all and sync_follows and not has_other_weights(run.vllm)
+
+
+def persistent_size(ds: DeepSpeedConfig, device: str) -> int:
+    """Return up to how many numbers a parameter of ZeRO-3 has that stays whole on each rank between passes."""
+    if ds.persistence_threshold is not None:
+        return ds.persistence_threshold
+    return PERSISTENT if device in FAST_DEVICES and not ds.deepcompile else 0
 
 
 def has_other_weights(vllm: VLLMConfig) -> bool:

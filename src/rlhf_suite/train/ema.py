@@ -60,11 +60,11 @@ class WeightAverage:
         finally:
             self._put(parameters, weights)
 
-    @staticmethod
     @torch.no_grad()
-    def _put(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    def _put(self, parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             parameters[name].copy_(value)
+        self.model.forget_gathered()
 
     def save_state(self, folder: Path) -> Entries:
         """Write this rank's part of a checkpoint, and return what the manifest says of it."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig, overlaps_reduction, scatters_gradients
+from rlhf_suite.config.plan import persistent_size
 from rlhf_suite.distributed.world import World
 
 
@@ -19,7 +20,8 @@ def engine_config(
     overlaps = overlaps_reduction(ds, device) and (ds.overlap_comm is True or not needs_whole_gradients)
     zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": overlaps}
     if ds.zero_stage == 3:
-        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0}
+        zero["zero_hpz_partition_size"] = ds.zpg
+        zero["stage3_param_persistence_threshold"] = persistent_size(ds, device)
         zero["reduce_scatter"] = scatters_gradients(ds, device)
     if needs_whole_gradients:
         zero["reduce_scatter"] = False

@@ -238,10 +238,17 @@ class TrainedModel:
         for name, parameter in trained.items():
             start, part = local_part(parameter)
             saved.read(name, WEIGHT, start, part)
-        if self.ds.zpg > 1:
-            self.engine.optimizer.invalidate_secondary_tensor()
+        self.forget_gathered()
         if (own := folder / f"rng_{self.world.rank}.pt").exists():
             set_rng_state(load_tensors(own))
+
+    def forget_gathered(self) -> None:
+        """Drop the whole parameters that ZeRO-3 keeps beside the parts of ranks, those that are small or that a pass
+        has just read: the parts have been written to, and the next pass gathers them again."""
+        if self.ds.zero_stage == 3:
+            self.engine.optimizer.empty_partition_cache()
+        if self.ds.zpg > 1:
+            self.engine.optimizer.invalidate_secondary_tensor()
 
     def _load_moments(self, saved: SavedParts, held: Held) -> None:
         """Put what is saved of the optimiser's state about a part into the optimiser."""
