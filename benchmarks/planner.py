@@ -129,7 +129,8 @@ def checked(shape: Shape, folder: Path, model: str) -> AnyTrainedRun:
 
 def planned(shape: Shape, folder: Path, model: str) -> float:
     """Return what the plan says of a process, in GiB, without what its process takes before it has a model."""
-    from rlhf_suite.planner.estimate import Target, estimate
+    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.planner.needs import Target
 
     found = estimate(checked(shape, folder, model), Target(None, 1 << 40, None))
     (process,) = (each for use in found.devices for each in use.processes if each.name == shape.role)
@@ -153,7 +154,8 @@ def compare(shape: Shape, folder: Path, model: str, base: float, runs: dict[Path
 def for_an_h100(row: Row, folder: Path) -> dict[str, Any]:
     """Return what the plan says of a row of the GPU kit on an H100, and what another trainer has published."""
     from rlhf_suite.planner.devices import find_device
-    from rlhf_suite.planner.estimate import Target, estimate
+    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.planner.needs import Target
 
     model = folder / row.shape
     model.mkdir(exist_ok=True)

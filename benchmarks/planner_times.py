@@ -26,7 +26,8 @@ from qwen3 import random_qwen3
 from rlhf_suite.config.plan import ACTOR
 from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
 from rlhf_suite.models.load import model_folder
-from rlhf_suite.planner.estimate import CPU_UTILISATION, Target, estimate
+from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
+from rlhf_suite.planner.needs import Target
 
 PAGE, HEADING = ROOT / "docs" / "planner.md", "## Against measured time"
 STEPS = 4

@@ -19,7 +19,8 @@ from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.planner.devices import find_device
-from rlhf_suite.planner.estimate import DeviceUse, Estimate, Target, estimate, gib
+from rlhf_suite.planner.estimate import estimate
+from rlhf_suite.planner.needs import DeviceUse, Estimate, Target, gib
 from rlhf_suite.preflight.jobs import preflight
 
 FOLDER = Path(__file__).parent

@@ -126,8 +126,8 @@ def test_the_flag_of_the_largest_part_is_named(line, key, monkeypatch):
 @pytest.mark.notices(
     "idle GPUs are not said",
     "preflight/devices.py",
-    "elif used < devices.num_gpus:",
-    "elif used < devices.num_gpus - 5:",
+    "used < devices.num_gpus:",
+    "used < devices.num_gpus - 5:",
 )
 def test_idle_gpus_are_said(monkeypatch, capsys):
     assert asked(PPO, "0,1,2,3,4,5,6,7,8", monkeypatch) == (

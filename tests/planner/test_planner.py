@@ -16,9 +16,10 @@ from rlhf_suite.config.runs import DPORun, KTORun, PPORun, RMRun, SFTRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device
-from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, DeviceUse, Planner, Process, Target, estimate
+from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, Planner, estimate
 from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
-from rlhf_suite.planner.remedies import remedies
+from rlhf_suite.planner.needs import DeviceUse, Process, Target
+from rlhf_suite.planner.remedies import changes
 from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, trace
 
 FLAG = "actor.model_name_or_path"
@@ -177,8 +178,9 @@ def test_a_gpu_takes_the_whole_bucket_of_deepspeed():
 def test_offload_moves_the_optimiser_to_the_host():
     ds = DeepSpeedConfig(zero_stage=2, adam_offload=True)
     found = memory.sum_trained(SMALL, Shares(ds, 4, on_gpu=True), Trace(500, 100))
-    assert sum(found.host.values()) == (4 + 8 + 4) * 1000 // 4
+    assert sum(found.host.values()) == (4 + 8 + 4) * 1000 // 4 + 8 * SMALL.largest
     assert set(found.always) == {"weights", "buffers of the offload"}
+    assert set(found.moments) == {"forward and backward"}
 
 
 @pytest.mark.notices(
@@ -229,7 +231,7 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
 
 @pytest.mark.notices(
     "the other processes of a device take nothing",
-    "planner/estimate.py",
+    "planner/needs.py",
     "resting + process.memory.peak - process.memory.resting",
     "process.memory.peak",
 )
@@ -298,6 +300,46 @@ def test_a_reference_is_held_once_more_but_not_beside_adapters():
     assert "weights of ref" not in lora
 
 
+def test_the_reference_of_a_policy_with_adapters_is_no_second_model():
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64, "algo.kl.init_coef": 0.01, "train.colocate_all": True}
+    plain, lora = (
+        estimate(with_defaults(PPORun, flags | {"ds.lora.rank": rank}), ON_H100).devices[0].processes for rank in (0, 8)
+    )
+    assert [process.name for process in plain] == ["actor", "engine", "critic", "ref"]
+    assert [process.name for process in lora] == ["actor", "engine", "critic"]
+    assert not any("ref" in term for process in lora for term in process.memory.always)
+
+
+@pytest.mark.notices(
+    "a plan that fits is one whose engines write responses one by one",
+    "planner/needs.py",
+    "min(self.at_once, SEQUENCES_OF_AN_ENGINE)",
+    "min(self.at_once, 1)",
+)
+def test_a_kv_cache_of_a_few_sequences_lacks_something_but_runs():
+    """A cache of 3 whole sequences of 512 tokens, of which 8 would run at one time: 5 are lacking."""
+    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 512, "vllm.kv_cache_mb": 64})
+    plan = estimate(run, ON_H100)
+    assert plan.lacking == 0
+    small = replace(plan, engine=replace(plan.engine, kv_tokens=3 * 512))
+    assert small.fits
+    assert small.lacking == 5 * 512 * plan.engine.kv_bytes
+
+
+@pytest.mark.notices(
+    "what several moments lack is what one of them lacks",
+    "planner/needs.py",
+    "lacking += sum(max(0, rest + size - usable) for size",
+    "lacking += max(max(0, rest + size - usable) for size",
+)
+def test_what_is_lacking_counts_every_moment_of_every_process():
+    """So a change that helps one of them is seen, though another one still is the largest."""
+    one = Process("a", 1, Memory({"weights": 10}, {"passes": 30, "update": 20}))
+    other = Process("b", 1, Memory({"weights": 10}, {"passes": 10}))
+    assert DeviceUse(1, (one, other)).lacking(35) == (50 - 35) + (40 - 35)
+    assert DeviceUse(1, (one, other)).lacking(50) == 0
+
+
 HERE = Target(None, 16 * GIB, 1e9)
 SFT = {FLAG: "builtin:tiny", "data.max_len": 64}
 
@@ -344,7 +386,7 @@ def test_a_checkpoint_may_hold_the_model_once_more():
 
 @pytest.mark.notices(
     "a full disk is no reason not to begin",
-    "planner/estimate.py",
+    "planner/needs.py",
     "(needed := sum(terms.values())) > free",
     "(needed := max(terms.values(), default=0)) < 0 < free",
 )
@@ -353,7 +395,7 @@ def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
     assert estimate(run, replace(HERE, disk=1 << 40, shared_memory=1 << 40)).fits
     problems = estimate(run, replace(HERE, disk=MIB, shared_memory=MIB)).problems
     assert [each.rpartition(" ")[2] for each in problems] == ["disk", "/dev/shm"]
-    assert ("ckpt.max_num=1",) in list(remedies(run))
+    assert changes(run, on_gpu=False)[0].options[0](run) == {"ckpt.max_num": 1}
 
 
 @pytest.mark.notices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rlhf_suite.errors import UserError
 if TYPE_CHECKING:
     from rlhf_suite.composition.arguments import CommandLine
     from rlhf_suite.config.runs import AnyTrainedRun
-    from rlhf_suite.planner.estimate import Estimate, Target
+    from rlhf_suite.planner.needs import Estimate, Target
     from rlhf_suite.preflight.jobs import Preflight
 
 SYNOPSIS = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
@@ -53,7 +54,8 @@ def target_of(asked: argparse.Namespace) -> Target:
         UserError: the type of GPU is not known, or a number is not positive.
     """
     from rlhf_suite.planner.devices import find_device
-    from rlhf_suite.planner.estimate import UTILISATION, Target
+    from rlhf_suite.planner.estimate import UTILISATION
+    from rlhf_suite.planner.needs import Target
 
     for name in ("memory", "mfu", "tflops"):
         if (value := getattr(asked, name)) is not None and not value > 0:
@@ -99,7 +101,7 @@ def print_plan(line: CommandLine, checked: Preflight, asked: argparse.Namespace 
         run = only_run(checked)
         if run is None:
             raise UserError(report(checked.problems))
-        code = print_fit(line, run, target)
+        code = print_fit(line, run, checked, target, asked or OPTIONS.parse_args([]))
     except UserError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -108,27 +110,53 @@ def print_plan(line: CommandLine, checked: Preflight, asked: argparse.Namespace 
     return code
 
 
-def print_fit(line: CommandLine, run: AnyTrainedRun, target: Target) -> int:
+def print_fit(
+    line: CommandLine, run: AnyTrainedRun, checked: Preflight, target: Target, asked: argparse.Namespace
+) -> int:
     """Print the tables, and proposals if the run does not fit."""
     from rlhf_suite.planner.devices import cpu_flops
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
-    from rlhf_suite.planner.remedies import proposals
+    from rlhf_suite.planner.search import proposals
     from rlhf_suite.planner.table import show, show_proposals
+    from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
     from rlhf_suite.preflight.jobs import preflight
 
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
     estimated = estimate(run, target)
     show(estimated)
+    if target.device is not None:
+        for remark in remarks_on_idle(estimated.num_devices, devices_of(run, checked)):
+            print(remark)
     if estimated.fits:
         return FITS
 
     def replan(words: tuple[str, ...]) -> Estimate | None:
-        other = only_run(preflight(replace(line, overrides=[*line.overrides, *words])))
+        other = only_run(preflight(with_words(line, words)))
         try:
             return None if other is None else estimate(other, target)
         except UserError:
             return None
 
-    show_proposals(proposals(run, replan))
+    show_proposals(proposals(run, checked.given, target, replan), lambda words: command_of(line, words, asked))
     return TOO_LARGE
+
+
+def with_words(line: CommandLine, words: Sequence[str]) -> CommandLine:
+    """Return a command line with further words, in the place of those that set the same flags."""
+    from rlhf_suite.composition.arguments import key_of
+
+    new = {key_of(word) for word in words}
+    return replace(line, overrides=[*(word for word in line.overrides if key_of(word) not in new), *words])
+
+
+def command_of(line: CommandLine, words: Sequence[str], asked: argparse.Namespace) -> str:
+    """Return the command that plans a command line with further words, for a shell."""
+    from rlhf_suite.composition.arguments import key_of
+
+    options = [(f"--{name}", str(value)) for name, value in vars(asked).items() if value is not None]
+    options += line.options.items()
+    of_file = {*line.from_file, "plan"}
+    written = [word for word in line.overrides if key_of(word) not in of_file]
+    overrides = with_words(replace(line, overrides=written), words).overrides
+    return shlex.join(["rlhf-suite", "plan", *(word for option in options for word in option if word), *overrides])

@@ -36,6 +36,8 @@ class Device:
 DEVICES = (
     Device("b200", "B200", 183_359 * MIB, 2250e12, 8.0e12),
     Device("h200", "H200", 143_771 * MIB, 989.4e12, 4.8e12),
+    Device("h20", "H20", 97_871 * MIB, 148e12, 4.0e12),
+    Device("h800", "H800", 81_559 * MIB, 989.4e12, 3.35e12),
     Device("h100-pcie", "H100 PCIe", 81_559 * MIB, 756e12, 2.0e12),
     Device("h100-nvl", "H100 NVL", 95_830 * MIB, 835e12, 3.9e12),
     Device("h100-80", "H100", 81_559 * MIB, 989.4e12, 3.35e12),
@@ -111,6 +113,10 @@ class Model:
     frozen: int
     attention: int
 
+    def forward_flops(self, length: int) -> float:
+        """Return the operations per token of a forward pass over causal sequences of `length` tokens."""
+        return 2 * (self.trained + self.frozen) + 4 * self.attention * (length + 1) / 2
+
 
 def flops_per_token(model: Model, length: int, reference: Model | None = None) -> float:
     """Return the operations per token of a step over causal sequences of `length` tokens. A `reference` runs forward
@@ -119,4 +125,4 @@ def flops_per_token(model: Model, length: int, reference: Model | None = None) -
     step = 6 * model.trained + 4 * model.frozen + 3 * 4 * model.attention * attended
     if reference is None:
         return step
-    return step + 2 * (reference.trained + reference.frozen) + 4 * reference.attention * attended
+    return step + reference.forward_flops(length)

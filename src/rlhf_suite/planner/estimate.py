@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
@@ -16,7 +16,6 @@ from rlhf_suite.config.plan import (
     ENGINE,
     REFERENCE,
     TEACHER,
-    Machine,
     ModelPlan,
     Plan,
     WorkerPlan,
@@ -33,105 +32,13 @@ from rlhf_suite.models.rows import rows_of
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
+from rlhf_suite.planner.needs import DeviceUse, Estimate, Process, Target, gib
 from rlhf_suite.planner.trace import Parameters, Tokens, Use, meta_model, parameters, trace
 
-RESERVE = 0.05  # of a device that stays free: what torch cannot use because free memory is in pieces
 UTILISATION = 0.4  # of a GPU's peak, where no rate is given
 CPU_UTILISATION = 0.66  # of the measured rate of matrix products: packed SFT in benchmarks/README.md
 DECODING = 0.6  # of a GPU's bandwidth, likewise
 BYTES_PER_ROLLOUT_TOKEN = 40  # columns of `rollouts/step_<n>.parquet` before compression, and the text
-
-
-@dataclass(frozen=True)
-class Target:
-    """The devices that a run is planned for; `device` is None for processes on CPUs. Bytes that are free on disk and
-    in /dev/shm are known of this machine alone."""
-
-    device: Device | None
-    memory: int  # bytes: of one GPU, or of the machine
-    flops: float | None  # operations per second that training achieves on a device; None: not known
-    disk: int | None = None
-    shared_memory: int | None = None
-
-    @property
-    def usable(self) -> int:
-        return round(self.memory * (1 - RESERVE))
-
-    @property
-    def machine(self) -> Machine:
-        return Machine("cpu", 0) if self.device is None else Machine("cuda", None)
-
-
-@dataclass(frozen=True)
-class Process:
-    """One kind of process of a run: `count` of them, each of which has `devices`."""
-
-    name: str
-    count: int
-    memory: Memory
-    devices: int = 1
-
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """The processes that share a device, and the most bytes that they take at one time."""
-
-    count: int
-    processes: tuple[Process, ...]
-
-    @property
-    def peak(self) -> int:
-        """Return the largest sum of one process at its peak and the others at rest."""
-        resting = sum(process.memory.resting for process in self.processes)
-        return max(resting + process.memory.peak - process.memory.resting for process in self.processes)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run needs, in bytes and seconds."""
-
-    target: Target
-    devices: tuple[DeviceUse, ...]
-    host: dict[str, int]
-    shared_memory: dict[str, int]
-    disk: dict[str, int]
-    times: dict[str, float]
-    tokens: Tokens  # the longest micro-batch of a rank
-    engine: EngineMemory | None
-    longest: int  # data.max_len
-    rows: str  # how the actor takes its batches
-
-    @property
-    def peak(self) -> int:
-        """Return the bytes of the fullest device; of the machine where all processes are on CPUs."""
-        if self.target.device is None:
-            return sum(self.host.values())
-        return max(device.peak for device in self.devices)
-
-    @property
-    def problems(self) -> list[str]:
-        """Return why it cannot run; empty if it can."""
-        problems = []
-        if self.peak > self.target.usable:
-            kind = self.target.device.name if self.target.device else "this machine"
-            problems.append(f"{gib(self.peak)} do not fit into {gib(self.target.usable)} of {kind}")
-        if self.engine is not None and self.engine.kv_tokens < self.longest:
-            problem = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
-            problems.append(f"{problem}, fewer than data.max_len={self.longest}")
-        places = (("disk", self.disk, self.target.disk), ("/dev/shm", self.shared_memory, self.target.shared_memory))
-        for name, terms, free in places:
-            if free is not None and (needed := sum(terms.values())) > free:
-                problems.append(f"{gib(needed)} do not fit into {gib(free)} that are free on {name}")
-        return problems
-
-    @property
-    def fits(self) -> bool:
-        return not self.problems
-
-
-def gib(size: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{size / memory.GIB:.1f} GiB" if size >= memory.GIB / 10 else f"{size / memory.MIB:.0f} MiB"
 
 
 def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
@@ -151,9 +58,12 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
         shared_memory=planner.shared_memory(),
         disk=planner.disk(),
         times=planner.times(),
+        silences=planner.silences(),
+        timeout_s=run.launch.timeout_s,
         tokens=planner.tokens(ACTOR),
         engine=planner.engine if isinstance(run, PPORun) else None,
         longest=run.data.max_len,
+        at_once=planner.at_once() if isinstance(run, PPORun) else 1.0,
         rows=str(rows_of(meta_model(planner.use(plan.models[ACTOR])).family, run)),
     )
 
@@ -353,44 +263,71 @@ class Planner:
     def times(self) -> dict[str, float]:
         """Return the seconds of the phases of a step at most: all sequences are as long as data.max_len."""
         seconds: dict[str, float] = {}
-        longest = self.run.data.max_len
         if self.target.flops is not None:
             for name, model in self.plan.models.items():
                 ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
                 ranks = ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)
                 seconds[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
         if isinstance(self.run, PPORun) and self.target.device is not None:
-            seconds["generation"] = self.generation(self.target.device, longest)
+            once, times = self.decoding(self.target.device)
+            seconds["generation"] = once * times
         return seconds
 
     def operations(self, model: ModelPlan) -> float:
         """Return the operations of all passes of a model in a step of the run."""
-        run, counts, longest = self.run, self.parameters(model), self.run.data.max_len
+        run, longest = self.run, self.run.data.max_len
         if isinstance(run, PPORun):
             sequences = run.rollout.batch_size * run.rollout.n_samples_per_prompt
             epochs = run.train.max_epochs
         else:
             sequences, epochs = run.train.batch_size * self.sequences_per_row(model.name), 1
-        matrices = Model(counts.matrices_trained, counts.matrices_frozen, counts.attention)
-        once = 2 * (matrices.trained + matrices.frozen) + 4 * matrices.attention * (longest + 1) / 2
-        per_token = once
+        per_token = once = self.matrices(model).forward_flops(longest)
         if (section := self.section(model.name)) is not None:
-            both = flops_per_token(matrices, longest)
-            again = once if section.gradient_checkpointing_enable else 0
-            per_token = epochs * (both + again) + (once if isinstance(run, PPORun | KTORun) else 0)
+            passes = self.operations_of_passes(model, section)
+            per_token = epochs * passes + (once if isinstance(run, PPORun | KTORun) else 0)
         return per_token * sequences * longest
 
-    def generation(self, device: Device, longest: int) -> float:
-        """Return the seconds in which the engines write a rollout: each step of a batch reads the weights and the KV
-        cache of its sequences once from the memory of the GPU."""
+    def matrices(self, model: ModelPlan) -> Model:
+        """Return what a token is multiplied with."""
+        counts = self.parameters(model)
+        return Model(counts.matrices_trained, counts.matrices_frozen, counts.attention)
+
+    def operations_of_passes(self, model: ModelPlan, section: TrainedModelConfig) -> float:
+        """Return the operations per token of a forward and backward pass of a trained model."""
+        matrices, longest = self.matrices(model), self.run.data.max_len
+        again = matrices.forward_flops(longest) if section.gradient_checkpointing_enable else 0
+        return flops_per_token(matrices, longest) + again
+
+    def silences(self) -> dict[str, float]:
+        """Return for how many seconds a process may show no sign of life: each micro-batch and each response is one."""
+        seconds: dict[str, float] = {}
+        for name, model in self.plan.models.items():
+            section = self.section(name)
+            if section is not None and self.target.flops is not None:
+                operations = self.operations_of_passes(model, section) * self.tokens(name).total
+                seconds[f"a micro-batch of the {name}"] = operations / self.target.flops
+        if isinstance(self.run, PPORun) and self.target.device is not None:
+            seconds["the first responses of an engine"] = self.decoding(self.target.device)[0]
+        return seconds
+
+    def at_once(self) -> float:
+        """Return the sequences that an engine would run at one time, if its KV cache had the room."""
+        assert isinstance(self.run, PPORun)
+        of_round = round_size(self.run.rollout) * self.run.rollout.n_samples_per_prompt
+        most = most_sequences(self.run.vllm, self.plan.device)
+        return max(1.0, min(of_round / self.run.vllm.num_engines, most))
+
+    def decoding(self, device: Device) -> tuple[float, float]:
+        """Return the seconds in which an engine writes as many responses as it runs at one time, and how often it does
+        so in a step of the run: each step of a batch reads the weights and the KV cache of its sequences once from the
+        memory of the GPU."""
         assert isinstance(self.run, PPORun)
         engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
-        per_prompt = run.rollout.n_samples_per_prompt / run.vllm.num_engines
-        samples, of_round = run.rollout.batch_size * per_prompt, round_size(run.rollout) * per_prompt
-        most = most_sequences(run.vllm, self.plan.device)
-        at_once = max(1.0, min(of_round, most, engine.kv_tokens / longest))
+        longest = run.data.max_len
+        samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
+        at_once = max(1.0, min(self.at_once(), engine.kv_tokens / longest))
         policy = parameters(self.use(self.plan.models[ACTOR]))
         per_token = size * policy.kv_per_token / memory.kv_parts(policy, run.vllm)
         read = engine.memory.always["weights"] + at_once * per_token * longest / 2
         tokens = run.rollout.max_new_tokens or longest
-        return samples / at_once * tokens * read / (DECODING * device.bandwidth)
+        return tokens * read / (DECODING * device.bandwidth), samples / at_once

@@ -160,8 +160,10 @@ def sum_trained(counts: Parameters, shares: Shares, passes: Trace) -> Memory:
     }
     always: Bytes = {"weights": weights(counts, shares, ds.load_in_4bit)}
     host: Bytes = {}
+    update = {"update": update_buffers(counts, shares)}
     if ds.adam_offload and shares.on_gpu:
-        host = {f"{name} (ds.adam_offload)": size for name, size in state.items()}
+        host = {f"{name} (ds.adam_offload)": size for name, size in (state | update).items()}
+        update = {}
         always["buffers of the offload"] = 2 * counts.largest * shares.weight
     else:
         always |= state
@@ -171,9 +173,8 @@ def sum_trained(counts: Parameters, shares: Shares, passes: Trace) -> Memory:
     dequantized = counts.largest * shares.weight if ds.load_in_4bit else 0
     moments = {
         "forward and backward": passes.training + backward_buffers(counts, shares) + dequantized,
-        "update": update_buffers(counts, shares),
     }
-    return Memory(always, moments, host, frozenset(state) if asleep else frozenset())
+    return Memory(always, moments | update, host, frozenset(state) if asleep else frozenset())
 
 
 def sum_frozen(
@@ -204,10 +205,12 @@ def sync_buffers(counts: Parameters, backend: str) -> int:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """One device of an engine: its terms, and how many tokens fit into the KV cache of the engine."""
+    """One device of an engine: its terms, how many tokens fit into the KV cache of the engine, and what a token takes
+    of it on the device."""
 
     memory: Memory
     kv_tokens: int
+    kv_bytes: int
 
 
 def engine(
@@ -234,7 +237,7 @@ def engine(
     host = {"weights (vllm.enable_sleep)": own} if asleep else {}
     per_token = size * counts.kv_per_token // kv_parts(counts, config)
     memory = Memory(terms, {"a step": step}, host, asleep, keeps=not asleep)
-    return EngineMemory(memory, cache // max(1, per_token))
+    return EngineMemory(memory, cache // max(1, per_token), per_token)
 
 
 def kv_parts(counts: Parameters, config: EngineConfig) -> int:

@@ -1,128 +1,179 @@
-"""What to change in a run that does not fit: the mildest change that helps, first those that keep its numbers."""
+"""The changes to a run that does not fit, declared as a list: first those that keep its numbers and its devices.
+
+Each change has options, the mildest first. An option says which flags get which values in a run, that may have other
+changes already; `search.py` finds out which changes it takes together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import accumulate
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial, reduce
+from typing import Any
 
+from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.micro_batches import trained_micro_batches
+from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import AnyTrainedRun, PPORun
-from rlhf_suite.planner.estimate import Estimate
 
 Words = tuple[str, ...]  # of a command line: flag=value
-Replan = Callable[[Words], Estimate | None]  # None: these words do not make a run that can be planned
-PROPOSALS = 3
+Values = Mapping[str, Any]  # of flags
+Option = Callable[[AnyTrainedRun], Values]
 MAX_RANKS = 64  # of a model, on one node that is as large as it needs
+MAX_SPLIT = 8  # GPUs of an engine: those of one node, between which NVLink is
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # of a GPU, for an engine
+SEQUENCES = (128, 64, 32, 16)  # that an engine runs at once
+CACHES = (256, 1024, 4096, 16_384)  # MiB of an engine on a CPU
 
 
-def remedies(run: AnyTrainedRun) -> Iterator[Words]:
-    """Yield changes, the mildest first. Those of the same flag follow each other, the strongest last."""
-    yield from disk_remedies(run)
-    yield from engine_remedies(run)
-    yield from batch_remedies(run)
-    if isinstance(run, PPORun):
-        yield from model_remedies("critic", run)
-    yield from model_remedies("actor", run)
-    if any(model in vars(run) for model in ("ref", "teacher")):
-        for name in ("ref", "teacher"):
-            if name in vars(run):
-                yield (f"{name}.offload=true",)
+class Kind(IntEnum):
+    """What a change gives up. Changes of a kind are searched only if no others help."""
+
+    SAME = 0  # nothing but speed: the same numbers on the same devices
+    DEVICES = 1  # it takes more devices
+    TRAINING = 2  # it trains something else
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change and its options. With `is_ladder` each option needs less memory than the one before it."""
+
+    options: tuple[Option, ...]
+    is_ladder: bool = False
+    kind: Kind = Kind.SAME
+
+
+def set_flags(values: Values) -> Option:
+    """Return an option that sets the same values in every run."""
+    return lambda run: values
+
+
+def changes(run: AnyTrainedRun, on_gpu: bool) -> list[Change]:
+    """Return the changes to a run, in the order in which they are made to it, the milder ones first."""
+    listed = [*disk_changes(run), *batch_changes(run)]
+    models = [name for name in ("critic", "actor") if name == "actor" or isinstance(run, PPORun)]
+    for name in models:
+        if not getattr(run, name).gradient_checkpointing_enable:
+            listed.append(Change((set_flags({f"{name}.gradient_checkpointing_enable": True}),)))
+    listed += [*gpu_changes(run)] if on_gpu else []
     if run.ds.zero_stage in (0, 1, 2) and run.actor.num_gpus_per_node > 1:
-        yield ("ds.zero_stage=3",)
-    yield ("ds.adam_offload=true",)
-    yield from rank_remedies(run)
-    yield ("ds.lora.rank=16",)
-    yield "ds.lora.rank=16", "ds.load_in_4bit=true"
+        listed.append(Change((set_flags({"ds.zero_stage": 3}),)))
+    listed += [*rank_changes(run), *engine_changes(run, on_gpu)]
+    if not run.ds.lora.rank:
+        adapters = set_flags({"ds.lora.rank": 16})
+        packed = set_flags({"ds.lora.rank": 16, "ds.load_in_4bit": True})
+        listed.append(Change((adapters, packed), is_ladder=True, kind=Kind.TRAINING))
+    return listed
 
 
-def disk_remedies(run: AnyTrainedRun) -> Iterator[Words]:
+def disk_changes(run: AnyTrainedRun) -> Iterator[Change]:
     """Yield fewer and smaller checkpoints."""
     if run.ckpt.save_steps > 0:
-        if run.ckpt.max_num > 1:
-            yield ("ckpt.max_num=1",)
-        yield ("ckpt.disable_ds=true",)
-        yield ("ckpt.save_steps=-1",)
+        fewer = [set_flags({"ckpt.max_num": 1})] if run.ckpt.max_num > 1 else []
+        yield Change((*fewer, set_flags({"ckpt.disable_ds": True}), set_flags({"ckpt.save_steps": -1})))
 
 
-def engine_remedies(run: AnyTrainedRun) -> Iterator[Words]:
-    """Yield changes to the engines of a run."""
-    if not isinstance(run, PPORun):
-        return
-    yield "train.colocate_all=true", "vllm.enable_sleep=true", "ds.enable_sleep=true"
-    for share in (0.6, 0.5, 0.4, 0.3, 0.2):
-        if share < (run.vllm.gpu_memory_utilization or 0.9):
-            yield (f"vllm.gpu_memory_utilization={share}",)
-    for mib in (256, 1024, 4096, 16_384):
-        if mib > (run.vllm.kv_cache_mb or 64):
-            yield (f"vllm.kv_cache_mb={mib}",)
-
-
-def batch_remedies(run: AnyTrainedRun) -> Iterator[Words]:
+def batch_changes(run: AnyTrainedRun) -> Iterator[Change]:
     """Yield smaller micro-batches, which change memory and speed, but not the gradient of a step."""
     limit = trained_micro_batches(run.train)
+    options = []
     if limit.tokens is not None:
         budget = limit.tokens // 2
         while budget * run.ds.ring_attn_size >= run.data.max_len:
-            yield (f"train.max_tokens_per_gpu={budget}",)
+            options.append(set_flags({"train.max_tokens_per_gpu": budget}))
             budget //= 2
     rows = (limit.rows or 0) // 2
     while rows >= 1:
         if run.train.batch_size % rows == 0:
-            yield (f"train.micro_batch_size={rows}",)
+            options.append(set_flags({"train.micro_batch_size": rows}))
         rows //= 2
+    if options:
+        yield Change(tuple(options), is_ladder=True)
 
 
-def model_remedies(name: str, run: AnyTrainedRun) -> Iterator[Words]:
-    """Yield changes to one trained model."""
-    if not getattr(run, name).gradient_checkpointing_enable:
-        yield (f"{name}.gradient_checkpointing_enable=true",)
+def gpu_changes(run: AnyTrainedRun) -> Iterator[Change]:
+    """Yield what may be in host memory instead of in that of a GPU."""
+    idle = [name for name in ("ref", "teacher") if getattr(getattr(run, name, None), "offload", True) is False]
+    if idle:
+        yield Change((lambda run: {f"{name}.offload": True for name in idle},))
+    if not run.ds.adam_offload:
+        yield Change((offload_adam,))
 
 
-def rank_remedies(run: AnyTrainedRun) -> Iterator[Words]:
+def offload_adam(run: AnyTrainedRun) -> Values:
+    """Keep optimiser states in host memory always, which ends their moves there and back."""
+    awake = {"ds.enable_sleep": False} if getattr(run.ds, "enable_sleep", False) else {}
+    return {"ds.adam_offload": True} | awake
+
+
+def rank_changes(run: AnyTrainedRun) -> Iterator[Change]:
     """Yield more ranks, over which ZeRO-3 divides weights, gradients and optimiser states."""
     names = [name for name in ("actor", "critic", "ref") if hasattr(getattr(run, name, None), "num_gpus_per_node")]
-    ranks = run.actor.num_gpus_per_node * 2
+    options, ranks = list[Option](), run.actor.num_gpus_per_node * 2
     while ranks <= min(MAX_RANKS, run.train.batch_size):
-        more = [f"{name}.num_gpus_per_node={ranks}" for name in names]
-        engines = [f"vllm.num_engines={ranks}"] if isinstance(run, PPORun) and run.train.colocate_all else []
-        yield *more, *engines, "ds.zero_stage=3"
+        options.append(partial(take_ranks, names, ranks))
         ranks *= 2
+    if options:
+        yield Change(tuple(options), is_ladder=True, kind=Kind.DEVICES)
 
 
-def proposals(run: AnyTrainedRun, replan: Replan) -> list[tuple[Words, Estimate]]:
-    """Return the mildest changes with which the run fits, each with its estimate: up to three that suffice alone, or
-    else as many as it takes together. Empty if nothing known helps."""
-    sufficient = []
-    usable = []
-    for words in remedies(run):
-        planned = replan(words)
-        if planned is None:
-            continue
-        if planned.fits:
-            sufficient.append((words, planned))
-        if len(sufficient) == PROPOSALS:
-            return sufficient
-        usable.append(words)
-    if sufficient:
-        return sufficient
-    for together in accumulate(usable, merge):
-        planned = replan(together)
-        if planned is not None and planned.fits:
-            return [(drop_needless(together, replan), planned)]
-    return []
+def take_ranks(names: list[str], ranks: int, run: AnyTrainedRun) -> Values:
+    """Give each model so many ranks, and with shared GPUs an engine to each."""
+    more: dict[str, Any] = {f"{name}.num_gpus_per_node": ranks for name in names}
+    if isinstance(run, PPORun) and run.train.colocate_all:
+        more["vllm.num_engines"] = ranks * (run.actor.num_nodes or 1) // run.vllm.devices
+    return more | {"ds.zero_stage": 3}
 
 
-def merge(first: Words, second: Words) -> Words:
-    """Return both changes; of a flag that both name, the second value holds."""
-    values = dict(word.split("=", 1) for word in (*first, *second))
-    return tuple(f"{name}={value}" for name, value in values.items())
+def engine_changes(run: AnyTrainedRun, on_gpu: bool) -> Iterator[Change]:
+    """Yield changes to the engines of a run."""
+    if not isinstance(run, PPORun) or run.replays:
+        return
+    if not on_gpu:
+        larger = tuple(set_flags({"vllm.kv_cache_mb": size}) for size in CACHES if size > (run.vllm.kv_cache_mb or 64))
+        yield Change(larger)
+        return
+    if run.vllm.kv_cache_mb is not None:
+        yield Change((set_flags({"vllm.kv_cache_mb": None}),))
+    if not (run.vllm.enable_sleep and (run.ds.enable_sleep or run.ds.adam_offload)):
+        yield Change((sleep, sleep_whole))
+    yield Change(tuple(partial(split, size) for size in (2, 4, MAX_SPLIT)))
+    yield Change(tuple(set_flags({"vllm.gpu_memory_utilization": share}) for share in SHARES))
+    most = most_sequences(run.vllm, "cuda")
+    fewer = tuple(set_flags({"vllm.max_num_seqs": count}) for count in SEQUENCES if count < most)
+    if fewer:
+        yield Change(fewer, is_ladder=True)
 
 
-def drop_needless(words: Words, replan: Replan) -> Words:
-    """Return the words without those that the run fits without, tried from the first on."""
-    for word in words:
-        fewer = tuple(other for other in words if other != word)
-        planned = replan(fewer)
-        if planned is not None and planned.fits:
-            return drop_needless(fewer, replan)
-    return words
+def sleep(run: AnyTrainedRun) -> Values:
+    """Share the GPUs, and let the engines leave them while the policy trains."""
+    return {"train.colocate_all": True, "vllm.enable_sleep": True}
+
+
+def sleep_whole(run: AnyTrainedRun) -> Values:
+    """Let engines and optimiser states leave the GPUs in turn."""
+    return {**sleep(run), "ds.enable_sleep": True}
+
+
+def split(size: int, run: AnyTrainedRun) -> Values:
+    """Split each engine over `size` GPUs, of as many GPUs in all as before."""
+    assert isinstance(run, PPORun)
+    gpus = run.vllm.num_engines * run.vllm.devices
+    engines = max(1, gpus // (size * run.vllm.pipeline_parallel_size))
+    return {"vllm.tensor_parallel_size": size, "vllm.num_engines": engines}
+
+
+def with_values(run: AnyTrainedRun, values: Values) -> AnyTrainedRun:
+    """Return a copy of the run in which flags have these values."""
+    changed = copy.deepcopy(run)
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        setattr(reduce(getattr, sections, changed), name, value)
+    return changed
+
+
+def words_of(values: Values) -> Words:
+    """Return flags and their values as words of a command line."""
+    return tuple(f"{name}={spell(value)}" for name, value in values.items())

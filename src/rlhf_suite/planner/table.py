@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_suite.planner.estimate import Estimate, Process, gib
+from rlhf_suite.planner.needs import Estimate, Process, gib
 from rlhf_suite.planner.remedies import Words
 
 
@@ -32,14 +32,27 @@ def show(estimate: Estimate) -> None:
     if estimate.times:
         rows = ((name, "", duration(seconds)) for name, seconds in estimate.times.items())
         console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
+    if estimate.silences:
+        console.print(say_deadline(estimate), highlight=False, soft_wrap=True)
     kind = f"{gib(estimate.target.usable)} of {device.name if device else 'this machine'}"
     console.print(f"The actor's batches: {estimate.rows}.", highlight=False)
     console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(estimate.peak)} of {kind}.")
     console.print("It fits." if estimate.fits else "It does not fit: " + "; ".join(estimate.problems) + ".")
 
 
-def show_proposals(proposals: Iterable[tuple[Words, Estimate]]) -> None:
-    """Print changes with which the run fits, the mildest first."""
+def say_deadline(estimate: Estimate) -> str:
+    """Return how long a process may show no sign of life, beside the deadline of all waits."""
+    name, seconds = max(estimate.silences.items(), key=lambda silence: silence[1])
+    limit = f"launch.timeout_s={estimate.timeout_s:g}"
+    if seconds < estimate.timeout_s:
+        return f"Longest time without a sign of life: {name}, {duration(seconds)}. Deadline: {limit}."
+    more = math.ceil(2 * seconds / 100) * 100
+    late = f"{name[0].upper()}{name[1:]} takes {duration(seconds)}, and {limit} ends the run"
+    return f"{late}: write launch.timeout_s={more}."
+
+
+def show_proposals(proposals: Iterable[tuple[Words, Estimate]], command: Callable[[Words], str]) -> None:
+    """Print changes with which the run fits, the mildest first, each with the whole `command` that plans it."""
     proposals = list(proposals)
     console = Console()
     if not proposals:
@@ -47,7 +60,11 @@ def show_proposals(proposals: Iterable[tuple[Words, Estimate]]) -> None:
         return
     console.print("It would fit with one of:" if len(proposals) > 1 else "It would fit with:")
     for words, planned in proposals:
-        console.print(f"  {' '.join(words)}    ({gib(planned.peak)})", markup=False, highlight=False, soft_wrap=True)
+        cache = (
+            f"; KV cache of {planned.engine.kv_tokens / planned.longest:.1f} x data.max_len" if planned.engine else ""
+        )
+        for text in (f"{' '.join(words)}    ({gib(planned.peak)}{cache})", f"  {command(words)}"):
+            console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def table(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:

@@ -139,7 +139,13 @@ def remarks(run: Run, devices: Devices) -> Iterator[str]:
             )
     elif devices.num_gpus is None:
         yield f"How many GPUs {where(run, devices)} has is not known here. The run takes {used}."
-    elif used < devices.num_gpus:
+    else:
+        yield from remarks_on_idle(used, devices)
+
+
+def remarks_on_idle(used: int, devices: Devices) -> Iterator[str]:
+    """Yield how many GPUs stay idle, of those that are known."""
+    if devices.num_gpus is not None and used < devices.num_gpus:
         left = devices.num_gpus - used
         stay = "1 of them stays idle" if left == 1 else f"{left} of them stay idle"
         yield f"The run takes {used} of the {devices.num_gpus} GPUs of {devices.place}: {stay}."
@@ -162,7 +168,8 @@ def remarks_on_fit(run: Run) -> Iterator[str]:
 def say_what_does_not_fit(run: AnyTrainedRun, driver: Driver) -> Iterator[str]:
     """Yield why the planner expects a run not to fit into these GPUs. It is an estimate, so it refuses nothing."""
     from rlhf_suite.planner.devices import DEVICES
-    from rlhf_suite.planner.estimate import UTILISATION, Target, estimate
+    from rlhf_suite.planner.estimate import UTILISATION, estimate
+    from rlhf_suite.planner.needs import Target
 
     device = next((kind for gpu in driver.gpus for kind in DEVICES if kind.mark in gpu.name), None)
     if device is None:
