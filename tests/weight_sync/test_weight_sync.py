@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import inspect
-import itertools
-import json
 import os
 import subprocess
 import sys
 import threading
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,8 @@ from rlhf_suite.weight_sync.digests import (
     digest,
     entries_from_plain,
 )
-from rlhf_suite.weight_sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
+from rlhf_suite.weight_sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, make_group
+from rlhf_suite.weight_sync.stream import broadcast, receive_buckets
 
 
 def test_digest_of_known_bits():
@@ -192,12 +192,8 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
         weight_sender.prove_channel(group, "gloo", torch.device("cpu"), is_sender=False)
 
         def arriving():
-            for bucket in itertools.count():
-                note = store.get(weight_sender.header_key(0, 3, WHOLE, bucket))
-                if not (entries := entries_from_plain(json.loads(note))):
-                    return
-                flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
-                broadcast(group, flat)
+            key = partial(weight_sender.header_key, 0, 3, WHOLE)
+            for entries, flat in receive_buckets(group, store, key, torch.device("cpu")):
                 sizes.append(len(flat))
                 yield entries, flat
 
@@ -214,6 +210,72 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     assert {name: tensor.tolist() for name, tensor in received.items()} == {n: t.tolist() for n, t in weights.items()}
     assert manifest.nbytes == 4 * (3 + 200 + 4)
     assert sizes == [64, 256, 256, 256, 128], "the small one, 800 bytes in full buckets, the rest"
+
+
+def exchange(monkeypatch, make, load, begin=lambda: None):
+    """Send what `make` yields in buckets of one tensor each to a thread, which calls `begin` before it receives, and
+    `load` with the number of each bucket that has arrived."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30)
+
+    def receive() -> None:
+        store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
+        group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
+        weight_sender.prove_channel(group, "gloo", torch.device("cpu"), is_sender=False)
+        begin()
+        key = partial(weight_sender.header_key, 0, 1, WHOLE)
+        for number, _ in enumerate(receive_buckets(group, store, key, torch.device("cpu"))):
+            load(number)
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    sender.connect(2, 0)
+    sender.send(1, make())
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.notices(
+    "the next bucket is made when the last one has arrived",
+    "weight_sync/stream.py",
+    "under_way = start_broadcast(group, placed)",
+    "under_way = start_broadcast(group, placed)\n        under_way.wait()",
+)
+def test_the_next_bucket_is_made_before_the_last_one_has_arrived(monkeypatch):
+    begun, was_begun, loads = threading.Event(), list[bool](), list[int]()
+
+    def make():
+        for number in range(4):
+            if number == 2:  # bucket 0 is on its way, and has the first tensor alone
+                begun.set()
+            yield f"w{number}", torch.full((16,), float(number))
+
+    exchange(monkeypatch, make, loads.append, lambda: was_begun.append(begun.wait(timeout=10)))
+    assert was_begun == [True]
+    assert loads == [0, 1, 2, 3]
+
+
+@pytest.mark.notices(
+    "a bucket is loaded when the next one is announced",
+    "weight_sync/stream.py",
+    "begin(number) if is_announced else None",
+    "begin(number)",
+)
+def test_a_bucket_is_loaded_while_the_next_one_is_made(monkeypatch):
+    """The last tensor is not made before bucket 1 has been loaded."""
+    loaded = threading.Event()
+
+    def make():
+        for number in range(4):
+            if number == 3:
+                assert loaded.wait(timeout=10), "nothing is loaded before all is sent"
+            yield f"w{number}", torch.full((16,), float(number))
+
+    def load(number: int) -> None:
+        if number == 1:
+            loaded.set()
+
+    exchange(monkeypatch, make, load)
 
 
 @pytest.mark.notices(

@@ -10,12 +10,12 @@ Importing this module registers the backends.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rlhf_suite.weight_sync.adapter import Slots, install
-from rlhf_suite.weight_sync.buckets import ALIGNMENT, Bucket, join_parts
+from rlhf_suite.weight_sync.buckets import Bucket, join_parts
 from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
 from rlhf_suite.weight_sync.digests import (
     Attested,
@@ -49,7 +49,8 @@ from rlhf_suite.weight_sync.digests import (
 )
 from rlhf_suite.weight_sync.loads import Loads, Target
 from rlhf_suite.weight_sync.read_back import read_back
-from rlhf_suite.weight_sync.sender import broadcast, header_key, make_group, prove_channel
+from rlhf_suite.weight_sync.sender import header_key, make_group, prove_channel
+from rlhf_suite.weight_sync.stream import receive_buckets
 
 TOWER = re.compile(r"\bvision_tower\.(?!vision_model\.)")
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
@@ -197,17 +198,8 @@ class StreamReceiver(WeightReceiver):
 
     def buckets(self, update: UpdateInfo) -> Iterator[Bucket]:
         """Yield buckets as they arrive."""
-        bucket = 0
-        while entries := self.entries(header_key(self._meeting, update.version, update.part, bucket)):
-            size = -(-(entries[-1].offset + entries[-1].nbytes) // ALIGNMENT) * ALIGNMENT
-            flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-            broadcast(self._group, flat)
-            yield entries, flat
-            bucket += 1
-
-    def entries(self, key: str) -> list[TensorEntry]:
-        """Wait for the description of a bucket, and return its tensors; none behind the last bucket."""
-        return entries_from_plain(json.loads(self._store.get(key)))
+        key = partial(header_key, self._meeting, update.version, update.part)
+        return receive_buckets(self._group, self._store, key, self.device)
 
 
 class NcclReceiver(StreamReceiver):

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
@@ -40,6 +41,7 @@ from rlhf_suite.weight_sync.digests import (
     digest_sums,
     dtype_name,
 )
+from rlhf_suite.weight_sync.stream import broadcast, send_buckets
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend
@@ -164,13 +166,11 @@ class StreamSender:
         for key in self._headers:
             self._store.delete_key(key)
         self._headers, sent = [], list[TensorEntry]()
-        for entries, flat in buckets:
-            self._announce(version, part, entries)
-            broadcast(self._group, flat.to(self._device))
+        announce = partial(self._announce, version, part)
+        for entries, flat in send_buckets(self._group, buckets, self._device, announce):
             sent += whole_entries(entries)
             if keep:
                 self._kept.append((entries, flat.cpu()))
-        self._announce(version, part, [])
         return Manifest(version, tuple(sent), part=part)
 
     def release(self) -> None:
@@ -234,13 +234,6 @@ def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: t
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(prefixed, rank, size, options)
-
-
-def broadcast(group: Backend, flat: torch.Tensor) -> None:
-    """Send `flat` of rank 0 into `flat` of the other ranks."""
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    group.broadcast([flat], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def prove_channel(group: Backend, backend: str, device: torch.device, is_sender: bool) -> None:
