@@ -198,9 +198,9 @@ def logits_of_a_teacher(vocabulary: int) -> int:
 
 
 def sync_buffers(counts: Parameters, backend: str) -> int:
-    """What a weight sync takes beside the weights on the device of the first rank: two buckets of a stream, and the
-    largest tensor whole."""
-    return (2 * BUCKET_BYTES if backend in ("nccl", "ipc") else 0) + 4 * counts.largest
+    """What a weight sync takes beside the weights on the device of the first rank: the tensors of a bucket and
+    the bucket itself, with nccl another one that is under way, and the largest tensor whole."""
+    return {"nccl": 3, "ipc": 2}.get(backend, 0) * BUCKET_BYTES + 4 * counts.largest
 
 
 @dataclass(frozen=True)
