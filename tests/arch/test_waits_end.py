@@ -23,6 +23,7 @@ WITH_LIMITS = {
     "models/sequence_parallel.py": "collectives of a rank, whose call has a limit",
     "weight_sync/sender.py": "collectives of a rank, whose call has a limit",
     "weight_sync/receiver.py": "collectives of a rank, whose call has a limit",
+    "weight_sync/stream.py": "collectives of a rank, whose call has a limit",
 }
 
 
