@@ -199,8 +199,12 @@ def test_a_session_that_is_given_up_before_it_starts_runs_nothing():
 def test_the_end_of_the_connection_ends_a_session(session):
     """As when the process that started it is killed."""
     session.run("1", LONG_S)
-    session.process.guard.close()
-    assert select.select([session.process.pidfd], [], [], LONG_S)[0]
+    ended = os.dup(session.process.pidfd)  # the session closes its own when it sees the end
+    try:
+        session.process.guard.close()
+        assert select.select([ended], [], [], LONG_S)[0]
+    finally:
+        os.close(ended)
 
 
 def test_many_sessions_answer_in_one_event_loop_without_threads(template):

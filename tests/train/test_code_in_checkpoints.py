@@ -72,7 +72,7 @@ def test_a_pickle_in_the_place_of_any_file_is_refused_and_not_run(ranks, folder,
     answers = ranks(size).call(attacked, folder, setup, batch, tmp_path / "state")
     files = {str(file.relative_to(tmp_path / "state")) for file in (tmp_path / "state").rglob("*.pt")}
     parts = size if setup.zero else 1
-    assert len(files) == parts + size + (size if setup.zero == 3 else 1), "state, random numbers, average"
+    assert len(files) == parts + 2 * size, "state, random numbers, average"
     said = {name: words for answer in answers for name, words in answer[0].items()}
     assert said.keys() == files
     for name, words in said.items():

@@ -215,7 +215,7 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "generation_config": "vllm",  # not that of the model folder: the caller decides how to sample
         "skip_tokenizer_init": not spec.detokenize and spec.image_token is None,
         "logprobs_mode": "processed_logprobs",  # under the sampling temperature
-        "max_num_seqs": most_sequences(config, "cpu") if cpu else config.max_num_seqs,
+        "max_num_seqs": most_sequences(config, "cpu") if cpu and config.max_num_seqs is None else config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
         "distributed_executor_backend": "mp" if config.devices > 1 else "uni",

@@ -17,7 +17,8 @@ def engine_config(
     """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates; where
     the reduction is part of the last backward pass, the caller says which one that is."""
     device = world.device.type
-    overlaps = overlaps_reduction(ds, device) and (ds.overlap_comm is True or not needs_whole_gradients)
+    is_wanted = ds.overlap_comm is True  # by the user, whatever the optimiser needs
+    overlaps = overlaps_reduction(ds, device) and (is_wanted or not needs_whole_gradients)
     zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": overlaps}
     if ds.zero_stage == 3:
         zero["zero_hpz_partition_size"] = ds.zpg
