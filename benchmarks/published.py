@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.cli.plan import OPTIONS, only_run, target_of, with_words
+from rlhf_suite.cli.plan import OPTIONS, only_run, plan_again, target_of
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.errors import UserError
 from rlhf_suite.planner.estimate import estimate
-from rlhf_suite.planner.needs import Estimate, gib
+from rlhf_suite.planner.needs import gib
 from rlhf_suite.planner.search import proposals
 from rlhf_suite.preflight.jobs import preflight
 
@@ -123,13 +123,7 @@ def compare_plans(setup: SetUp, folder: Path) -> dict[str, Any]:
     assert run is not None, checked.problems
     plan = estimate(run, target)
 
-    def replan(words: tuple[str, ...]) -> Estimate | None:
-        other = only_run(preflight(with_words(line, words)))
-        try:
-            return None if other is None else estimate(other, target)
-        except UserError:
-            return None
-
+    replan = partial(plan_again, line, target)
     proposed = [((), plan)] if plan.lacking == 0 else proposals(run, checked.given, target, replan)
     words, after = proposed[0] if proposed else (None, None)
     return {

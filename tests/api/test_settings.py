@@ -90,6 +90,13 @@ def test_mistakes_are_data_and_the_text_is_that_of_the_console():
     assert refused.value.problems == problems
 
 
+def test_what_is_not_one_run_is_refused():
+    with pytest.raises(rs.ConfigurationError, match="chat is a conversation in the terminal"):
+        rs.run("chat", model="builtin:tiny")
+    with pytest.raises(rs.ConfigurationError, match="Python starts one run at a time"):
+        rs.run("sft", **{"hydra/launcher": "slurm"})
+
+
 def test_a_good_call_has_no_problems(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert rs.check("sft") == [] and rs.check("ppo", reward=score) == []
@@ -163,6 +170,11 @@ def test_a_lambda_and_an_inner_function_are_refused(tmp_path):
     def inner(row, config):
         return 0.0
 
-    for function, said in ((lambda row, config: 0.0, "a lambda"), (inner, "within a function"), (3, "is no function")):
+    for function, said in (
+        (lambda row, config: 0.0, "a lambda"),
+        (inner, "within a function"),
+        (3, "is no function"),
+        (len, "source of len is not known"),
+    ):
         with pytest.raises(rs.UserError, match=said):
             name_function("reward.rule", function, tmp_path)

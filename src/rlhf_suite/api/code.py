@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 
 MAIN = "__main__"
@@ -33,7 +34,7 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
         kind = "a lambda" if "<lambda>" in name else "defined within a function or class"
         raise UserError(f"{key}: {name} is {kind}, and the processes of a run import functions by name. Define it with "
                         "def at the top level of a file or cell")  # fmt: skip
-    source = inspect.getsourcefile(function)
+    source = None if inspect.isbuiltin(function) else inspect.getsourcefile(function)
     if source is None:
         raise UserError(f"{key}: the source of {name} is not known. Define it in a file or a cell")
     if function.__module__ != MAIN:
@@ -48,7 +49,7 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
     written = ast.unparse(kept) + "\n"
     file = folder / f"{name}_{hashlib.sha256(written.encode()).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(written, encoding="utf-8")
+    write_text(file, written)
     return f"{file.resolve()}:{name}"
 
 

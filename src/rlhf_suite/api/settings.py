@@ -16,6 +16,7 @@ from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.runs import TASKS
+from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections import inspect
@@ -124,9 +125,7 @@ def name_rows(key: str, rows: Iterable[Any], folder: Path) -> str:
     file = folder / f"rows_{hashlib.sha256(written.encode()).hexdigest()[:12]}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        part = file.with_suffix(".part")
-        part.write_text(written, encoding="utf-8")
-        part.replace(file)
+        write_text(file, written)
     return str(file)
 
 

@@ -13,6 +13,7 @@ from rlhf_suite.api.settings import ask, check_places
 from rlhf_suite.composition.arguments import words_of_options
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.problems import ConfigurationError, Problem
+from rlhf_suite.config.runs import ChatRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.preflight.folders import for_run
 
@@ -52,6 +53,10 @@ def run(task: str, **settings: Any) -> Run:
     if checked.is_sweep or checked.is_submitted:
         problem = "Python starts one run at a time, as a process of this machine"
         raise ConfigurationError([Problem("hydra", problem, "start sweeps and jobs of Slurm with rlhf-suite")])
+    if isinstance(checked.runs[0], ChatRun):
+        raise ConfigurationError(
+            [Problem("task", "chat is a conversation in the terminal", "use rlhf-suite task=chat")]
+        )
     check_places(checked)
     place = for_run(checked)
     if isinstance(place, Problem):
@@ -78,7 +83,7 @@ def follow(words: list[str]) -> tuple[int, str]:
     has_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     command = [sys.executable, "-m", "rlhf_suite.api.child", str(os.getpid()), *words]
     settings: dict[str, Any] = {} if has_terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, process_group=0, **settings)
+    process = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL, **settings)
     said: list[str] = []
     while True:
         try:

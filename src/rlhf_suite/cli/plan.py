@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,6 @@ def print_fit(
     from rlhf_suite.planner.search import proposals
     from rlhf_suite.planner.table import show, show_proposals
     from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
-    from rlhf_suite.preflight.jobs import preflight
 
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
@@ -131,13 +131,7 @@ def print_fit(
     if estimated.fits:
         return FITS
 
-    def replan(words: tuple[str, ...]) -> Estimate | None:
-        other = only_run(preflight(with_words(line, words)))
-        try:
-            return None if other is None else estimate(other, target)
-        except UserError:
-            return None
-
+    replan = partial(plan_again, line, target)
     show_proposals(proposals(run, checked.given, target, replan), lambda words: command_of(line, words, asked))
     return TOO_LARGE
 
@@ -160,3 +154,15 @@ def command_of(line: CommandLine, words: Sequence[str], asked: argparse.Namespac
     written = [word for word in line.overrides if key_of(word) not in of_file]
     overrides = with_words(replace(line, overrides=written), words).overrides
     return shlex.join(["rlhf-suite", "plan", *(word for option in options for word in option if word), *overrides])
+
+
+def plan_again(line: CommandLine, target: Target, words: tuple[str, ...]) -> Estimate | None:
+    """Return the plan of a command line with further words; None if it is refused."""
+    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.preflight.jobs import preflight
+
+    other = only_run(preflight(with_words(line, words)))
+    try:
+        return None if other is None else estimate(other, target)
+    except UserError:
+        return None
