@@ -13,21 +13,26 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "train", "models", "engines")]
 
 import families  # noqa: E402, I001 - they are found by the line above
 import family_engines  # noqa: E402
+import image_engines  # noqa: E402
 import ray  # noqa: E402
 import torch  # noqa: E402
 import family_errors  # noqa: E402
-from family_engines import SERVED, Engines  # noqa: E402
+import image_errors  # noqa: E402
+from family_engines import SERVED, Engines, Served  # noqa: E402
 from gradients import gradient  # noqa: E402
+from image_engines import ImageEngines  # noqa: E402
 from plain_models import relative_error  # noqa: E402
 from ranks import Ranks  # noqa: E402
 from splits import Split  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
+from vision import Seeing  # noqa: E402
 
 from rlhf_suite.data.trajectory import Experience  # noqa: E402
 from rlhf_suite.errors import UserError  # noqa: E402
@@ -57,6 +62,19 @@ Qwen3.5-MoE are 4e-5 apart between the sdpa and the eager attention of transform
 - a dash: refused before or while the model is loaded, or not applied; the reasons are below the table
 
 """
+IMAGES = """
+## Families that read images
+
+The same of tiny models with a tower, for sequences with one image, none, two and one; [vision.md](vision.md) says what
+else they can do. Gradients are those of the whole model. The biases of keys in the towers of Idefics3, LLaVA and Gemma
+3 have none: what rounding leaves of it, up to 3e-8, is the largest error in their columns **sft** and **packed**.
+
+- **sft**: answers in padded rows; **packed**: in packed rows, the default; **dpo**: pairs of answers, and **rm**: pairs
+  of scores, both in packed rows; the critic of `ppo` has the same head
+- **engine**: log-probs of what is sampled, in prompts with two images, one, none, and one twice, after two weight syncs
+  of other weights: the largest difference from packed and from padded rows. Every tensor that vLLM has is read back
+
+"""
 WHOLE = Split("one micro-batch", micro=99)
 BY_BLOCKS = [Split(mode, ranks=2, sequence=2, mode=mode) for mode in ("gather", "ring")]
 BY_HEADS, BY_MATRICES = [Split("ulysses", ranks=2, sequence=2, mode="ulysses")], [Split("tensor", ranks=2, tensor=2)]
@@ -78,7 +96,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.ranks: dict[tuple[int, int], Ranks] = {}
-        self._engines: object | None = None
+        self._engines: dict[type, object] = {}
 
     def gradient(self, folder: Path, split: Split) -> dict:
         key = (split.ranks, split.tensor)
@@ -86,17 +104,20 @@ class Processes:
             self.ranks[key] = Ranks(split.ranks)
         return self.ranks[key].call(gradient, folder, "next token", split, experience())[0]
 
-    @property
-    def engines(self) -> object:
-        if self._engines is None:
-            ray.cloudpickle.register_pickle_by_value(family_engines)
+    def engines(self, kind: type) -> object:
+        """Return the process that builds engines of a class."""
+        if not self._engines:
+            for module in (family_engines, image_engines):
+                ray.cloudpickle.register_pickle_by_value(module)
             ray.init(address="local", include_dashboard=False, num_cpus=2, logging_level="ERROR")
-            self._engines = Engines.remote()
-        return self._engines
+        if kind not in self._engines:
+            self._engines[kind] = kind.remote()
+        return self._engines[kind]
 
     def forget_engines(self) -> None:
-        ray.kill(self.engines)
-        self._engines = Engines.remote()
+        for kind, engines in self._engines.items():
+            ray.kill(engines)
+            self._engines[kind] = kind.remote()
 
     def close(self) -> None:
         for group in self.ranks.values():
@@ -163,23 +184,46 @@ class Model:
 
     def engine(self) -> tuple[float, str]:
         self.need(ENGINE)
-        errors, _ = family_engines.weight_errors(self.processes.engines, self.folder / "served", self.kind)
-        return self.summary(errors)
+        errors, _ = family_engines.weight_errors(self.processes.engines(Engines), self.folder / "served", self.kind)
+        return summary(errors, SERVED[self.kind])
 
     def engine_adapter(self) -> tuple[float, str]:
         self.need(ENGINE)
-        errors, why = family_engines.adapter_errors(self.processes.engines, self.folder / "adapted", self.kind)
+        errors, why = family_engines.adapter_errors(self.processes.engines(Engines), self.folder / "adapted", self.kind)
         if not errors:
             raise Refused(f"syncs bring merged weights: {why}")
-        return self.summary(errors)
-
-    def summary(self, errors: list) -> tuple[float, str]:
-        served = SERVED[self.kind]
-        in_fp32 = served.dtype == torch.float32
-        return max(float(error.max() if in_fp32 else error.mean()) for error in errors), served.note
+        return summary(errors, SERVED[self.kind])
 
 
-COLUMNS: dict[str, Callable[[Model], float | tuple[float, str]]] = {
+@dataclass
+class SeeingModel:
+    """A tiny model of a type that reads images, and what measures it."""
+
+    kind: str
+    folder: Path
+    processes: Processes
+
+    @cached_property
+    def seeing(self) -> Seeing:
+        return Seeing(self.folder / "seeing", self.kind)
+
+    def rows(self, packed: bool) -> float:
+        return image_errors.language_error(self.seeing, packed, image_errors.answers(self.seeing))
+
+    def engine(self) -> tuple[float, str]:
+        engines = self.processes.engines(ImageEngines)
+        syncs, _ = image_engines.sync_errors(engines, self.folder / "served", self.kind)
+        return summary([errors for sync in syncs for errors in sync], image_engines.SERVED[self.kind])
+
+
+def summary(errors: list, served: Served) -> tuple[float, str]:
+    """Return the largest error, or in bf16 the largest mean, and the remark on it."""
+    in_fp32 = served.dtype == torch.float32
+    return max(float(error.max() if in_fp32 else error.mean()) for error in errors), served.note
+
+
+Columns = dict[str, Callable[[Any], float | tuple[float, str]]]
+COLUMNS: Columns = {
     "sft": lambda model: family_errors.language_errors(model.path, packed=False)[1],
     "packed": Model.packed,
     "dpo": Model.pairs,
@@ -191,12 +235,35 @@ COLUMNS: dict[str, Callable[[Model], float | tuple[float, str]]] = {
     "engine": Model.engine,
     "engine, adapter": Model.engine_adapter,
 }
+IMAGE_COLUMNS: Columns = {
+    "sft": lambda model: model.rows(packed=False),
+    "packed": lambda model: model.rows(packed=True),
+    "dpo": lambda model: image_errors.language_error(model.seeing, True, image_errors.preferred(model.seeing)),
+    "rm": lambda model: image_errors.score_error(model.seeing, True),
+    "engine": SeeingModel.engine,
+}
 
 
-def measure(model: Model, column: str) -> Result:
+@dataclass(frozen=True)
+class Table:
+    """A table of the page: what stands before it, its rows and columns, and what measures a row."""
+
+    head: str
+    types: tuple[str, ...]
+    columns: Columns
+    model: type
+
+
+TABLES = (
+    Table(HEAD, tuple(families.TYPES), COLUMNS, Model),
+    Table(IMAGES, tuple(image_engines.SERVED), IMAGE_COLUMNS, SeeingModel),
+)
+
+
+def measure(model: Model | SeeingModel, column: str, columns: Columns) -> Result:
     """Return a number, or the reason why the suite refuses."""
     try:
-        value = COLUMNS[column](model)
+        value = columns[column](model)
     except (Refused, UserError) as error:
         return Result(model.kind, column, None, reason(str(error), model))
     except AssertionError as error:  # of a rank
@@ -207,7 +274,7 @@ def measure(model: Model, column: str) -> Result:
     return Result(model.kind, column, *(value if isinstance(value, tuple) else (value,)))
 
 
-def reason(said: str, model: Model) -> str:
+def reason(said: str, model: Model | SeeingModel) -> str:
     """Return what was said, without the folder of the tiny model."""
     return said.replace(str(model.folder / "lm"), "the model").strip()
 
@@ -220,7 +287,12 @@ def read_results() -> dict[tuple[str, str], Result]:
 
 def in_order(results: dict[tuple[str, str], Result]) -> list[Result]:
     """Return the results by rows; those of types and columns that are no longer here are left out."""
-    return [results[kind, column] for kind in families.TYPES for column in COLUMNS if (kind, column) in results]
+    return [result for table in TABLES for result in in_table(results, table)]
+
+
+def in_table(results: dict[tuple[str, str], Result], table: Table) -> list[Result]:
+    places = [(kind, column) for kind in table.types for column in table.columns]
+    return [results[place] for place in places if place in results]
 
 
 def write(results: dict[tuple[str, str], Result]) -> None:
@@ -230,12 +302,18 @@ def write(results: dict[tuple[str, str], Result]) -> None:
 
 def page(results: dict[tuple[str, str], Result]) -> str:
     """Return the text of docs/support.md."""
-    names = ("type", "family", "attention", *COLUMNS)
+    return "".join(section(results, table) for table in TABLES)
+
+
+def section(results: dict[tuple[str, str], Result], table: Table) -> str:
+    """Return a table with what stands before and below it."""
+    names = ("type", "family", "attention", *table.columns)
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for kind in families.TYPES:
-        cells = [shown(results.get((kind, column))) for column in COLUMNS]
+    for kind in table.types:
+        cells = [shown(results.get((kind, column))) for column in table.columns]
         lines.append("| " + " | ".join((kind, BY_TYPE[kind].title, BY_TYPE[kind].attention[0], *cells)) + " |")
-    return HEAD + "\n".join([*lines, "", *remarks(results, dash=True), "", *remarks(results, dash=False)]) + "\n"
+    found = in_table(results, table)
+    return table.head + "\n".join([*lines, *remarks(found, dash=True), *remarks(found, dash=False)]) + "\n"
 
 
 def shown(result: Result | None) -> str:
@@ -244,13 +322,13 @@ def shown(result: Result | None) -> str:
     return "-" if result.value is None else f"{result.value:.0e}".replace("e-0", "e-")
 
 
-def remarks(results: dict[tuple[str, str], Result], dash: bool) -> list[str]:
+def remarks(results: list[Result], dash: bool) -> list[str]:
     """Return the reasons of dashes, or the remarks on numbers, each with its columns and types."""
     kinds: dict[str, dict[str, list[str]]] = {}
-    for result in in_order(results):
+    for result in results:
         if result.note and (result.value is None) == dash:
             kinds.setdefault(result.note, {}).setdefault(result.type, []).append(result.column)
-    lines = ["Dashes:" if dash else "Remarks:", ""]
+    lines = ["", "Dashes:" if dash else "Remarks:", ""] if kinds else []
     for note, columns in kinds.items():
         groups: dict[str, list[str]] = {}
         for kind, names in columns.items():
@@ -267,26 +345,33 @@ def main() -> None:
     options = parser.parse_args()
     results, processes = read_results(), Processes()
     try:
-        for kind in families.TYPES:
-            if options.words and not any(word in kind for word in options.words):
-                continue
-            with tempfile.TemporaryDirectory() as temporary:
-                model = Model(kind, Path(temporary), processes)
-                for column in options.columns:
-                    if not options.again and (kind, column) in results:
-                        continue
-                    try:
-                        results[kind, column] = measure(model, column)
-                    except ray.exceptions.RayError as error:  # an engine cannot be built where one has failed
-                        print(kind, column, error, flush=True)
-                        processes.forget_engines()
-                        continue
-                    print(results[kind, column], flush=True)
-                    write(results)
-                family_errors.alone.cache_clear()
+        for table in TABLES:
+            for kind in table.types:
+                if not options.words or any(word in kind for word in options.words):
+                    columns = [column for column in table.columns if column in options.columns]
+                    wanted = [c for c in columns if options.again or (kind, c) not in results]
+                    measure_row(results, processes, table, kind, wanted)
     finally:
         processes.close()
     write(results)
+
+
+def measure_row(
+    results: dict[tuple[str, str], Result], processes: Processes, table: Table, kind: str, columns: list[str]
+) -> None:
+    """Measure columns of a type, and write each result."""
+    with tempfile.TemporaryDirectory() as temporary:
+        model = table.model(kind, Path(temporary), processes)
+        for column in columns:
+            try:
+                results[kind, column] = measure(model, column, table.columns)
+            except ray.exceptions.RayError as error:  # an engine cannot be built where one has failed
+                print(kind, column, error, flush=True)
+                processes.forget_engines()
+                continue
+            print(results[kind, column], flush=True)
+            write(results)
+        family_errors.alone.cache_clear()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ def picture(colour: tuple[int, int, int] = (200, 30, 40), size: tuple[int, int] 
 
 PICTURES = [picture((40 * n, 200 - 30 * n, 30 + 20 * n), (40 + 8 * n, 56)) for n in range(5)]
 
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}  # values of ds.param_dtype
+
 
 class Seeing:
     """A small model that reads images, in a folder of its own."""
@@ -63,10 +65,12 @@ class Seeing:
         return [self.example(each, [65 + n, 70, 66], "ab" * n) for n, each in enumerate(files)]
 
     @torch.no_grad()
-    def model(self, packed: bool | None = True, noise: float = 0.1) -> LanguageModel:
+    def model(
+        self, packed: bool | None = True, noise: float = 0.1, dtype: str = "fp32", seed: int = 7
+    ) -> LanguageModel:
         """Return the model, with weights large enough for images and attention to matter."""
-        model = load_model(str(self.folder), head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
-        generator = torch.Generator().manual_seed(7)
+        model = load_model(str(self.folder), head="lm", ds=DeepSpeedConfig(param_dtype=dtype, packing_samples=packed))
+        generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
         return model

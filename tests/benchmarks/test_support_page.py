@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.models.families import IMAGE_TYPES
+
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,9 +27,15 @@ def test_the_page_is_generated_from_the_results(support):
 
 def test_every_cell_is_a_number_or_a_dash_with_its_reason(support):
     results = support.read_results()
-    wanted = {(kind, column) for kind in support.families.TYPES for column in support.COLUMNS}
+    wanted = {(kind, column) for table in support.TABLES for kind in table.types for column in table.columns}
     assert results.keys() == wanted
     assert [place for place, result in results.items() if result.value is None and not result.note] == []
+
+
+def test_every_type_that_reads_images_has_a_number_in_every_column(support):
+    table = support.TABLES[1]
+    assert {*table.types} == {*IMAGE_TYPES}
+    assert [result for result in support.in_table(support.read_results(), table) if result.value is None] == []
 
 
 def test_at_least_25_types_have_the_numbers_of_the_trainer_in_engines(support):

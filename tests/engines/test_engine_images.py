@@ -5,27 +5,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import ray
 import torch
+from image_engines import gaps, requests, spec_of, trained
 
-from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.data.images import Image, expand_placeholders
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.weight_sync.sender import ShmSender
 from vision import PICTURES, Seeing
 
-MAX_LEN, MAX_IMAGES = 96, 2
 SAME = (
     1e-5  # log-probs in fp32 by other kernels; the largest difference was 2.9e-6, and other weights give more than 1e-2
 )
@@ -39,24 +34,12 @@ def seeing(tmp_path_factory) -> Seeing:
 @pytest.fixture(scope="module")
 def pool(cluster, seeing):
     """An engine with the weights of `trained(seeing, 1)`."""
-    placeholder = seeing.processor.placeholder
-    spec = EngineSpec(
-        str(seeing.folder), "float32", "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=32), load_weights=False,
-        image_token=placeholder, max_images=MAX_IMAGES,
-    )  # fmt: skip
     member = Member("seeing", seeing.folder.parent / "engine.log")
     engine = ray.remote(Engine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
-    pool = EnginePool([engine.remote(spec, member.log)], [member], timeout_s=300)
+    pool = EnginePool([engine.remote(spec_of(seeing), member.log)], [member], timeout_s=300)
     sync(pool, trained(seeing, 1), 1)
     yield pool
     ray.kill(pool._handles[0])
-
-
-def trained(seeing: Seeing, seed: int):
-    """The model after a training that moved every weight, also those of the tower."""
-    model = seeing.model(noise=0.02 * seed)
-    model.never_sample_images()
-    return model
 
 
 def sync(pool: EnginePool, model, version: int):
@@ -65,30 +48,6 @@ def sync(pool: EnginePool, model, version: int):
         return pool.update_weights(sender.send(version, iterate_weights(model)))[0]
     finally:
         sender.release()
-
-
-def requests(seeing: Seeing, count: int = 6, tokens: int = 8) -> list[GenerationRequest]:
-    """Requests with one image, two and none."""
-    settings = SamplingSettings(never=seeing.processor.never_sampled)
-    found = []
-    for number in range(count):
-        files = [PICTURES[:1], PICTURES[1:3], [], [PICTURES[3]], [PICTURES[0], PICTURES[0]], PICTURES[4:]][number % 6]
-        ids, images = expand_placeholders(seeing.ids(len(files), "x" * number), files, seeing.processor)
-        found.append(GenerationRequest(number, ids, tokens, number, settings, images=images))
-    return found
-
-
-def gap(model, asked, answers) -> float:
-    """Largest |log-prob of the engine - of the trainer's packed forward pass| over all sampled tokens."""
-    examples = []
-    for request, answer in zip(asked, answers, strict=True):
-        prompt, written = list(request.prompt_ids), answer.ids.tolist()
-        mask = [0] * len(prompt) + [1] * len(written)
-        examples.append(Example(prompt + written, mask, images=request.images))
-    batch = collate(examples, TokenBatch)
-    with torch.no_grad():
-        ours = token_log_probs(model, batch).log_probs[batch.mask > 0].numpy()
-    return float(np.abs(ours - np.concatenate([answer.log_probs for answer in answers])).max())
 
 
 @pytest.mark.notices(
@@ -109,7 +68,7 @@ def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, recor
     assert any("vision_model" in name for name in names) and report.received == len(names)
     assert report.not_readable == ()
     asked = requests(seeing)
-    largest = gap(trained(seeing, 1), asked, pool.generate_all(asked))
+    largest = gaps(trained(seeing, 1), asked, pool.generate_all(asked)).max()
     record_property("largest difference between engine and trainer", float(largest))
     assert largest <= SAME
 
@@ -124,8 +83,8 @@ def test_a_sync_replaces_the_tower_and_the_features_of_images_that_were_seen(poo
     for version, seed in ((3, 2), (4, 3)):
         sync(pool, trained(seeing, seed), version)
         answers = pool.generate_all(asked)
-        assert gap(trained(seeing, seed), asked, answers) <= SAME
-        assert gap(trained(seeing, 1), asked, answers) > 1e-2
+        assert gaps(trained(seeing, seed), asked, answers).max() <= SAME
+        assert gaps(trained(seeing, 1), asked, answers).max() > 1e-2
     sync(pool, trained(seeing, 1), 5)
 
 
@@ -144,7 +103,7 @@ def test_a_continued_request_sees_its_images_again(pool, seeing):
     (first,) = pool.generate_all([request])
     longer = replace(request, prompt_ids=[*request.prompt_ids, *first.ids.tolist()])
     (second,) = pool.generate_all([longer])
-    assert gap(trained(seeing, 1), [longer], [second]) <= SAME
+    assert gaps(trained(seeing, 1), [longer], [second]).max() <= SAME
 
 
 def test_more_images_than_the_flag_allows_are_refused_and_affect_no_other(pool, seeing):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -31,9 +31,9 @@ def next_token(log_probs: Tensor) -> Tensor:
     return (log_probs * torch.linspace(0.1, 1, len(log_probs), device=log_probs.device)).sum()
 
 
-def preference(log_probs: Tensor) -> Tensor:
+def preference(log_probs: Tensor, lengths: Sequence[int] = LENGTHS) -> Tensor:
     """The loss of DPO for pairs of neighbours, without a reference."""
-    sums = torch.stack([part.sum() for part in log_probs.split(LENGTHS)])
+    sums = torch.stack([part.sum() for part in log_probs.split([*lengths])])
     return -F.logsigmoid(0.1 * (sums[0::2] - sums[1::2])).sum()
 
 
