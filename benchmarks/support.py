@@ -25,6 +25,7 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 import family_errors  # noqa: E402
 import image_errors  # noqa: E402
+import image_families  # noqa: E402
 from family_engines import SERVED, Engines, Served  # noqa: E402
 from gradients import gradient  # noqa: E402
 from image_engines import ImageEngines  # noqa: E402
@@ -211,6 +212,8 @@ class SeeingModel:
         return image_errors.language_error(self.seeing, packed, image_errors.answers(self.seeing))
 
     def engine(self) -> tuple[float, str]:
+        if (why := BY_TYPE[self.kind].why_not(ENGINE)) is not None:
+            raise Refused(why)
         engines = self.processes.engines(ImageEngines)
         syncs, _ = image_engines.sync_errors(engines, self.folder / "served", self.kind)
         return summary([errors for sync in syncs for errors in sync], image_engines.SERVED[self.kind])
@@ -256,7 +259,7 @@ class Table:
 
 TABLES = (
     Table(HEAD, tuple(families.TYPES), COLUMNS, Model),
-    Table(IMAGES, tuple(image_engines.SERVED), IMAGE_COLUMNS, SeeingModel),
+    Table(IMAGES, ("idefics3", *image_families.SHAPES), IMAGE_COLUMNS, SeeingModel),
 )
 
 

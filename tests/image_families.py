@@ -20,13 +20,18 @@ INTERN_TOKENS = {
     **{"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"},
     "video_token": "<video>",
 }
+GLM_TOKENS = {
+    **{"image_start_token": "<|begin_of_image|>", "image_end_token": "<|end_of_image|>", "image_token": "<|image|>"},
+    **{"video_start_token": "<|begin_of_video|>", "video_end_token": "<|end_of_video|>", "video_token": "<|video|>"},
+}
 GEMMA_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 # For each type: the special tokens of images, and what a template writes for an image.
 TOKENS: dict[str, tuple[dict[str, str], str]] = {
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         (QWEN_TOKENS, "<|vision_start|><|image_pad|><|vision_end|>"),
     ),
+    "glm4v": (GLM_TOKENS, "<|begin_of_image|><|image|><|end_of_image|>"),
     "llava": ({"image_token": "<image>"}, "<image>\n"),
     "internvl": (INTERN_TOKENS, "<IMG_CONTEXT>\n"),
     "gemma3": (GEMMA_TOKENS, "<start_of_image>"),
@@ -43,6 +48,7 @@ DELTA = {
     **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
     **{"linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"]},
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # For each type: settings of the language model, of the tower, and of the whole.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
@@ -63,6 +69,24 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": (
         DELTA | {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}},
         TOWER | {"patch_size": 14, "num_position_embeddings": 16},
+        {},
+    ),
+    "qwen3_vl_moe": (
+        EXPERTS | {"rope_parameters": ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+        TOWER | {"patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        {},
+    ),
+    "qwen3_5_moe": (
+        DELTA
+        | EXPERTS
+        | {"shared_expert_intermediate_size": 32}
+        | {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}},
+        TOWER | {"patch_size": 14, "num_position_embeddings": 16},
+        {},
+    ),
+    "glm4v": (
+        {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5}},
+        TOWER | {"patch_size": 14, "image_size": 56},
         {},
     ),
     "llava": (
@@ -108,6 +132,8 @@ def image_reader(model_type: str) -> Any:
         return transformers.GotOcr2ImageProcessorPil(size=square, crop_to_patches=True, max_patches=2)
     if model_type == "gemma3":
         return transformers.Gemma3ImageProcessorPil(size=square)
+    if model_type == "glm4v":
+        return transformers.Glm4vImageProcessorPil(size={"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 84 * 84})
     return transformers.Qwen2VLImageProcessorPil(
         patch_size=14, temporal_patch_size=2, merge_size=2, min_pixels=28 * 28, max_pixels=84 * 84
     )

@@ -120,17 +120,25 @@ def test_a_model_that_reads_no_images_is_refused(model):
         key == "actor.model_name_or_path"
         and "that reads images (" in said
         and "idefics3" in said
-        and "is a qwen3; give" in said
+        and "is a qwen3: images of this type have not been compared with transformers; give" in said
     )
     seeing = model("seeing", model_type="idefics3", vision_config={}, tokenizer={"chat_template": "x"})
     _, said = one(f"{line.replace(str(path), str(seeing))} data.image_key=output")
     assert "has no processor_config.json" in said
 
 
-@pytest.mark.parametrize("kind", ["glm4v", "gemma4", "llava_onevision"])
+@pytest.mark.parametrize(
+    ("kind", "tower", "why"),
+    [
+        ("gemma4", {}, "the tokens of an image see later ones in its layers with a window alone"),
+        ("llava_onevision", {}, "depends on how many images are beside it"),
+        ("llava", {"model_type": "pixtral"}, "its tower needs the size of each image"),
+        ("ovis2", {}, "have not been compared"),
+    ],
+)
 @pytest.mark.parametrize("task", ["sft", "dpo", "ppo"])
-def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuration(model, task, kind):
-    path = model("other", model_type=kind, vision_config={}, tokenizer={"chat_template": "x"})
+def test_a_family_whose_images_are_not_known_here_is_refused_with_the_reason(model, task, kind, tower, why):
+    path = model("other", model_type=kind, vision_config=tower, tokenizer={"chat_template": "x"})
     lines = {
         "sft": f"{SFT}data.output_key=output ",
         "dpo": "task=dpo data.dataset=builtin:reverse_pairs ",
@@ -139,14 +147,14 @@ def test_a_family_whose_images_are_not_known_here_is_refused_by_its_configuratio
     line = f"{lines[task]}data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
     (key, said) = one(line)
     assert key == "actor.model_name_or_path"
-    assert "qwen2_5_vl" in said and f"is a {kind}; give" in said
+    assert "qwen2_5_vl" in said and f"is a {kind}: " in said and why in said
 
 
 def test_a_text_model_of_a_family_that_reads_images_is_refused_with_images(model):
     path = model("text", model_type="qwen3_5", tokenizer={"chat_template": "x"})
     words = "data.output_key=output data.apply_chat_template=true data.image_key=image"
     _, said = one(f"{SFT}{words} actor.model_name_or_path={path}")
-    assert "is a qwen3_5 without a vision_config" in said
+    assert "is a qwen3_5: it has no vision_config" in said
 
 
 def test_an_image_longer_than_the_window_is_not_sampled(model):

@@ -20,6 +20,7 @@ from rlhf_suite.data.images import expand_placeholders
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env
+from rlhf_suite.models.families import BY_TYPE, ENGINE
 from rlhf_suite.models.forward import LanguageModel, token_log_probs
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.weight_sync.sender import ShmSender
@@ -28,8 +29,11 @@ from vision import DTYPES, PICTURES, Seeing
 MAX_LEN, MAX_IMAGES = 96, 2
 FILES = (PICTURES[:1], PICTURES[1:3], [], [PICTURES[3]], [PICTURES[0], PICTURES[0]], PICTURES[4:])
 TEXTS = ("", "x", "xx", "\n", "\n\nx", "xxx")  # the newlines are behind images
-# What vLLM's kernels without a GPU need of the types that read images.
-SERVED = {kind: Served() for kind in ("idefics3", *SHAPES)} | {"qwen3_5": STATES}
+# What vLLM's kernels without a GPU need of the types that read images, and that it serves.
+SERVED = {kind: Served() for kind in ("idefics3", *SHAPES) if BY_TYPE[kind].why_not(ENGINE) is None} | {
+    "qwen3_5": STATES,
+    "qwen3_5_moe": STATES,
+}
 # The tower of LLaVA ends before its last layer, which vLLM does not have.
 UNUSED = re.compile(r"vision_tower\.(?:encoder\.layers\.1|post_layernorm)\.")
 

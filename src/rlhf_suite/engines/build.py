@@ -261,4 +261,7 @@ def missing_settings(folder: Path) -> dict[str, Any]:
     knows one value, it does not write it."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
-    return {name: value for name, value in family_of(config).completed.items() if name not in config}
+    text = config.get("text_config")
+    known = config if text is None else text
+    missing = {name: value for name, value in family_of(config).completed.items() if name not in known}
+    return {"text_config": missing} if missing and text is not None else missing

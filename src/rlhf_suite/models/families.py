@@ -113,6 +113,8 @@ class Family:
         return self.why_not(PACKED) is None and (attention or self.attention[0]) not in (SDPA, EAGER)
 
 
+NO_RELOAD = "cannot get other weights in vLLM 0.32"
+JOINED = "has gates and values in one matrix, which vLLM adapts apart"
 GRIDS = Images(("model.visual",), ("pixel_values", "image_grid_thw"), has_axes=True)
 GATED_DELTA = Kernels("bf16", ("linear_key_head_dim", "linear_value_head_dim"), (64, 128))
 PROJECTED = Images(("model.vision_tower", "model.multi_modal_projector"), ("pixel_values",))
@@ -131,7 +133,7 @@ FAMILIES = (
     Family("Phi-3, Phi-4", ("phi3",)),
     Family("OLMo 2", ("olmo2",)),
     Family("OLMo 3", ("olmo3",)),
-    Family("GLM-4", ("glm4",), refused={ADAPTERS: "has gates and values in one matrix, which vLLM adapts apart"}),
+    Family("GLM-4", ("glm4",), refused={ADAPTERS: JOINED}),
     Family("GLM-4.5, GLM-4.6, GLM-4.7", ("glm4_moe",), router="Glm4MoeTopkRouter"),
     Family(
         "DeepSeek-V3, Kimi K2",
@@ -139,7 +141,7 @@ FAMILIES = (
         router="DeepseekV3TopkRouter",
         completed={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     ),
-    Family("MiniMax-M2", ("minimax_m2",), refused={ENGINE: "cannot get other weights in vLLM 0.32"}),
+    Family("MiniMax-M2", ("minimax_m2",), refused={ENGINE: NO_RELOAD}),
     Family("Gemma", ("gemma",)),
     Family(
         "Gemma 2",
@@ -196,6 +198,7 @@ FAMILIES = (
         state="gated-delta",
         mixers=("Qwen3_5MoeGatedDeltaNet",),
         kernels=GATED_DELTA,
+        images=GRIDS,
     ),
     Family(
         "OLMo-hybrid",
@@ -241,6 +244,14 @@ FAMILIES = (
     Family("Qwen2-VL", ("qwen2_vl", "qwen2_vl_text"), images=GRIDS),
     Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
     Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
+    Family("Qwen3-VL-MoE", ("qwen3_vl_moe", "qwen3_vl_moe_text"), images=GRIDS, refused={ENGINE: NO_RELOAD}),
+    Family(
+        "GLM-4.1V",
+        ("glm4v", "glm4v_text"),
+        images=GRIDS,
+        refused={ADAPTERS: JOINED},
+        completed={"attention_bias": True},
+    ),
     Family("LLaVA", ("llava",), images=PROJECTED),
     Family("InternVL", ("internvl",), images=PROJECTED),
 )
@@ -248,6 +259,21 @@ BY_TYPE = {name: family for family in FAMILIES for name in family.types}
 IMAGE_TYPES = tuple(
     name for name, family in BY_TYPE.items() if family.images is not None and not name.endswith("_text")
 )
+# Types whose images are not read here, with the reason.
+SIZES = "its tower needs the size of each image beside its pixels"
+UNREAD = {
+    "gemma4": "the tokens of an image see later ones in its layers with a window alone, not in all",
+    "gemma4_unified": "the tokens of an image see later ones in its layers with a window alone, not in all",
+    "glm46v": "vLLM has no model of this type",
+    "llava_next": SIZES,
+    "llava_onevision": "how many tokens an image has depends on how many images are beside it",
+    "mistral3": SIZES,
+    "mllama": "its images have no tokens in the sequence: layers of cross-attention read them",
+    "paligemma": "all tokens of a prompt see later ones",
+    "pixtral": SIZES,
+    "smolvlm": "its processor needs the package num2words",
+}
+UNCOMPARED = "images of this type have not been compared with transformers"
 # Types without a declaration whose layers carry a state from token to token, which nothing resets in a packed row.
 STATEFUL = (
     *("bamba", "deepseek_v4", "falcon_h1", "falcon_mamba", "glm5_next", "jamba", "mamba", "mamba2", "minicpmv4_6"),
@@ -271,6 +297,16 @@ def family_of(config: Mapping[str, Any]) -> Family:
     why = f"has layers of type {', '.join(unknown)}, which are not known here"
     refused = {**family.refused, **dict.fromkeys((PACKED, SEQUENCE, TENSOR), why)}
     return replace(family, attention=(SDPA, EAGER), refused=refused)
+
+
+def why_unread(config: Mapping[str, Any]) -> str | None:
+    """Return the reason why the images of a model are not read here, by the contents of its config.json; None if they
+    are."""
+    kind, tower = str(config.get("model_type", "")), config.get("vision_config")
+    if family_of(config).images is None:
+        return "it has no vision_config" if kind in IMAGE_TYPES else UNREAD.get(kind, UNCOMPARED)
+    tower_type = tower.get("model_type") if isinstance(tower, Mapping) else None
+    return UNREAD["pixtral"] if tower_type == "pixtral" else None
 
 
 def undeclared_family(kinds: tuple[str, str]) -> Family:

@@ -308,8 +308,8 @@ def compute_token_states(
     `balance`. `routes`: those that its routers take."""
     if batch.images is None:
         return compute_hidden_states(module, batch, sequences, module.balance is not None, routes=routes)
-    assert module.vision is not None and module.balance is None, "images for a model that cannot take them"
-    assert routes is None, "no mixture of experts reads images here"
+    assert module.vision is not None, "images for a model that cannot take them"
+    assert module.balance is None and routes is None, "checked with the flags"
     assert module.sequence_group is None, "checked with the flags"
     whole = module.vision.with_an_image(batch)
     images = module.vision.inputs(whole)

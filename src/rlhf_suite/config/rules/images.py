@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhf_suite.config.models import SEEING_MODEL
+from rlhf_suite.config.plan import model_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, RMRun, SFTRun
 from rlhf_suite.config.sources import BUILTIN
@@ -29,6 +30,20 @@ def ranks_hold_whole_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[P
     if run.data.image_key is not None and run.ds.tensor_parallel_size > 1:
         problem = f"the matrices of a model that reads images are not split over {run.ds.tensor_parallel_size} ranks"
         yield Problem("ds.tensor_parallel_size", problem, "write ds.tensor_parallel_size=1")
+
+
+@rule
+def experts_choose_by_themselves(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
+    """Refuse what has not been made to work for experts of a model that reads images."""
+    if run.data.image_key is None:
+        return
+    for name, section in model_sections(run).items():
+        if getattr(section, "aux_loss_coef", 0) > 0:
+            problem = "the load of experts is not balanced in batches with images"
+            yield Problem(f"{name}.aux_loss_coef", problem, f"write {name}.aux_loss_coef=0")
+    if isinstance(run, PPORun) and run.actor.routing_replay:
+        problem = "routes of the tokens of images are not replayed"
+        yield Problem("actor.routing_replay", problem, "write actor.routing_replay=false")
 
 
 @rule

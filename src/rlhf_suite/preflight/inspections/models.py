@@ -30,6 +30,7 @@ from rlhf_suite.models.families import (
     num_experts,
     undeclared_head_setting,
     why_not_served,
+    why_unread,
 )
 from rlhf_suite.preflight.inspections.hub import find_cached_model
 from rlhf_suite.preflight.inspections.model_files import (
@@ -254,12 +255,11 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model is of a family whose images are supported, if the run has images."""
     if not use.reads_images:
         return
-    images, kind = family(files).images, files.setting("model_type")
-    if images is None:
-        part = " without a vision_config" if kind in IMAGE_TYPES else ""
+    images, why = family(files).images, why_unread(files.config or {})
+    if images is None or why is not None:
         problem = (
             f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a "
-            f"{kind}{part}"
+            f"{files.setting('model_type')}: {why}"
         )
         yield Problem(use.key, problem, "give another model, or write data.image_key=null")
     elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
