@@ -200,5 +200,7 @@ def test_a_reward_model_of_each_type_is_saved_and_loaded_again(made, tmp_path, k
     save_hf(model, load_tokenizer(made(kind), DataConfig()), tmp_path / "saved")
     again = load_model(str(tmp_path / "saved"), head="value", ds=ds)
     assert not again.head_is_new
-    expected = sequence_scores(model, batch()).detach()
-    torch.testing.assert_close(sequence_scores(again, batch()).detach(), expected, atol=0, rtol=0)
+    tensors = again.state_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
+    expected = sequence_scores(model, batch()).detach()  # kernels round otherwise at other places in memory
+    torch.testing.assert_close(sequence_scores(again, batch()).detach(), expected, atol=1e-6, rtol=1e-5)

@@ -25,7 +25,7 @@ from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.images import Newlines, image_file, open_image
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.families import IMAGE_TYPES, family_of, why_unread
+from rlhf_suite.models.families import family_of
 
 READ_IMAGES = 64  # images whose pixels are kept: the models of a step read the same ones
 BLANK = (56, 56)  # the size of the image that stands in where a batch has none
@@ -62,13 +62,8 @@ class VisionProcessor:
 
         self.folder, self.flag, self.path = folder, flag, path
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-        images, why = family_of(config.to_dict()).images, why_unread(config.to_dict())
-        if images is None or why is not None:
-            raise UserError(
-                f"{flag}={path}: data.image_key needs a model of a family that reads images here "
-                f"({', '.join(IMAGE_TYPES)}), and this one is a {config.model_type}: {why}. Choose another model, or "
-                "write data.image_key=null"
-            )
+        images = family_of(config.to_dict()).images
+        assert images is not None, "of a family that reads images"
         self.config, self.family = config, images
         self.recent: OrderedDict[bytes, ReadImage] = OrderedDict()
 
