@@ -8,6 +8,7 @@ from rlhf_suite.config.flags import FIXED, FREE, SHAPE, When, flag, group, is_po
 
 ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 HUB_KERNELS = "kernels-community/"
+ALL_LINEAR = "all-linear"  # a value of ds.lora.target_modules
 ADAPTED = is_positive(".rank", "<rank>")
 PARTITIONED = When(".zero_stage", lambda stage: stage == 3, "=3", "3")
 SPLIT = When(".ring_attn_size", lambda size: size > 1, " > 1", "<number > 1>")
@@ -20,7 +21,7 @@ class LoRAConfig:
     rank: int = flag(0, "Rank of the adapters; 0: full fine-tuning", ge=0, resume=FIXED)
     alpha: int = flag(16, "Updates are scaled by alpha / rank", ge=1, when=ADAPTED)
     dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1, when=ADAPTED)
-    target_modules: list[str] = flag(["all-linear"], resume=FIXED, when=ADAPTED)
+    target_modules: list[str] = flag([ALL_LINEAR], resume=FIXED, when=ADAPTED)
     """Names of the modules that get adapters, or all-linear"""
 
 

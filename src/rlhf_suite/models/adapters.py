@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,13 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.models.classes import auto_class, build_from_config
-from rlhf_suite.models.families import ADAPTERS, EAGER
+from rlhf_suite.models.families import ADAPTERS, EAGER, family_of
 from rlhf_suite.models.forward import LanguageModel
 from rlhf_suite.models.load import model_config, model_folder, quiet_transformers
-from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted
+from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted, parents
 from rlhf_suite.models.weights import Gather, whole
+
+NUMBER = re.compile(r"\.\d+\.")  # of a layer or an expert
 
 
 @torch.no_grad()
@@ -37,11 +40,7 @@ def iterate_adapters(model: PreTrainedModel, gather: Gather = whole) -> Iterator
 def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str], str | None]:
     """Return the names of the modules of a model that LoRA adapts, and why their adapters cannot be applied beside the
     weights by an engine; None if they can. The model is built without content."""
-    with quiet_transformers(), torch.device("meta"):
-        config = model_config(model_folder(path, flag), "lm", ds)
-        model = LanguageModel(
-            build_from_config(auto_class("lm", False, config), config, attn_implementation=EAGER), False
-        )
+    model = model_without_content(path, flag, ds)
     if (why := model.family.why_not(ADAPTERS)) is not None:
         return [], f"{model.family.title} {why}"
     add_lora(model, ds.lora, 0)
@@ -51,6 +50,32 @@ def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str
             return [], problem
         names.append(name)
     return names, None
+
+
+def unadapted_matrices(path: str, flag: str, ds: DeepSpeedConfig) -> list[str]:
+    """Return the matrices of a model that get no adapter, beside embeddings and the head, with * for the numbers of
+    layers. The model is built without content."""
+    model = model_without_content(path, flag, ds)
+    add_lora(model, ds.lora, 0)
+    adapted, head, names = find_adapted(model.model), model.model.get_output_embeddings(), dict[str, None]()
+    for module_name, module in model.model.named_modules():
+        if module is head or isinstance(module, nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            continue
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = f"{module_name}.{leaf}"
+            is_matrix = parameter.dim() > 1 and min(parameter.shape) > 1 and not leaf.endswith("bias")
+            if is_matrix and not any(parent in adapted for parent in parents(name)):
+                names[NUMBER.sub(".*.", name.removesuffix(".weight"))] = None
+    return [*names]
+
+
+def model_without_content(path: str, flag: str, ds: DeepSpeedConfig) -> LanguageModel:
+    """Return a model whose tensors have no memory."""
+    with quiet_transformers(), torch.device("meta"):
+        config = model_config(model_folder(path, flag), "lm", ds)
+        sees = family_of(config.to_dict()).images is not None
+        kind = auto_class("lm", sees, config)
+        return LanguageModel(build_from_config(kind, config, attn_implementation=EAGER), False)
 
 
 def kind_problem(name: str, module: nn.Module, model: PreTrainedModel) -> str | None:

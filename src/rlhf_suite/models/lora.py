@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.ds import ALL_LINEAR, LoRAConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 
@@ -23,14 +23,14 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
     """Freeze the model and add adapters to its linear layers. A scalar head stays trainable as a whole."""
     from peft import LoraConfig, TaskType, inject_adapter_in_model
 
-    targets: str | list[str] = "all-linear" if config.target_modules == ["all-linear"] else list(config.target_modules)
+    targets: str | list[str] = ALL_LINEAR if config.target_modules == [ALL_LINEAR] else list(config.target_modules)
     scalar = isinstance(model, ScalarModel)
     settings = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=targets,
-        exclude_modules=list(model.family.unadapted) if targets == "all-linear" else None,
+        exclude_modules=list(model.family.unadapted) if targets == ALL_LINEAR else None,
         task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
         base_model_name_or_path=model.model.config._name_or_path,
     )
@@ -54,7 +54,7 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
             )
             raise UserError(
                 f"ds.lora.target_modules={config.target_modules}: the model has none of these modules. "
-                f"Choose among its linear layers {', '.join(names)}, or give all-linear"
+                f"Choose among its linear layers {', '.join(names)}, or give {ALL_LINEAR}"
             ) from error
     if scalar:
         model.model.score.requires_grad_(True)

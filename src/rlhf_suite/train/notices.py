@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.ds import ALL_LINEAR
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.plan import ACTOR, WorkerPlan
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.adapters import unadapted_matrices
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
 from rlhf_suite.models.classes import family_with_code
 from rlhf_suite.models.load import explain_load_errors, model_folder
@@ -73,6 +75,21 @@ def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
             )
         if name == ACTOR or (rows.why_padded and model.path != plan.models[ACTOR].path):
             yield f"{model.flag}={model.path} ({family.title}): {rows}"
+
+
+def describe_adapters(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
+    """Say which matrices of the actor have no adapter where all linear layers are to have one: this depends on how its
+    family computes its experts and its layers."""
+    model = plan.models[ACTOR]
+    if run.ds.lora.rank == 0 or run.ds.lora.target_modules != [ALL_LINEAR]:
+        return
+    with explain_load_errors(model.flag, model.path):
+        names = unadapted_matrices(model.path, model.flag, run.ds)
+    if names:
+        yield (
+            f"ds.lora.target_modules=[{ALL_LINEAR}]: of {model.flag}={model.path} these matrices have no adapter and "
+            f"stay as they are: {', '.join(names)}"
+        )
 
 
 def batch_notices(flag: str, size: int, count: int, unit: str) -> Iterator[str]:

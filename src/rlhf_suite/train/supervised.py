@@ -33,7 +33,13 @@ from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
 from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.loop import Trainer
-from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_rows, embedding_notices
+from rlhf_suite.train.notices import (
+    batch_notices,
+    chat_template_notices,
+    describe_adapters,
+    describe_rows,
+    embedding_notices,
+)
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
@@ -142,7 +148,7 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
-    for line in describe_rows(config, plan):
+    for line in (*describe_rows(config, plan), *describe_adapters(config, plan)):
         journal.info(line)
     settings = (config, plan, make_task, data)
     with start_ranks(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
