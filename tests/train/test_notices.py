@@ -14,7 +14,7 @@ from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import DPORun, SFTRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_adapters, describe_rows
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_matrices, describe_rows
 
 
 def test_a_chat_template_that_is_not_used_is_said():
@@ -113,16 +113,20 @@ def test_a_model_whose_own_code_carries_a_state_is_said_to_be_padded(tmp_path, m
         assert "packed rows" in next(describe_rows(run, resolve(run, Machine("cpu", 0))))
 
 
-def test_matrices_without_an_adapter_are_said(tmp_path):
+def test_matrices_without_an_adapter_and_those_not_in_4_bits_are_said(tmp_path):
     families.make_typed(tmp_path / "experts", "qwen2_moe")
     families.make_typed(tmp_path / "dense", "qwen2")
 
     def said(model, **more):
         run = with_defaults(SFTRun, {"actor.model_name_or_path": str(tmp_path / model), **more})
-        return [*describe_adapters(run, resolve(run, Machine("cpu", 0)))]
+        return [*describe_matrices(run, resolve(run, Machine("cpu", 0)))]
 
     (line,) = said("experts", **{"ds.lora.rank": 2})
     assert line.startswith("ds.lora.target_modules=[all-linear]: of actor.model_name_or_path=")
     assert "have no adapter" in line and "model.layers.*.mlp.experts.down_proj" in line
     assert said("dense", **{"ds.lora.rank": 2}) == said("experts") == []
     assert said("experts", **{"ds.lora.rank": 2, "ds.lora.target_modules": ["q_proj"]}) == []
+    adapted = {"ds.lora.rank": 2, "ds.lora.target_modules": ["q_proj"], "ds.load_in_4bit": True}
+    (line,) = said("experts", **adapted)
+    assert "keep bf16: model.layers.*.mlp.gate, model.layers.*.mlp.experts.gate_up_proj" in line
+    assert said("dense", **adapted) == []

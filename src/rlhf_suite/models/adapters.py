@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,20 +53,36 @@ def adapted_modules(path: str, flag: str, ds: DeepSpeedConfig) -> tuple[list[str
 
 
 def unadapted_matrices(path: str, flag: str, ds: DeepSpeedConfig) -> list[str]:
-    """Return the matrices of a model that get no adapter, beside embeddings and the head, with * for the numbers of
-    layers. The model is built without content."""
+    """Return the matrices of a model that get no adapter, with * for the numbers of layers. The model is built without
+    content."""
     model = model_without_content(path, flag, ds)
     add_lora(model, ds.lora, 0)
-    adapted, head, names = find_adapted(model.model), model.model.get_output_embeddings(), dict[str, None]()
-    for module_name, module in model.model.named_modules():
+    adapted = find_adapted(model.model)
+    return numberless(name for name, _ in matrices(model.model) if not any(part in adapted for part in parents(name)))
+
+
+def unquantised_matrices(path: str, flag: str, ds: DeepSpeedConfig) -> list[str]:
+    """Return the matrices of a model that ds.load_in_4bit leaves as they are, with * for the numbers of layers:
+    bitsandbytes replaces plain linear layers alone."""
+    model = model_without_content(path, flag, ds)
+    return numberless(name for name, module in matrices(model.model) if type(module) not in (nn.Linear, Conv1D))
+
+
+def matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names of the parameters that tokens are multiplied with, beside those of the head, with the module that
+    each is in: no embeddings, and no kernels of convolutions."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
         if module is head or isinstance(module, nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
-            name = f"{module_name}.{leaf}"
-            is_matrix = parameter.dim() > 1 and min(parameter.shape) > 1 and not leaf.endswith("bias")
-            if is_matrix and not any(parent in adapted for parent in parents(name)):
-                names[NUMBER.sub(".*.", name.removesuffix(".weight"))] = None
-    return [*names]
+            if parameter.dim() > 1 and min(parameter.shape) > 1 and not leaf.endswith("bias"):
+                yield f"{name}.{leaf}", module
+
+
+def numberless(names: Iterable[str]) -> list[str]:
+    """Return each name of a parameter once, with * for the numbers of layers."""
+    return [*dict.fromkeys(NUMBER.sub(".*.", name.removesuffix(".weight")) for name in names)]
 
 
 def model_without_content(path: str, flag: str, ds: DeepSpeedConfig) -> LanguageModel:

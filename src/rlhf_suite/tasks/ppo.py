@@ -46,7 +46,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.notices import (
     batch_notices,
     chat_template_notices,
-    describe_adapters,
+    describe_matrices,
     describe_rows,
     embedding_notices,
     pass_notices,
@@ -183,7 +183,7 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     for notice in (*tokens, *notices, *sizes, *passes):
         journal.warn(notice)
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
-    for line in (*describe_rows(config, plan), *describe_adapters(config, plan)):
+    for line in (*describe_rows(config, plan), *describe_matrices(config, plan)):
         journal.info(line)
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 

@@ -13,7 +13,7 @@ from rlhf_suite.config.plan import ACTOR, WorkerPlan
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.adapters import unadapted_matrices
+from rlhf_suite.models.adapters import unadapted_matrices, unquantised_matrices
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
 from rlhf_suite.models.classes import family_with_code
 from rlhf_suite.models.load import explain_load_errors, model_folder
@@ -77,19 +77,18 @@ def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
             yield f"{model.flag}={model.path} ({family.title}): {rows}"
 
 
-def describe_adapters(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
-    """Say which matrices of the actor have no adapter where all linear layers are to have one: this depends on how its
-    family computes its experts and its layers."""
-    model = plan.models[ACTOR]
-    if run.ds.lora.rank == 0 or run.ds.lora.target_modules != [ALL_LINEAR]:
-        return
+def describe_matrices(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
+    """Say which matrices of the actor have no adapter where all linear layers are to have one, and which are not in 4
+    bits: this depends on how its family computes its experts and its layers."""
+    model, ds = plan.models[ACTOR], run.ds
+    named = f"of {model.flag}={model.path} these matrices"
     with explain_load_errors(model.flag, model.path):
-        names = unadapted_matrices(model.path, model.flag, run.ds)
-    if names:
-        yield (
-            f"ds.lora.target_modules=[{ALL_LINEAR}]: of {model.flag}={model.path} these matrices have no adapter and "
-            f"stay as they are: {', '.join(names)}"
-        )
+        adapts_all = ds.lora.rank > 0 and ds.lora.target_modules == [ALL_LINEAR]
+        if adapts_all and (names := unadapted_matrices(model.path, model.flag, ds)):
+            setting = f"ds.lora.target_modules=[{ALL_LINEAR}]"
+            yield f"{setting}: {named} have no adapter and stay as they are: {', '.join(names)}"
+        if ds.load_in_4bit and (names := unquantised_matrices(model.path, model.flag, ds)):
+            yield f"ds.load_in_4bit=true: {named} keep {ds.param_dtype}: {', '.join(names)}"
 
 
 def batch_notices(flag: str, size: int, count: int, unit: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.notices import (
     batch_notices,
     chat_template_notices,
-    describe_adapters,
+    describe_matrices,
     describe_rows,
     embedding_notices,
 )
@@ -148,7 +148,7 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
-    for line in (*describe_rows(config, plan), *describe_adapters(config, plan)):
+    for line in (*describe_rows(config, plan), *describe_matrices(config, plan)):
         journal.info(line)
     settings = (config, plan, make_task, data)
     with start_ranks(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
