@@ -303,8 +303,10 @@ def why_unread(config: Mapping[str, Any]) -> str | None:
     """Return the reason why the images of a model are not read here, by the contents of its config.json; None if they
     are."""
     kind, tower = str(config.get("model_type", "")), config.get("vision_config")
+    if "vision_config" not in config:
+        return "it has no vision_config"
     if family_of(config).images is None:
-        return "it has no vision_config" if kind in IMAGE_TYPES else UNREAD.get(kind, UNCOMPARED)
+        return UNREAD.get(kind, UNCOMPARED)
     tower_type = tower.get("model_type") if isinstance(tower, Mapping) else None
     return UNREAD["pixtral"] if tower_type == "pixtral" else None
 
