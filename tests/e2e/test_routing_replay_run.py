@@ -3,7 +3,6 @@ partial rollouts, forks of an agent and a resume."""
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import jobs
@@ -11,7 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import forking_agent
 from families import make_typed
+from forking_agent import add_stops, write_program
 from rlhf_suite.data.trajectory import MODEL
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
@@ -26,33 +27,9 @@ STREAM = [
     *("train.async_queue_size=3", "train.async_run_ahead=2"),
     "vllm.max_num_seqs=4",  # so that some responses are unfinished whenever a batch is complete
 ]
-# Three turns: the second continues the conversation, and the third is behind a conversation with an edited history.
-PROGRAM = """
-import httpx
-
-def run_agent(task, base_url, api_key):
-    def ask(messages):
-        headers = {"authorization": f"Bearer {api_key}"}
-        body = {"messages": messages, "max_tokens": 12}
-        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60, verify=False)
-        answer.raise_for_status()
-        return answer.json()["choices"][0]
-
-    messages = list(task.messages)
-    first = ask(messages)
-    ask([*messages, first["message"], {"role": "user", "content": "go on"}])
-    last = ask([*messages, first["message"], {"role": "user", "content": "once more"}])
-    return {"reward": len(last["token_ids"]) / 4}
-"""
 AGENT = [
-    *("agent.kind=endpoint", "data.apply_chat_template=true", "data.max_len=400", "reward.rule=null"),
-    *(
-        "rollout.max_new_tokens=60",
-        "algo.advantage.estimator=rloo",
-        "actor.loss_agg_mode=seq-mean-token-mean",
-        "eval.dataset=null",
-        "eval.steps=-1",
-    ),
+    *(f"{name}={'null' if value is None else value}" for name, value in forking_agent.FLAGS.items()),
+    *("algo.advantage.estimator=rloo", "eval.dataset=null", "eval.steps=-1"),
 ]
 
 
@@ -114,10 +91,8 @@ def test_each_ledger_of_an_agent_that_forks_has_its_routes(runs, words, schedule
     """Tokens of the prompt that a fork shares with the ledger before have routes too, and the policy reads all."""
     home = runs / f"forks_{len(schedule)}"
     shutil.copytree(runs / "experts", home / "model")
-    file = home / "model" / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [258, *range(200, 255)]}))
-    (home / "program.py").write_text(PROGRAM)
-    own = [f"train.agent_func_path={home / 'program.py'}", f"actor.model_name_or_path={home / 'model'}"]
+    add_stops(home / "model")
+    own = [f"train.agent_func_path={write_program(home)}", f"actor.model_name_or_path={home / 'model'}"]
     no_evaluation = [word for word in words if not word.startswith("eval.")]
     jobs.run(home / "run", [*no_evaluation, *AGENT, *own, *schedule])
     forks = 0

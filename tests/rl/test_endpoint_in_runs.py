@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+import forking_agent
+from forking_agent import add_stops, write_program
 from rlhf_suite.data.trajectory import MODEL
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.rl.sample_table import read_samples
@@ -18,34 +20,9 @@ from rlhf_suite.tracking.metrics import read_rows
 
 pytestmark = pytest.mark.stack
 
-# Three turns, the third behind an edited history, or behind another one. Most turns end with a token that the template
-# does not write there, so that each has a ledger of its own.
-CODE = """
-import httpx
-
-def run_agent(task, base_url, api_key):
-    def ask(messages):
-        headers = {"authorization": f"Bearer {api_key}"}
-        body = {"messages": messages, "max_tokens": 12}
-        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60, verify=False)
-        answer.raise_for_status()
-        return answer.json()["choices"][0]
-
-    messages = list(task.messages)
-    first = ask(messages)
-    ask([*messages, first["message"], {"role": "user", "content": "go on"}])
-    edited = [*messages, first["message"], {"role": "user", "content": "once more"}]
-    last = ask(edited if len(task.label) % 2 else [{"role": "user", "content": "so far: nothing"}])
-    return {"reward": len(last["token_ids"]) / 4, "metrics": {"first": len(first["token_ids"])}}
-"""
 FLAGS = {
-    "agent__kind": "endpoint",
-    "data__apply_chat_template": True,
-    "data__max_len": 400,
-    "reward__rule": None,
+    **{name.replace(".", "__"): value for name, value in forking_agent.FLAGS.items()},
     "reward__stop_properly_penalty_coef": None,
-    "rollout__max_new_tokens": 60,
-    "actor__loss_agg_mode": "seq-mean-token-mean",
     "train__max_epochs": 2,
     "train__batch_size": 2,
     "algo__advantage__is_correction_level": "token",
@@ -59,14 +36,11 @@ SAMPLES["ahead"] = {"train__async_enable": True}
 def settings(folder: Path, **more):
     """Return a run with this program, of a model that ends its turns with any of 55 tokens that no template has."""
     folder.mkdir(exist_ok=True)
-    (folder / "program.py").write_text(CODE)
     if not (folder / "start").exists():
         create_tiny(folder / "start")
-        file = folder / "start" / "generation_config.json"
-        stops = json.loads(file.read_text())["eos_token_id"]
-        stops = stops if isinstance(stops, list) else [stops]
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [*stops, *range(200, 255)]}))
-    files = {"train__agent_func_path": str(folder / "program.py"), "actor__model_name_or_path": f"{folder}/start"}
+        add_stops(folder / "start")
+    program = write_program(folder)
+    files = {"train__agent_func_path": program, "actor__model_name_or_path": f"{folder}/start"}
     return small(**files, **FLAGS, **more)
 
 
