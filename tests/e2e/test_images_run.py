@@ -142,7 +142,7 @@ def test_an_environment_that_answers_with_images_is_trained(turns):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl", "glm4v"])
 def test_other_families_are_trained_on_turns_with_images_and_a_critic(runs, kind):
     make_seeing(model := runs / f"{kind}_model", kind)
     code = runs / f"{kind}.py"

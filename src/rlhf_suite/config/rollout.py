@@ -122,7 +122,8 @@ class VLLMConfig(EngineConfig):
     sync_backend: str = flag("auto", choices=("auto", "shm", "gloo", "nccl", "ipc"), resume=SHAPE)
     """How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)"""
     sync_check: str = flag("full", choices=("off", "digest", "full"))
-    """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe"""
+    """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe, but not
+    with images (data.image_key), of which the log-probs of rollouts are compared alone"""
     sync_adapters: bool = flag(True, resume=SHAPE, when=is_positive("ds.lora.rank", "<rank>"))
     """With LoRA: engines hold the base model, and a sync brings them the adapters alone where vLLM can apply them.
     false: it brings the whole weights with adapters merged, with which engines generate faster"""

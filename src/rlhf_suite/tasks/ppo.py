@@ -185,6 +185,8 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
     for line in (*describe_rows(config, plan), *describe_matrices(config, plan)):
         journal.info(line)
+    if config.data.image_key is not None and config.vllm.sync_check == "full" and not config.replays:
+        journal.info("Weight syncs: with images every tensor is compared, and no probe; rollouts are (mismatch/mean)")
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 
 
