@@ -15,6 +15,7 @@ from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.allocator import find_jemalloc
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.polling import poll_until
@@ -50,6 +51,9 @@ class Pupil(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def has_jemalloc(self) -> bool:
+        return "libjemalloc" in Path("/proc/self/maps").read_text()
 
     def say_and_sleep(self, seconds: float) -> None:
         print(f"rank {self.rank.number} starts its nap")
@@ -127,6 +131,11 @@ def group(tmp_path):
     yield make
     for each in made:
         each.kill()
+
+
+@pytest.mark.skipif(find_jemalloc() is None, reason="the package of Ray has no jemalloc here")
+def test_ranks_on_a_cpu_have_the_allocator_that_keeps_freed_tensors(pupils):
+    assert pupils.wait(pupils.start("has_jemalloc"), "reading") == [True, True]
 
 
 def test_every_rank_answers_in_order(pupils):

@@ -1,5 +1,10 @@
 """The commands and options of `python run.py` and `rlhf-suite`: what they check, start and print."""
 
-from rlhf_suite.cli.app import main
+from __future__ import annotations
 
-__all__ = ["main"]
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the words of a command line say, or those of this process, and return the exit code."""
+    from rlhf_suite.cli.app import main as do
+
+    return do(argv)

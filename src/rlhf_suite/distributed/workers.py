@@ -24,6 +24,7 @@ import ray
 
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.launch.actor_log import Member, redirect_output
+from rlhf_suite.launch.allocator import allocator_env
 from rlhf_suite.launch.placement import Slot, show_own_gpus
 from rlhf_suite.launch.signs import show_signs
 from rlhf_suite.launch.wait import wait_for
@@ -61,7 +62,7 @@ class WorkerGroup:
         self._timeout_s = options.timeout_s
         self._actors = [
             ray.remote(_Host)
-            .options(**slot.options(), runtime_env={"env_vars": options.env})
+            .options(**slot.options(), runtime_env={"env_vars": options.env | allocator_env(options.device)})
             .remote(str(member.log.absolute()), options.timeout_s, options.device == "cuda" and options.shares_devices)
             for slot, member in zip(slots, self.members, strict=True)
         ]
