@@ -30,7 +30,7 @@ OF_WORDS = [
     ),
     (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),
     (SEEING_PPO + " actor.aux_loss_coef=0.01", "actor.aux_loss_coef", "is not balanced in batches with images"),
-    (SEEING_PPO + " actor.routing_replay=true", "actor.routing_replay", "routes of the tokens of images"),
+    (SEEING_PPO + " actor.routing_replay=true", "actor.routing_replay", "not been tried with images"),
     (SEEING_PPO + " data.max_images_per_prompt=0", "data.max_images_per_prompt", "1"),
     # asynchronous training
     (ASYNC, "train.async_enable", "add correction=tis"),

@@ -33,17 +33,14 @@ def ranks_hold_whole_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[P
 
 
 @rule
-def experts_choose_by_themselves(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
-    """Refuse what has not been made to work for experts of a model that reads images."""
+def experts_are_not_balanced(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
+    """Refuse the loss of the balance of experts, which would count the blank image of a batch without one."""
     if run.data.image_key is None:
         return
     for name, section in model_sections(run).items():
         if getattr(section, "aux_loss_coef", 0) > 0:
             problem = "the load of experts is not balanced in batches with images"
             yield Problem(f"{name}.aux_loss_coef", problem, f"write {name}.aux_loss_coef=0")
-    if isinstance(run, PPORun) and run.actor.routing_replay:
-        problem = "routes of the tokens of images are not replayed"
-        yield Problem("actor.routing_replay", problem, "write actor.routing_replay=false")
 
 
 @rule
