@@ -1,4 +1,4 @@
 from rlhf_suite.cli.__main__ import command
 
 if __name__ == "__main__":
-    raise SystemExit(command())
+    command()

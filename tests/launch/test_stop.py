@@ -192,9 +192,26 @@ def test_what_a_forked_child_is_sent_is_not_for_its_parent(capfd):
 def test_a_thread_that_never_ends_does_not_hold_a_process_that_has_failed():
     code = (
         "import threading; from rlhf_suite.launch import stop; stop.LEAVE_S = 0.1\n"
-        "threading.Thread(target=threading.Event().wait).start(); stop.leave(3); raise SystemExit(3)"
+        "threading.Thread(target=threading.Event().wait).start(); stop.leave(3)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
+
+
+def test_a_process_that_has_succeeded_ends_what_it_began_but_does_not_take_the_interpreter_apart():
+    code = """if True:
+        import atexit, os, threading
+        from rlhf_suite.launch.stop import leave
+        class Held:
+            def __del__(self):
+                print("taken apart")
+        held, is_over = Held(), threading.Event()
+        atexit.register(lambda: print("registered"))
+        threading.Thread(target=lambda: (is_over.wait(), print("thread"))).start()
+        threading.Timer(0.2, is_over.set).start()
+        leave(0)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "thread\nregistered\n", "")
 
 
 @pytest.mark.notices(
@@ -202,11 +219,10 @@ def test_a_thread_that_never_ends_does_not_hold_a_process_that_has_failed():
 )
 def test_a_signal_behind_the_end_shows_no_traceback_of_what_cleans_up():
     code = """if True:
-        import atexit, os, signal, sys
+        import atexit, os, signal
         from rlhf_suite.launch.stop import SIGNALS, leave
         atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, *SIGNALS)])
         leave(1)
-        sys.exit(1)
     """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")

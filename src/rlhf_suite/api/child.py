@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 
-def command() -> int:
-    """Do what the command line says; return the exit code."""
+def command() -> NoReturn:
+    """Do what the command line says, and end this process with its exit code."""
     from rlhf_suite.cli.__main__ import command as run_words
     from rlhf_suite.launch.processes import kill_with_parent
 
     kill_with_parent(int(sys.argv[1]))
     sys.argv = [sys.argv[0], *sys.argv[2:]]
-    return run_words()
+    run_words()
 
 
 if __name__ == "__main__":
-    sys.exit(command())
+    command()

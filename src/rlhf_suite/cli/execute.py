@@ -192,6 +192,4 @@ def stage(folder: Path, parent: int) -> int:
 if __name__ == "__main__":
     from rlhf_suite.launch.stop import leave
 
-    ended_with = stage(Path(sys.argv[1]), int(sys.argv[2]))
-    leave(ended_with)
-    sys.exit(ended_with)
+    leave(stage(Path(sys.argv[1]), int(sys.argv[2])))

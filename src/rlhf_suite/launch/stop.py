@@ -16,6 +16,7 @@ run was stopped and ends the process. Its children follow it: each of them watch
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 # `timeout` signals the process and then its group: a signal that follows within this time is the same request.
@@ -201,20 +203,33 @@ def leave_to_child() -> Iterator[None]:
         _state.is_passed_on = before
 
 
-def leave(code: int) -> None:
-    """Take note that this process is over, in its main thread. Threads that a library or the user's code has left do
-    not hold it: the interpreter would wait for them without a limit. A signal that arrives now has nothing left to
-    end: Python's own handler would show a traceback of whatever cleans up."""
+def leave(code: int) -> NoReturn:
+    """End this process, in its main thread: do what is registered for its end, and write what is buffered.
+
+    Threads that a library or the user's code has left hold it only after a success: behind another end the interpreter
+    would wait for them without a limit. A signal that arrives now has nothing left to end: Python's own handler would
+    show a traceback of whatever cleans up. The interpreter is not taken apart: compiled libraries whose objects live
+    until then (those of xgrammar and Triton) would print dozens of lines about them.
+    """
     for number in (signal.SIGINT, *SIGNALS):
         signal.signal(number, signal.SIG_IGN)
 
-    def end() -> None:
-        time.sleep(LEAVE_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def end(after_s: float) -> None:
+        time.sleep(after_s)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+                stream.flush()
         os._exit(code)
 
-    threading.Thread(target=end, name="leaving", daemon=True).start()
+    if code:
+        threading.Thread(target=end, args=(LEAVE_S,), name="leaving", daemon=True).start()
+    else:
+        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+            if not thread.daemon:
+                thread.join()
+    atexit._run_exitfuncs()
+    end(0)
+    raise AssertionError("the process has ended")
 
 
 @contextmanager
