@@ -226,7 +226,7 @@ def leave(code: int) -> NoReturn:
     else:
         for thread in set(threading.enumerate()) - {threading.current_thread()}:
             if not thread.daemon:
-                thread.join()
+                thread.join()  # no-limit: as Python itself waits for them
     atexit._run_exitfuncs()
     end(0)
     raise AssertionError("the process has ended")
