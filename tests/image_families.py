@@ -72,7 +72,9 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "qwen3_vl_moe": (
-        EXPERTS | {"rope_parameters": ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+        EXPERTS  # whose matrices are not square: transformers knows by their shape how a checkpoint has them
+        | {"moe_intermediate_size": 48}
+        | {"rope_parameters": ROPE | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
         TOWER | {"patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         {},
     ),

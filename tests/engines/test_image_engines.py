@@ -70,7 +70,7 @@ def test_engine_packed_and_padded_rows_agree_after_each_sync(engines, kind, tmp_
     '{"language_model_only": False}',
     cases="gemma3",
 )
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "glm4v", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "glm4v", "qwen3_vl_moe", "qwen3_5_moe"])
 def test_text_alone_is_served_by_the_language_model_of_a_checkpoint_with_a_tower(engines, kind, tmp_path):
     """Every tensor of the language model is proved; the engine has no tower."""
     served = SERVED[kind]

@@ -16,6 +16,7 @@ from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
 from rlhf_suite.models.vision import VIDEO_FILE, reads_videos
+from rlhf_suite.models.weights import iterate_weights
 from vision import PICTURES, Seeing
 
 SAME = 1e-6  # relative to the largest value
@@ -125,3 +126,22 @@ def test_a_frozen_tower_gets_no_gradient_and_is_saved_whole(seeing, batch, tmp_p
     assert torch.equal(token_log_probs(again, batch).log_probs, token_log_probs(model.eval(), batch).log_probs)
     reader = vision_processor(str(tmp_path / "saved"), "images")
     assert reader is not None and reader.tokens(PICTURES[0]) == seeing.processor.tokens(PICTURES[0])
+
+
+@pytest.mark.notices(
+    "the experts of Qwen3-VL-MoE are saved as transformers has them in memory",
+    "models/weights.py",
+    "tensor.transpose(1, 2).contiguous() if is_turned else tensor",
+    "tensor",
+)
+def test_experts_of_qwen3_vl_moe_are_saved_as_its_checkpoints_have_them(tmp_path):
+    """vLLM reads [E, size of an expert, H]; transformers reads that too, and would write [E, H, size of an expert]."""
+    seeing = Seeing(tmp_path, "qwen3_vl_moe")
+    model = seeing.model(noise=0)
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    memory = dict(model.model.named_parameters())[name]
+    stored = dict(iterate_weights(model))[name]
+    assert memory.shape == (4, 64, 48) and torch.equal(stored, memory.transpose(1, 2))
+    save_hf(model, seeing.tokenizer, tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), head="lm", ds=DeepSpeedConfig(param_dtype="fp32"))
+    assert torch.equal(dict(again.model.named_parameters())[name], memory)

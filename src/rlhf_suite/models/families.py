@@ -85,6 +85,7 @@ class Family:
     unadapted: tuple[str, ...] = ()  # linear modules that ds.lora.target_modules=all-linear leaves out
     refused: Mapping[str, str] = field(default_factory=dict)  # what it cannot do, with the reason
     kernels: Kernels = Kernels()
+    transposed: tuple[str, ...] = ()  # ends of the names of matrices that checkpoints have transposed
     completed: Mapping[str, Any] = field(default_factory=dict)  # settings that vLLM reads and transformers leaves out
 
     def why_not(self, feature: str) -> str | None:
@@ -244,7 +245,13 @@ FAMILIES = (
     Family("Qwen2-VL", ("qwen2_vl", "qwen2_vl_text"), images=GRIDS),
     Family("Qwen2.5-VL", ("qwen2_5_vl", "qwen2_5_vl_text"), images=GRIDS),
     Family("Qwen3-VL", ("qwen3_vl", "qwen3_vl_text"), images=GRIDS),
-    Family("Qwen3-VL-MoE", ("qwen3_vl_moe", "qwen3_vl_moe_text"), images=GRIDS, refused={ENGINE: NO_RELOAD}),
+    Family(
+        "Qwen3-VL-MoE",
+        ("qwen3_vl_moe", "qwen3_vl_moe_text"),
+        images=GRIDS,
+        completed={"norm_topk_prob": True},
+        transposed=("experts.gate_up_proj", "experts.down_proj"),
+    ),
     Family(
         "GLM-4.1V",
         ("glm4v", "glm4v_text"),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlhf_suite.models.families import family_of
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import base_of, find_adapted, list_stored, merge_tensors, parents
 from rlhf_suite.models.quantize import STATE, dequantize
@@ -113,13 +114,15 @@ def iterate_merged(
     model: PreTrainedModel, gather: Gather = whole, *, merges: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield as `iterate_weights` does, for a model of transformers."""
+    turned = family_of(model.config.to_dict()).transposed  # transformers 5 reads these in both forms, and others do not
     for group in _layers(pieces(model)):
         with gather([tensor for piece in group for tensor in piece.tensors]):
             layer: dict[str, Tensor] = {}
             for piece in group:
                 layer |= piece.values(in_full, dequantize) if merges else piece.base_values(dequantize)
             for name, tensor in revert_weight_conversion(model, layer).items():
-                yield name, tensor.detach()
+                is_turned = bool(turned) and name.endswith(turned)
+                yield name, (tensor.transpose(1, 2).contiguous() if is_turned else tensor).detach()
 
 
 @torch.no_grad()

@@ -233,7 +233,7 @@ class UnloadedModel(DummyModelLoader):
     has computed and no checkpoint holds, such as the mean and the width of pixels, and no sync would bring it."""
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        computed = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
         super().load_weights(model, model_config)
         for name, buffer in model.named_buffers():
             if name in computed and buffer.shape == computed[name].shape and not buffer.is_meta:
