@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rlhf_suite.weight_sync import buckets as weight_buckets
 from rlhf_suite.weight_sync import sender as weight_sender
-from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
+from rlhf_suite.weight_sync.cuda_ipc import answer_proof, copy_buckets
 from rlhf_suite.weight_sync.digests import digest
 
 VERSIONS = (1, 2)
@@ -32,6 +32,7 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 def send(port: int) -> None:
     weight_buckets.BUCKET_BYTES = BUCKET
     sender = weight_sender.IpcSender(torch.bfloat16, True, "127.0.0.1", port, LIMIT.total_seconds())
+    assert sender.connect(2, 1) == ""
     for version in VERSIONS:
         sent = sender.send(version, weights(version).items())
         print(json.dumps({entry.name: entry.digest for entry in sent.entries}), flush=True)
@@ -39,6 +40,7 @@ def send(port: int) -> None:
 
 def receive(port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+    answer_proof(store, 1, 1, 0)
     for version in VERSIONS:
         # All buckets are kept: a copy that shared memory with the bucket would change with the next one.
         kept = list(weight_buckets.join_parts(copy_buckets(store, version, 0)))

@@ -163,16 +163,17 @@ class EnginePool:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""
         return self._all("the log-probs of the probe", "score", [list(ids) for ids in sequences])
 
-    def connect(self, host: str, port: int, meet: Callable[[int, int], ray.ObjectRef], trainer: Member) -> None:
+    def connect(self, host: str, port: int, meet: Callable[[int, int], ray.ObjectRef], trainer: Member) -> str:
         """Connect all engines to the trainer's weight stream; `meet(world_size, meeting)` makes the trainer
-        wait for them there. Each time they meet in a new group, whose number is `meeting`."""
+        wait for them there, and returns why they cannot share memory, or "". Each time they meet in a new group, whose
+        number is `meeting`."""
         workers = [info.num_workers for info in self.ready()]
         ranks = np.cumsum([1, *workers]).tolist()
         self._meetings += 1
         refs = [meet(ranks[-1], self._meetings)]
         for handle, rank in zip(self._handles, ranks, strict=False):
             refs.append(handle.connect.remote(host, port, rank, ranks[-1], self._meetings))
-        self._wait(refs, "the connection of trainer and engines", [trainer, *self.members])
+        return str(self._wait(refs, "the connection of trainer and engines", [trainer, *self.members])[0])
 
     @property
     def takes_adapters(self) -> bool:

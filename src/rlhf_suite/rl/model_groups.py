@@ -126,7 +126,7 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Prepare the other ranks to send too, each to the engine on its own GPU."""
         self.submit("join_sender", host, port, activity="preparing to send weights").result()
 
-    def connect_sender(self, world_size: int, meeting: int) -> Pending[None]:
+    def connect_sender(self, world_size: int, meeting: int) -> Pending[str]:
         """Start to wait for the workers of the engines."""
         return self.submit("connect_sender", world_size, meeting, activity="meeting the engines")
 

@@ -285,6 +285,7 @@ class PolicyRole(TrainedRole):
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
         tensor is sent with its digest; with `keep` what was sent last stays in memory."""
         self.host, self.check, self.timeout_s, self.keep = os.environ["MASTER_ADDR"], check, timeout_s, keep
+        self.sender = None  # of another backend, which does not work here
         if backend == "shm" and self.world.is_main and self.model.module.lora is not None:
             self.base_sender = ShmSender(DTYPES[self.settings.ds.param_dtype], check, keep)
         return self.host, self._open(backend, 0) if self.world.is_main else 0
@@ -305,10 +306,10 @@ class PolicyRole(TrainedRole):
             self.sender = StreamSender(backend, dtype, self.check, self.host, self.timeout_s, self.keep)
         return self.sender.port
 
-    def connect_sender(self, world_size: int, meeting: int) -> None:
-        """Wait until the workers of the engines have come."""
-        if isinstance(self.sender, StreamSender):
-            self.sender.connect(world_size, meeting)
+    def connect_sender(self, world_size: int, meeting: int) -> str:
+        """Wait until the workers of the engines have come; return why they cannot share memory with this rank, or
+        ""."""
+        return self.sender.connect(world_size, meeting) if isinstance(self.sender, StreamSender | IpcSender) else ""
 
     def publish(self, version: int, part: str = WHOLE) -> Manifest | None:
         """Send all weights or a part of them, named as in an HF checkpoint; every rank gathers, those with a sender

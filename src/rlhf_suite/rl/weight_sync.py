@@ -17,6 +17,7 @@ from rlhf_suite.distributed.group import Pending
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.sharding import ForwardBatch
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.weight_sync.digests import ADAPTER, BASE, WHOLE, Manifest, SyncReport, WeightSyncError
 
 PROBE_SEQUENCES = 4
@@ -41,34 +42,54 @@ class WeightSync:
         self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
         self.prompts, self.max_len, self.mismatch_limit = prompts, max_len, mismatch_limit
         self.timeout_s = timeout_s
-        # An engine that is started again needs the weights of the last sync. Where the policy trains while engines
-        # generate, it has newer ones by then; and a file needs nobody who sends it. There engines also load a file
-        # while the policy trains.
-        restarts = config.max_restarts > 0
-        self.keeps = (restarts or is_async) if backend == "shm" else (restarts and is_async)
+        self.restarts, self.is_async = config.max_restarts > 0, is_async
         self.takes_adapters = config.sync_adapters and engines.takes_adapters
         self.has_base = False  # the engines have the model without its adapters
         self.probe: Probe | None = None  # of the newest sync
 
+    @property
+    def keeps(self) -> bool:
+        """Return whether what was sent last is kept: an engine that is started again needs it.
+
+        Where the policy trains while engines generate, it has newer weights by then; and a file needs nobody who sends
+        it. There engines also load a file while the policy trains.
+        """
+        return (self.restarts or self.is_async) if self.backend == "shm" else (self.restarts and self.is_async)
+
     def connect(self) -> None:
-        """Introduce trainer and engines to each other."""
+        """Introduce trainer and engines to each other. Where they cannot share the memory of a GPU, weights go through
+        that of the host."""
+        self.open()
+        if reason := self.meet():
+            show_line(
+                f"Warning: weights cannot be shared through the memory of the GPU ({reason}); they go through shared "
+                "memory of the host, which is slower (vllm.sync_backend=shm). In a container, --ipc=host and "
+                "--cap-add=SYS_PTRACE may help",
+                to_stderr=True,
+            )
+            self.backend = "shm"
+            self.open()
+        self.engines.send_again = self.send_again
+
+    def open(self) -> None:
+        """Prepare the policy to send."""
         check = self.config.sync_check != "off"
         self.address = self.policy.open_sender(self.backend, check, self.timeout_s, self.keeps)
         if self.backend == "ipc":
             self.policy.join_sender(*self.address)
-        self.meet()
-        self.engines.send_again = self.send_again
 
-    def meet(self) -> None:
-        """Bring trainer and engines together, for a stream of weights."""
-        if self.backend != "shm":
-            trainer = self.policy.group.members[0]
-            self.engines.connect(*self.address, lambda *asked: self.policy.connect_sender(*asked).refs[0], trainer)
+    def meet(self) -> str:
+        """Bring trainer and engines together, for a stream of weights; return why they cannot share memory, or ""."""
+        if self.backend == "shm":
+            return ""
+        trainer = self.policy.group.members[0]
+        return self.engines.connect(*self.address, lambda *asked: self.policy.connect_sender(*asked).refs[0], trainer)
 
     def send_again(self, published: Sequence[Manifest]) -> None:
         """Bring what was published last to all engines again, since at least one of them was started again. The policy
         does this behind what it is doing now; no response waits for anything else."""
-        self.meet()
+        if reason := self.meet():
+            raise WeightSyncError(f"an engine that was started again cannot share memory with the trainer: {reason}")
         for sent in published:
             publish = partial(self.publish_again, sent)
             self.engines.stream(sent.version, publish, self.policy.group.members, sent.part)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,7 +28,76 @@ FIELDS = (
     "event_sync_required",
 )
 BYTES = ("storage_handle", "ref_counter_handle", "event_handle")
+ANSWER = "because: "  # begins the answer of a worker: the store has no empty values
 END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
+PROOF_BYTES = 64  # that prove that two processes can share memory
+PROOF_TIMEOUT = timedelta(seconds=60)  # for the answer of the other side
+
+
+def offer_proof(store: dist.Store, meeting: int, workers: int) -> str:
+    """Share a few known bytes with the engine on this GPU, and return why the engines' `workers` cannot read those of
+    their trainers; "" if all of them can.
+
+    In a container without the right to read the memory of other processes, and under WSL2, a handle cannot be opened.
+    """
+    reason, shared = "", None
+    try:
+        shared = share_known_bytes(store, meeting)
+    except Exception as error:  # of CUDA, torch or the system: each means that this way is closed
+        reason = one_line(error)
+    answered = read_answers(store, meeting, workers)
+    del shared  # its memory had to live until all have answered
+    return reason or answered
+
+
+def read_answers(store: dist.Store, meeting: int, workers: int) -> str:
+    """Wait for the answers of all workers of engines, and return the first reason among them; "" if there is none."""
+    answers = [answer_key(meeting, worker) for worker in range(1, workers + 1)]
+    try:
+        store.wait(answers, 2 * PROOF_TIMEOUT)
+    except RuntimeError as error:
+        return one_line(error)
+    return next(filter(None, (store.get(answer).decode().removeprefix(ANSWER) for answer in answers)), "")
+
+
+def answer_proof(store: dist.Store, meeting: int, worker: int, device: int) -> None:
+    """Tell the trainer whether this worker of an engine, the `worker`-th of all, can read the bytes that it shares."""
+    reason = ""
+    try:
+        key = proof_key(meeting, gpu_uuid())
+        store.wait([key], PROOF_TIMEOUT)
+        _, lent = open_handle(store.get(key).decode(), device)
+        if not torch.equal(lent, known_bytes()):
+            reason = "other bytes arrived than were shared"
+        del lent
+    except Exception as error:
+        reason = one_line(error)
+    store.set(answer_key(meeting, worker), ANSWER + reason)
+
+
+def share_known_bytes(store: dist.Store, meeting: int) -> torch.Tensor:
+    """Put the handle of known bytes into the store, and return these bytes."""
+    known = known_bytes()
+    torch.cuda.synchronize()
+    store.set(proof_key(meeting, gpu_uuid()), export_handle((), known))
+    return known
+
+
+def known_bytes() -> torch.Tensor:
+    return torch.arange(PROOF_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def proof_key(meeting: int, gpu: str) -> str:
+    return f"ipc/proof/{meeting}/{gpu}"
+
+
+def answer_key(meeting: int, worker: int) -> str:
+    return f"ipc/proof/{meeting}/worker/{worker}"
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of an error, or its name if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def lend_buckets(store: dist.Store, version: int, buckets: Iterable[Bucket]) -> list[TensorEntry]:

@@ -36,7 +36,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rlhf_suite.weight_sync.adapter import Slots, install
 from rlhf_suite.weight_sync.buckets import Bucket, join_parts
-from rlhf_suite.weight_sync.cuda_ipc import copy_buckets
+from rlhf_suite.weight_sync.cuda_ipc import answer_proof, copy_buckets
 from rlhf_suite.weight_sync.digests import (
     Attested,
     Part,
@@ -208,13 +208,18 @@ class NcclReceiver(StreamReceiver):
     backend = "nccl"
 
 
-class IpcReceiver(WeightReceiver):
-    """Receives through the memory of the GPU that trainer and engine share."""
+class IpcReceiver(ShmReceiver):
+    """Receives through the memory of the GPU that trainer and engine share, or, where that cannot be, as its base class
+    does."""
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
+        worker = init_info.first_rank + self.parallel_config.rank
+        answer_proof(self._store, init_info.meeting, worker, self.device.index)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        if update.path is not None:
+            return super().batches(update)
         return join_parts(copy_buckets(self._store, update.version, self.device.index))
 
 

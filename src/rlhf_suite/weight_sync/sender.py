@@ -29,7 +29,7 @@ import torch.distributed as dist
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync.buckets import ALIGNMENT, Bucket, NamedWeights, cut, pack_buckets, whole_entries
-from rlhf_suite.weight_sync.cuda_ipc import lend_buckets
+from rlhf_suite.weight_sync.cuda_ipc import lend_buckets, offer_proof
 from rlhf_suite.weight_sync.digests import (
     BASE,
     WHOLE,
@@ -143,11 +143,12 @@ class StreamSender:
         """Return the port of the rendezvous store."""
         return int(self._store.port)
 
-    def connect(self, world_size: int, meeting: int) -> None:
+    def connect(self, world_size: int, meeting: int) -> str:
         """Wait until all `world_size` - 1 engine workers have joined the group. Each group has its own number."""
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout, meeting)
         self._meeting = meeting
         prove_channel(self._group, self._backend, self._device, is_sender=True)
+        return ""
 
     def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path). A model
@@ -207,8 +208,9 @@ class IpcSender:
         """Return the port of the rendezvous store."""
         return int(self._store.port)
 
-    def connect(self, world_size: int, meeting: int) -> None:
-        """Do nothing: the engines use the store, so no group is formed."""
+    def connect(self, world_size: int, meeting: int) -> str:
+        """Share a few bytes with the engine on this GPU; return why that does not work, or ""."""
+        return offer_proof(self._store, meeting, world_size - 1)
 
     def send(self, version: int, weights: NamedWeights, part: str = WHOLE) -> Manifest:
         """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""
