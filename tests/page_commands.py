@@ -166,6 +166,7 @@ def write_files(folder: Path) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
     shutil.copy(ROOT / "experiments" / "own_code" / "own.py", folder)
+    shutil.copytree(ROOT / "experiments" / "callbacks", folder / "experiments" / "callbacks")
     images = [{"input": [{"role": "user", "content": "what?"}], "images": [], "answer": "2"}]
     parquet.write_table(pyarrow.Table.from_pylist(images), folder / "my.parquet")
     for name in ("game.py", "games.py"):

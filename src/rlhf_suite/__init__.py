@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rlhf_suite.config.problems import Problem as Problem
     from rlhf_suite.errors import RunError as RunError
     from rlhf_suite.errors import UserError as UserError
+    from rlhf_suite.train.callbacks import Evaluate as Evaluate
+    from rlhf_suite.train.callbacks import Save as Save
+    from rlhf_suite.train.callbacks import Stop as Stop
 
 # The names of `rs`, and where each is. A module is imported when one of its names is asked for.
 NAMES = {
@@ -21,6 +24,7 @@ NAMES = {
     **dict.fromkeys(("Run", "load"), "rlhf_suite.api.runs"),
     **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.problems"),
     **dict.fromkeys(("RunError", "UserError"), "rlhf_suite.errors"),
+    **dict.fromkeys(("Evaluate", "Save", "Stop"), "rlhf_suite.train.callbacks"),
 }
 
 # Every process imports libraries with a million objects that stay. To look through all of them again and again takes a

@@ -246,6 +246,7 @@ prompt_filter = Kind("prompt_filter", "filter of prompts", (), ("candidates", "g
 # temperature 1.
 TEACHER = ("model", "server", "prompt", "average", "temperature")
 teacher = Kind("teacher", "kind of teacher", ("rl.teachers",), ("setup",), TEACHER)
+callback = Kind("callback", "callback", (), ("step", "metrics", "samples"))
 tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), ("written", "tools"))
 
 KINDS = {
@@ -263,7 +264,7 @@ KINDS = {
             kl_estimator,
         ),
         *(schedule, reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, agent, python_style),
-        *(tool_parser, teacher),
+        *(tool_parser, teacher, callback),
     )
 }
 
@@ -282,6 +283,12 @@ def describe_value(value: object) -> str:
 def is_own(name: str) -> bool:
     """Return whether a name is that of a function in a file or module of the user's, not of the suite."""
     return ":" in name
+
+
+def own_names(value: object) -> list[str]:
+    """Return the names of functions of the user's in the value of a flag: a name, a list of names, or None."""
+    names = value if isinstance(value, list) else [value]
+    return [name for name in names if isinstance(name, str) and is_own(name)]
 
 
 def absolute(name: str) -> str:

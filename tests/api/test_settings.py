@@ -173,7 +173,7 @@ def test_a_lambda_and_an_inner_function_are_refused(tmp_path):
     for function, said in (
         (lambda row, config: 0.0, "a lambda"),
         (inner, "within a function"),
-        (3, "is no function"),
+        (3, "neither a function nor a class"),
         (len, "source of len is not known"),
     ):
         with pytest.raises(rs.UserError, match=said):

@@ -29,7 +29,7 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
     """
     name = getattr(function, "__qualname__", "")
     if not inspect.isroutine(function) and not inspect.isclass(function):
-        raise UserError(f"{key}: {function!r} is no function. Give a function with a name")
+        raise UserError(f"{key}: {function!r} is neither a function nor a class. Give one that has a name")
     if "<" in name or "." in name:
         kind = "a lambda" if "<lambda>" in name else "defined within a function or class"
         raise UserError(f"{key}: {name} is {kind}, and the processes of a run import functions by name. Define it with "

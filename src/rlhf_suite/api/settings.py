@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,9 @@ SHORT = {
     "loss": ("actor.policy_loss_type", "algo.loss", "algo.divergence"),
     "estimator": ("algo.advantage.estimator",),
     "agent": ("agent.kind",),
+    "callbacks": ("train.callbacks",),
 }
-ALWAYS_SHORT = ("model", "data", "loss", "estimator")  # no preset has such a name
+ALWAYS_SHORT = ("model", "data", "loss", "estimator", "callbacks")  # no preset has such a name
 
 
 class Asked(NamedTuple):
@@ -84,8 +85,18 @@ def forget_files() -> None:
 def with_files(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by the names of flags, with files in place of rows and functions."""
     return {
-        name: value for key, given in settings.items() for name, value in with_file(full_name(task, key, given), given)
+        name: value
+        for key, given in with_callbacks(settings).items()
+        for name, value in with_file(full_name(task, key, given), given)
     }
+
+
+def with_callbacks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with one list of callbacks, of which the function `on_step` is the last."""
+    given = [name for key in ("callbacks", "on_step") if (value := settings.get(key)) is not None
+             for name in (value if isinstance(value, list | tuple) else [value])]  # fmt: skip
+    others = {key: value for key, value in settings.items() if key not in ("callbacks", "on_step")}
+    return {**others, "callbacks": given} if given else others
 
 
 def full_name(task: str, key: str, value: Any) -> str:
@@ -102,14 +113,25 @@ def with_file(key: str, value: Any) -> Iterable[tuple[str, Any]]:
         for name, inner in value.items():
             yield from with_file(f"{key}.{name}", inner)
     elif callable(value):
-        info = flags_of(None).get(key)
-        if info is not None and info.meta.algorithms is None:
-            raise UserError(f"{key}: this flag takes no function. docs/own_code.md lists those that do")
-        yield key, name_function(key, value, OUTPUTS / "code")
+        yield key, name_code(key, value)
+    elif isinstance(value, list) and any(map(callable, value)):
+        yield key, [name_code(key, item) if callable(item) else item for item in value]
     elif key.endswith("dataset") and value is not None and not isinstance(value, str | Path):
         yield key, name_rows(key, value, OUTPUTS / "data")
     else:
         yield key, value
+
+
+def name_code(key: str, value: Callable[..., Any]) -> str:
+    """Return the name of a function or class that is given as the value of a flag.
+
+    Raises:
+        UserError: the flag takes none, or other processes could not import it.
+    """
+    info = flags_of(None).get(key)
+    if info is not None and info.meta.algorithms is None:
+        raise UserError(f"{key}: this flag takes no function. docs/own_code.md lists those that do")
+    return name_function(key, value, OUTPUTS / "code")
 
 
 def name_rows(key: str, rows: Iterable[Any], folder: Path) -> str:

@@ -29,6 +29,9 @@ class TrainConfig:
     early_stopping_patience: int | None = flag(None, ge=1)
     """Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) did
     not improve; null: never"""
+    callbacks: list[str] = flag([], algorithms=registry.callback)
+    """Classes, and functions (step, metrics, samples), of your own that are called behind each step and elsewhere, and
+    may stop the run, save or evaluate (docs/callbacks.md)"""
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
     full_determinism_enable: bool = flag(False, "Use deterministic kernels everywhere, at some cost in speed")
     on_nonfinite: str = flag("stop", choices=("stop", "skip"))

@@ -273,4 +273,4 @@ def expand_home(section: Any, flags: Iterable[FlagInfo]) -> None:
         elif value is not None and is_path(info):
             setattr(owner, name, with_home(value))
         elif value is not None and info.meta.algorithms is not None:
-            setattr(owner, name, absolute(value))
+            setattr(owner, name, [*map(absolute, value)] if isinstance(value, list) else absolute(value))

@@ -22,7 +22,8 @@ from rlhf_suite.config.agent import ChosenAgent
 from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
 from rlhf_suite.foreign_text import what_of
 from rlhf_suite.python_source import SourceError, import_failure
-from rlhf_suite.registry import KINDS, WrongResult
+from rlhf_suite.registry import KINDS, WrongResult, callback
+from rlhf_suite.train.callbacks import make
 
 NEEDED = {OURS: ("reset", "step"), OPENRLHF: ("step",), SKYRL: ("init", "step")}
 
@@ -40,6 +41,9 @@ class Piece:
 def algorithm(kind: str, name: str) -> None:
     """Import a function of the user's that stands for an algorithm, and call it with a few numbers. Only what it
     returns then is judged: an error may be one of these numbers, which no run would give."""
+    if KINDS[kind] is callback:
+        make(name)
+        return
     KINDS[kind].load(name)
     from rlhf_suite.preflight.trial_calls import CALLS
 

@@ -45,6 +45,7 @@ from rlhf_suite.serving.chat_server import ChatServer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Activity, Timeline
+from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup
 
@@ -90,9 +91,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         sampling = build_sampling(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     updater = Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit)
-    controllers: dict[str, Stateful] = {"kl_controller": credit.controller}
-    if updater.entropy is not None:
-        controllers["entropy_controller"] = updater.entropy
+    callbacks = Callbacks(config.train.callbacks)
+    controllers = list_controllers(credit, updater, callbacks)
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
@@ -120,8 +120,15 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         rewards=rewards,
         files=files,
         saver=make_saver(config, folder, actors, data.prompts, controllers, sampling.rollouts),
+        callbacks=callbacks,
         journal=journal,
     )
+
+
+def list_controllers(credit: CreditAssigner, updater: Updater, callbacks: Callbacks) -> dict[str, Stateful]:
+    """Return what of the driver has a state that checkpoints keep, beside samples."""
+    controllers: dict[str, Stateful] = {"kl_controller": credit.controller, "callbacks": callbacks}
+    return controllers if updater.entropy is None else controllers | {"entropy_controller": updater.entropy}
 
 
 def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes through

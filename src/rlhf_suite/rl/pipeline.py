@@ -15,8 +15,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import select_masked
@@ -33,6 +35,8 @@ from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout_file import SampleFiles, forget_after, write_rollouts
 from rlhf_suite.rl.rollout_tasks import Rollouts
+from rlhf_suite.rl.sample_table import columns
+from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.loop import TrainingLoop
 from rlhf_suite.waits import result
@@ -56,6 +60,7 @@ class Pipeline(TrainingLoop):
     overlaps_evaluation: bool  # whether the next step trains meanwhile
     rewards: Rewards | None  # None: nobody scores
     files: SampleFiles  # of rollouts and evaluations, written while the run goes on
+    newest: ScoredTrajectories | None = None  # the rollout of the newest step, where a callback wants its samples
     under_evaluation: tuple[int, Future[dict[str, float]]] | None = None  # a step, and the metrics to come
 
     def run(self) -> dict[str, float]:
@@ -104,7 +109,11 @@ class Pipeline(TrainingLoop):
         metrics["train/tokens"] = float(experience.num_tokens)
         metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
+        self.newest = scored if self.callbacks.has("on_step") else None
         self.files.write(partial(write_rollouts, journal.folder.rollouts, step + 1, scored, experience))
+
+    def samples(self) -> Any:
+        return None if self.newest is None else pa.table(columns(self.newest))
 
     def finish_step(self) -> dict[str, float]:
         """Wait until the engines have the weights of the newest step and have evaluated them, and its files are
@@ -126,6 +135,7 @@ class Pipeline(TrainingLoop):
         (step, outcome), self.under_evaluation = self.under_evaluation, None
         metrics = result(outcome, f"the evaluation after step {step}", EVALUATION)
         self.log_late(step, metrics, always=True)
+        self.callbacks.evaluation(step, metrics)
         self.saver.is_best(metrics)  # for the record of the best evaluation: no checkpoint depends on it
 
     def evaluate(self, step: int) -> dict[str, float]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.launch.stop import defer_signals
+from rlhf_suite.launch.stop import Stopped, defer_signals
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import last_values, read_rows
+from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.trained_worker import SupervisedGroup
 
@@ -28,18 +30,34 @@ class TrainingLoop(ABC):
     saver: Saver
     journal: Journal
     total_steps: int
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    evaluated_beside_plan: int | None = None  # a step behind which a callback wants an evaluation
     last: dict[str, float] = field(default_factory=dict)  # the last value of every metric
     row: dict[str, float] = field(default_factory=dict)  # the metrics of the newest step
     row_step: int = 0
 
     def run(self) -> dict[str, float]:
         """Train to the end; return the last value of every metric."""
+        status = "failed"
+        try:
+            self.train_to_the_end()
+            status = "done"
+        except (Stopped, KeyboardInterrupt):
+            status = "stopped"
+            raise
+        finally:
+            self.callbacks.end(status)
+        return self.last
+
+    def train_to_the_end(self) -> None:
+        """Resume if asked to, train all steps, and write the models."""
         for said in self.saver.rehearse(self.exported):
             self.journal.warn(said)
         start = self.saver.resume(self.journal.warn)
         self.journal.open(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
         self.begin(start)
+        self.callbacks.start(self.journal.folder.path, start, self.total_steps)
         if start == 0 and self.evaluation.on_start:
             self.evaluate(step=0)
         with defer_signals():
@@ -47,15 +65,33 @@ class TrainingLoop(ABC):
                 if self.saver.stops_early(step, self.train.early_stopping_patience, self.journal.warn):
                     break
                 self.train_step(step)
+                self.callbacks.step(step + 1, self.row, self.samples)
+                asked = self.callbacks.take()
+                self.plan_evaluation(step + 1, asked.evaluate)
                 evaluation = self.evaluate(step + 1)
-                with self.journal.phase("save"):
-                    self.saver.save_if_due(step + 1, evaluation, self.finish_step)
-                    self.saver.stop_if_requested(step + 1, self.finish_step)
+                self.save(step + 1, evaluation, asked.save)
+                if (stop := asked.stop or self.callbacks.take().stop) is not None:
+                    self.journal.warn(f"A callback ended the run after step {step + 1}: {stop.reason or 'no reason'}")
+                    break
             self.finish_step()
             for model in self.exported:
                 self.saver.export(model)
             self.saver.check_models()
-        return self.last
+
+    def save(self, step: int, evaluation: dict[str, float], is_asked: bool) -> None:
+        """Write the checkpoints that are due, and that a callback has asked for; end the run if a signal says so."""
+        with self.journal.phase("save"):
+            before = self.saver.saved
+            self.saver.save_if_due(step, evaluation, self.finish_step)
+            if is_asked and self.saver.saved != step:
+                self.saver.save(step, "step", self.finish_step)
+            if self.saver.saved != before and self.callbacks.has("on_checkpoint"):
+                self.callbacks.checkpoint(self.saver.store.list_all()[0].path)
+            self.saver.stop_if_requested(step, self.finish_step)
+
+    def samples(self) -> Any:
+        """Return the samples of the newest step as a table, for callbacks; None where a step has none."""
+        return None
 
     def begin(self, start: int) -> None:  # noqa: B027 - most kinds of run have nothing to do here
         """Get ready for step `start` (0-based); the models are already those of that step."""
@@ -82,7 +118,13 @@ class TrainingLoop(ABC):
         """Return whether there is an evaluation after `step` steps: before the first step, at the interval of
         evaluations, and after the last step."""
         every = self.steps_between_evaluations
-        return every > 0 and (step % every == 0 or step == self.total_steps)
+        return every > 0 and (step % every == 0 or step in (self.total_steps, self.evaluated_beside_plan))
+
+    def plan_evaluation(self, step: int, is_asked: bool) -> None:
+        """Take note of whether a callback wants an evaluation behind `step`."""
+        self.evaluated_beside_plan = step if is_asked else None
+        if is_asked and self.steps_between_evaluations == 0:
+            self.journal.warn("A callback asks for an evaluation, and there is nothing to evaluate on (eval.dataset)")
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate if `step` has an evaluation, and return its metrics."""
@@ -92,6 +134,7 @@ class TrainingLoop(ABC):
         with self.journal.phase("evaluation"):
             metrics = self.measure(step)
         self.log(step, metrics, always=True)
+        self.callbacks.evaluation(step, metrics)
         return metrics
 
     @property

@@ -28,6 +28,7 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.annotations import annotate_once
+from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.evaluate import Evaluation, evaluate
 from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches
@@ -155,7 +156,9 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
         group = SupervisedGroup(ranks)
         total_steps, steps_per_epoch = group.steps()
         rows = TrainingRows("data.dataset", data.contents_digest)
-        saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows)
+        callbacks = Callbacks(config.train.callbacks)
+        state = {"callbacks": callbacks}
+        saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows, state)
         try:
             return Trainer(
                 train=config.train,
@@ -163,6 +166,7 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
                 saver=saver,
                 journal=journal,
                 total_steps=total_steps,
+                callbacks=callbacks,
                 group=group,
                 steps_per_epoch=steps_per_epoch,
             ).run()

@@ -29,7 +29,7 @@ from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight import trial
 from rlhf_suite.preflight.inspections.rewards import remote_urls
 from rlhf_suite.preflight.trial import Piece
-from rlhf_suite.registry import is_own
+from rlhf_suite.registry import own_names
 
 IMPORT_S = 60.0  # what takes longer is left to the run
 SERVER_S = 90.0  # more than a run allows the start of one
@@ -49,8 +49,9 @@ def own_code_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
 def pieces_of(run: Run) -> Iterator[Piece]:
     """Yield the parts of a run's own code. Reward files come last: the limit of their memory stays."""
     for key, name, meta in with_values(run):
-        if meta.algorithms is not None and name is not None and is_own(name):
-            yield Piece(key, partial(trial.algorithm, meta.algorithms.name, name), IMPORT_S)
+        if meta.algorithms is not None:
+            kind = meta.algorithms.name
+            yield from (Piece(key, partial(trial.algorithm, kind, own), IMPORT_S) for own in own_names(name))
     for chosen in agents_of(run.agent, run.train.agent_func_path) if isinstance(run, PPORun) else ():
         config, file, servers = chosen.config, chosen.file, len(chosen.config.tools)
         if config.file_part is not None and file is not None:
