@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlhf_suite.api.plans import explain as explain
+    from rlhf_suite.api.plans import plan as plan
     from rlhf_suite.api.runs import Run as Run
     from rlhf_suite.api.runs import load as load
     from rlhf_suite.api.start import check as check
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 # The names of `rs`, and where each is. A module is imported when one of its names is asked for.
 NAMES = {
     **dict.fromkeys(("check", "run"), "rlhf_suite.api.start"),
+    **dict.fromkeys(("explain", "plan"), "rlhf_suite.api.plans"),
     **dict.fromkeys(("Run", "load"), "rlhf_suite.api.runs"),
     **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.problems"),
     **dict.fromkeys(("RunError", "UserError"), "rlhf_suite.errors"),

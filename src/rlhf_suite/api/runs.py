@@ -89,6 +89,12 @@ class Run:
         page = self.folder / "report.html"
         return page if page.exists() else None
 
+    def why(self) -> str:
+        """Return what `rlhf-suite why` says: what the run is doing, what it waits for, or how it ended."""
+        from rlhf_suite.cli.why import describe_run
+
+        return "\n".join(describe_run(self.record)[1])
+
     @property
     def record(self) -> RunFolder:
         """The paths of the run's files."""

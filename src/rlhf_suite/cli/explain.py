@@ -18,7 +18,7 @@ from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, persistent_size, resolve, round_size
-from rlhf_suite.config.problems import report
+from rlhf_suite.config.problems import Problem, report
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
@@ -36,8 +36,15 @@ Rows = Iterator[tuple[str, ...]]
 
 
 def explain(line: CommandLine, checked: Preflight) -> int:
-    """Print tables about the run, or about the first one of a sweep."""
-    console = Console()
+    """Print tables about the run, or about the first one of a sweep; return the exit code."""
+    problems = show_explanation(Console(), line, checked)
+    if problems:
+        print(report(problems), file=sys.stderr)
+    return 2 if problems else 0
+
+
+def show_explanation(console: Console, line: CommandLine, checked: Preflight) -> list[Problem]:
+    """Print tables about the run, or about the first one of a sweep, to a console; return what its devices lack."""
     run = checked.runs[0]
     devices = devices_of(run, checked)
     if isinstance(run, PlannedRun):
@@ -51,10 +58,7 @@ def explain(line: CommandLine, checked: Preflight) -> int:
     show_table(console, "Values that differ from the defaults", ("flag", "value", "default", "from"), values)
     for remark in (*checked.notes, *remarks(run, devices), checked.first_of_several):
         console.print(Text(remark), end="\n" if remark else "")
-    problems = [] if no_gpu_here(run, devices) else device_problems(checked)
-    if problems:
-        print(report(problems), file=sys.stderr)
-    return 2 if problems else 0
+    return [] if no_gpu_here(run, devices) else device_problems(checked)
 
 
 def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:

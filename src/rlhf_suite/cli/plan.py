@@ -7,17 +7,21 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.composition.arguments import PLAN_OPTIONS
 from rlhf_suite.config.problems import report
 from rlhf_suite.errors import UserError
+from rlhf_suite.tracking.tables import as_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rlhf_suite.composition.arguments import CommandLine
     from rlhf_suite.config.runs import AnyTrainedRun
     from rlhf_suite.planner.needs import Estimate, Target
@@ -97,43 +101,80 @@ def print_plan(line: CommandLine, checked: Preflight, asked: argparse.Namespace 
 
     `asked` are the options of `rlhf-suite plan`; None: those of `plan=true`, which has none.
     """
+    from rich.console import Console
+
     try:
-        target = target_of(asked or OPTIONS.parse_args([]))
-        run = only_run(checked)
-        if run is None:
-            raise UserError(report(checked.problems))
-        code = print_fit(line, run, checked, target, asked or OPTIONS.parse_args([]))
+        planned = plan_run(line, checked, asked or OPTIONS.parse_args([]))
+        planned.show(Console())
     except UserError as error:
         print(error, file=sys.stderr)
         return REFUSED
     if checked.first_of_several:
         print(checked.first_of_several)
-    return code
+    return FITS if planned.fits else TOO_LARGE
 
 
-def print_fit(
-    line: CommandLine, run: AnyTrainedRun, checked: Preflight, target: Target, asked: argparse.Namespace
-) -> int:
-    """Print the tables, and proposals if the run does not fit."""
+def plan_run(line: CommandLine, checked: Preflight, asked: argparse.Namespace) -> Planned:
+    """Return the plan of a checked run, or of the first one of a sweep.
+
+    Raises:
+        UserError: the run has mistakes or does not train, or an option is wrong.
+    """
     from rlhf_suite.planner.devices import cpu_flops
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
-    from rlhf_suite.planner.search import proposals
-    from rlhf_suite.planner.table import show, show_proposals
     from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
 
+    target, run = target_of(asked), only_run(checked)
+    if run is None:
+        raise UserError(report(checked.problems))
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
     estimated = estimate(run, target)
-    show(estimated)
-    if target.device is not None:
-        for remark in remarks_on_idle(estimated.num_devices, devices_of(run, checked)):
-            print(remark)
-    if estimated.fits:
-        return FITS
+    remarks = () if target.device is None else remarks_on_idle(estimated.num_devices, devices_of(run, checked))
+    return Planned(estimated, tuple(remarks), line, run, checked.given, asked)
 
-    replan = partial(plan_again, line, target)
-    show_proposals(proposals(run, checked.given, target, replan), lambda words: command_of(line, words, asked))
-    return TOO_LARGE
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of a run: what it needs (`estimate`, bytes and seconds), and changes with which it would fit."""
+
+    estimate: Estimate
+    remarks: tuple[str, ...]
+    line: CommandLine
+    run: AnyTrainedRun
+    given: Collection[str]
+    asked: argparse.Namespace
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run has what it needs."""
+        return self.estimate.fits
+
+    @cached_property
+    def proposals(self) -> list[tuple[tuple[str, ...], Estimate]]:
+        """Changes with which a run that does not fit would: words of a command line, and what is needed then."""
+        from rlhf_suite.planner.search import proposals
+
+        if self.fits:
+            return []
+        replan = partial(plan_again, self.line, self.estimate.target)
+        return list(proposals(self.run, self.given, self.estimate.target, replan))
+
+    def show(self, console: Console) -> None:
+        """Print the tables, and proposals if the run does not fit."""
+        from rlhf_suite.planner.table import show, show_proposals
+
+        show(console, self.estimate)
+        for remark in self.remarks:
+            console.print(remark, markup=False, highlight=False, soft_wrap=True)
+        if not self.fits:
+            show_proposals(console, self.proposals, lambda words: command_of(self.line, words, self.asked))
+
+    def __str__(self) -> str:
+        return as_text(self.show)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def with_words(line: CommandLine, words: Sequence[str]) -> CommandLine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -12,9 +12,9 @@ from rlhf_suite.planner.needs import Estimate, Process, gib
 from rlhf_suite.planner.remedies import Words
 
 
-def show(estimate: Estimate) -> None:
+def show(console: Console, estimate: Estimate) -> None:
     """Print what a run needs, and whether it fits."""
-    console, device = Console(), estimate.target.device
+    device = estimate.target.device
     tokens = f"{estimate.tokens.sequences} x {estimate.tokens.length} tokens"
     unit = "GPU" if device else "process"
     for use in estimate.devices:
@@ -51,10 +51,10 @@ def say_deadline(estimate: Estimate) -> str:
     return f"{late}: write launch.timeout_s={more}."
 
 
-def show_proposals(proposals: Iterable[tuple[Words, Estimate]], command: Callable[[Words], str]) -> None:
+def show_proposals(
+    console: Console, proposals: Sequence[tuple[Words, Estimate]], command: Callable[[Words], str]
+) -> None:
     """Print changes with which the run fits, the mildest first, each with the whole `command` that plans it."""
-    proposals = list(proposals)
-    console = Console()
     if not proposals:
         console.print("No change known here makes it fit: take a smaller model or data.max_len, or larger GPUs.")
         return

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 FLAG = re.compile(r"[a-z]\w*(?:[./]\w+)+(?==)|[a-z]\w*(?:\.\w+)+")
+WIDTH = 120  # characters of a line of a text
 BREAKABLE = 12  # characters of a word that is no flag, in the narrowest column
+
+
+def as_text(show: Callable[[Console], object]) -> str:
+    """Return what `show` prints to a console, without colours."""
+    written = StringIO()
+    show(Console(file=written, width=WIDTH, no_color=True, force_terminal=False))
+    return written.getvalue()
 
 
 def show_table(console: Console, title: str | Text, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
