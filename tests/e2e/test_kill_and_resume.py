@@ -97,8 +97,8 @@ def test_the_kl_controller_went_on_from_its_checkpoint(actor_critic, resumed):
 @pytest.mark.notices(
     "a continued run forgets the coefficient of its entropy bonus",
     "rl/build.py",
-    'controllers["entropy_controller"] = updater.entropy',
-    "pass",
+    'controllers | {"entropy_controller": updater.entropy}',
+    "controllers",
 )
 def test_the_entropy_bonus_went_on_from_its_checkpoint(actor_critic, resumed):
     """No entropy over 261 tokens reaches 10 nats, so the coefficient grows by 0.005 in every step of the policy."""

@@ -145,8 +145,8 @@ def test_without_an_interval_only_the_first_and_the_last_weights_are_evaluated(i
 @pytest.mark.notices(
     "the last RL step is not evaluated",
     "train/loop.py",
-    "(step % every == 0 or step == self.total_steps)",
-    "step % every == 0",
+    "step in (self.total_steps, self.evaluated_beside_plan)",
+    "step == self.evaluated_beside_plan",
 )
 def test_it_is_evaluated_before_the_first_step_every_third_and_after_the_last(whole):
     found = {row["step"]: row["eval/pass1"] for row in read_rows(whole / "metrics.jsonl") if "eval/pass1" in row}
@@ -189,8 +189,8 @@ def test_an_engine_that_holds_on_to_old_weights_ends_the_run(ranks, tmp_path):
 @pytest.mark.notices(
     "an RL checkpoint has the number of the step before",
     "train/loop.py",
-    "self.saver.save_if_due(step + 1, evaluation, self.finish_step)",
-    "self.saver.save_if_due(step, evaluation, self.finish_step)",
+    "self.save(step + 1, evaluation, asked.save)",
+    "self.save(step, evaluation, asked.save)",
 )
 @pytest.mark.notices(
     "a resume removes the rollout of the last step",

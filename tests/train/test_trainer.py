@@ -138,8 +138,8 @@ def test_every_step_is_trained_once_in_order(fit):
 @pytest.mark.notices(
     "the last step is not evaluated",
     "train/loop.py",
-    "(step % every == 0 or step == self.total_steps)",
-    "step % every == 0",
+    "step in (self.total_steps, self.evaluated_beside_plan)",
+    "step == self.evaluated_beside_plan",
 )
 @pytest.mark.notices(
     "without eval.steps only the end is evaluated",
@@ -158,8 +158,8 @@ def test_an_interval_of_evaluations_ends_with_the_last_step(fit):
 @pytest.mark.notices(
     "a checkpoint has the number of the step before",
     "train/loop.py",
-    "self.saver.save_if_due(step + 1, evaluation, self.finish_step)",
-    "self.saver.save_if_due(step, evaluation, self.finish_step)",
+    "self.save(step + 1, evaluation, asked.save)",
+    "self.save(step, evaluation, asked.save)",
 )
 def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
     fit(save_steps=3, best_metric_key="none")
