@@ -9,7 +9,6 @@ import pytest
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch import lost_nodes
-from rlhf_suite.launch.link import Restarts
 from rlhf_suite.launch.lost_nodes import NodeLost, answers, describe_node, name_lost_nodes
 from rlhf_suite.launch.nodes import JOINS, WAITS, Report, describe_missing
 from rlhf_suite.launch.slurm import read_nodes
@@ -71,20 +70,6 @@ def test_a_node_answers_while_its_port_is_open():
         assert answers(node)
     assert not answers(node)
     assert describe_node(node | {"NodeManagerHostname": "b"}) == "node b (127.0.0.1)"
-
-
-@pytest.mark.notices(
-    "an engine is started again on a node that is gone",
-    "launch/link.py",
-    "if not self.limit or death.with_node:",
-    "if not self.limit:",
-)
-def test_an_actor_that_died_with_its_node_is_not_started_again():
-    restarts = Restarts(2, 3, "vllm.max_restarts")
-    restarts.count(0, ActorDied("engine-0 died", "engine-0"))
-    with pytest.raises(ActorDied, match="with its node"):
-        restarts.count(1, ActorDied("engine-1 died with its node", "engine-1", with_node=True))
-    assert restarts.counts == [1, 0]
 
 
 @pytest.mark.notices(

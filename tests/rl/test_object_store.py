@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import fields, replace
 
@@ -27,6 +28,7 @@ from rlhf_suite.data.batch import column_units
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.models.families import bytes_of_routes
+from rlhf_suite.preflight.inspections.machine import shared_memory
 from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import ForwardBatch, split
@@ -81,10 +83,10 @@ def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them
     sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
     tokens = 1024 * 8 * 4096
     alone = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
-    assert object_store_mb(alone, models(alone)) == tokens * (RESPONSE + UPDATE) * MARGIN / 2**20
+    assert object_store_mb(alone, models(alone), "cpu") == tokens * (RESPONSE + UPDATE) * MARGIN / 2**20
     critic = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "gae", "algo.kl.init_coef": 0.1})
     needed = tokens * (RESPONSE + max(3 * FORWARD, UPDATE + UPDATE_OF_CRITIC)) * MARGIN / 2**20
-    assert object_store_mb(critic, models(critic)) == needed
+    assert object_store_mb(critic, models(critic), "cpu") == needed
     assert resolve(critic, Machine("cpu", 0)).object_store_mb == needed
     critic.launch.object_store_mb = 99
     assert resolve(critic, Machine("cpu", 0)).object_store_mb == 99
@@ -100,9 +102,9 @@ def test_routes_are_sent_with_each_response_and_with_each_batch_of_the_policy():
     sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
     tokens = 1024 * 8 * 4096
     run = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
-    assert object_store_mb(run, models(run), 384) == tokens * (RESPONSE + UPDATE + 2 * 384) * MARGIN / 2**20
+    assert object_store_mb(run, models(run), "cpu", 384) == tokens * (RESPONSE + UPDATE + 2 * 384) * MARGIN / 2**20
     run.rollout.replay = "an earlier run"
-    assert object_store_mb(run, models(run), 384) == tokens * (UPDATE + 384) * MARGIN / 2**20
+    assert object_store_mb(run, models(run), "cpu", 384) == tokens * (UPDATE + 384) * MARGIN / 2**20
 
 
 def test_the_routes_of_a_token_are_a_number_for_each_expert_that_it_visits_in_each_layer(tmp_path):
@@ -122,11 +124,28 @@ def test_small_runs_and_runs_without_rollouts_get_the_least_that_ray_takes():
     from ray._private.ray_constants import OBJECT_STORE_MINIMUM_MEMORY_BYTES
 
     assert LEAST_MB << 20 == OBJECT_STORE_MINIMUM_MEMORY_BYTES
-    assert object_store_mb(with_defaults(PPORun, POLICY), ["actor"]) >= LEAST_MB
-    assert object_store_mb(with_defaults(PPORun, POLICY | {"data.max_len": 64}), ["actor"]) == LEAST_MB
-    assert object_store_mb(SFTRun(), ["actor"]) == LEAST_MB
+    assert object_store_mb(with_defaults(PPORun, POLICY), ["actor"], "cpu") >= LEAST_MB
+    assert object_store_mb(with_defaults(PPORun, POLICY | {"data.max_len": 64}), ["actor"], "cpu") == LEAST_MB
+    assert object_store_mb(SFTRun(), ["actor"], "cpu") == LEAST_MB
 
 
 def test_generation_needs_room_for_the_responses_under_way():
     run = with_defaults(GenerateRun, POLICY | {"vllm.num_engines": 8, "vllm.max_num_seqs": 512, "data.max_len": 8192})
-    assert object_store_mb(run, ["actor"]) == 2 * 8 * 512 * 8192 * RESPONSE * MARGIN / 2**20
+    for device in ("cpu", "cuda"):
+        assert object_store_mb(run, ["actor"], device) == 2 * 8 * 512 * 8192 * RESPONSE * MARGIN / 2**20
+
+
+@pytest.mark.notices(
+    "the preflight counts the responses of engines on GPUs as on the CPU",
+    "preflight/inspections/machine.py",
+    "model_sections(run), device_kind(run.launch)",
+    'model_sections(run), "cpu"',
+)
+@pytest.mark.parametrize(("device", "sequences"), [("cpu", 256), ("cuda", 1024)])
+def test_the_preflight_and_the_plan_count_the_sequences_of_the_kind_of_device(device, sequences):
+    """No machine has so much shared memory, so the inspection says how much it looks for."""
+    run = with_defaults(GenerateRun, POLICY | {"launch.device": device, "data.max_len": 10**9})
+    needed = 2 * sequences * 10**9 * RESPONSE * MARGIN / 2**20
+    (problem,) = shared_memory(run)
+    assert problem.what.endswith(f"Ray's object store takes {math.ceil(needed)} MiB")
+    assert resolve(run, Machine(device, 1)).object_store_mb == math.ceil(needed)

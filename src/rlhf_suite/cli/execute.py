@@ -111,7 +111,10 @@ def plan_workers(run: Run) -> WorkerPlan | None:
 
 def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
     """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has."""
-    return replace(run.launch, object_store_mb=object_store_mb(run, ()) if plan is None else plan.object_store_mb)
+    from rlhf_suite.launch.environment import device_kind
+
+    store = object_store_mb(run, (), device_kind(run.launch)) if plan is None else plan.object_store_mb
+    return replace(run.launch, object_store_mb=store)
 
 
 def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:

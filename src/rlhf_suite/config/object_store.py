@@ -26,9 +26,10 @@ READERS = ("actor", "ref", "teacher", "critic")  # models that run forward over 
 AHEAD = 2  # samples of task=generate that are under way, in multiples of those that the engines run at once
 
 
-def object_store_mb(run: Run, models: Collection[str], routes: int = 0, device: str = "cpu") -> int:
+def object_store_mb(run: Run, models: Collection[str], device: str, routes: int = 0) -> int:
     """Return the MiB of Ray's object store on each node: as the flag says, or what the run needs with these models.
-    `routes`: the bytes of those of one token, which follow from the model; `device`: of the engines."""
+    `device`: that of the engines ("cpu" or "cuda"); `routes`: the bytes of those of one token, which follow from the
+    model."""
     if run.launch.object_store_mb is not None:
         return run.launch.object_store_mb
     return max(LEAST_MB, math.ceil(MARGIN * bytes_at_once(run, models, routes, device) / 2**20))

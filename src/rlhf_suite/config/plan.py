@@ -139,7 +139,7 @@ def resolve(run: PlannedRun, machine: Machine, routes: int = 0) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem. `routes`: the bytes that the routes of
     a token take (actor.routing_replay)."""
     known = models(run)
-    store = object_store_mb(run, known, routes, machine.device)
+    store = object_store_mb(run, known, machine.device, routes)
     if not isinstance(run, PPORun):
         pools_of_one = tuple(Pool((role,)) for role in roles(run))
         return WorkerPlan(known, Placement(machine.device, pools_of_one, sequence_ranks(run), tensor_ranks(run)), store)

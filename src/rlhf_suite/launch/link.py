@@ -17,6 +17,7 @@ import ray
 
 from rlhf_suite.background import in_background
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.lost_nodes import has_lost_its_node
 from rlhf_suite.launch.wait import ActorDied, reply
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.waits import LIMIT
@@ -178,10 +179,11 @@ class Restarts:
     def count(self, number: int, death: ActorDied) -> None:
         """Count a restart of the actor `number`, and tell the user. Raise its death if there may be no other."""
         count = self.counts[number]
-        if not self.limit or death.with_node:  # devices that are gone are not to be waited for
+        if not self.limit or has_lost_its_node(death.actor_id):  # devices that are gone are not to be waited for
             raise death
         if count == self.limit:
-            raise ActorDied(f"{death}\nIt had been started again {count} times ({self.flag}={self.limit})", death.name)
+            said = f"{death}\nIt had been started again {count} times ({self.flag}={self.limit})"
+            raise ActorDied(said, death.name, death.actor_id)
         self.counts[number] += 1
         first, *_ = str(death).splitlines()
         show_line(f"{first} It is started again (restart {count + 1} of {self.limit}, {self.flag})", to_stderr=True)

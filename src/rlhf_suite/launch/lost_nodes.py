@@ -38,10 +38,16 @@ def name_lost_nodes() -> Iterator[None]:
         raise NodeLost(f"{' and '.join(lost)} was lost. {first}") from error
 
 
-def find_lost_nodes() -> list[str]:
-    """Return the nodes, described, that have actors of this run and do not live, or do not answer."""
+def has_lost_its_node(actor_id: str) -> bool:
+    """Return whether the node of an actor of this run does not live, or does not answer. Ray's record of an actor names
+    its node also after the death of both."""
+    return bool(actor_id and find_lost_nodes(actor_id))
+
+
+def find_lost_nodes(actor_id: str = "") -> list[str]:
+    """Return the nodes, described, that have actors of this run, or this one, and do not live, or do not answer."""
     with waiting("Ray's account of its nodes", limit_s=ASK_S):
-        asked = in_background("nodes of Ray", read_nodes)
+        asked = in_background("nodes of Ray", lambda: read_nodes(actor_id))
         try:
             nodes = asked.result(ASK_S)
         except Exception:  # Ray's head is gone too, or hangs: nothing is known
@@ -49,13 +55,14 @@ def find_lost_nodes() -> list[str]:
     return [describe_node(node) for node in nodes if not node["Alive"] or not answers(node)]
 
 
-def read_nodes() -> list[Mapping[str, Any]]:
-    """Return Ray's entries of the nodes on which this run has or had actors."""
+def read_nodes(actor_id: str = "") -> list[Mapping[str, Any]]:
+    """Return Ray's entries of the nodes on which this run has or had actors, or this one."""
     import ray
     from ray._private.state import actors
 
     job = ray.get_runtime_context().get_job_id()
-    used = {actor["Address"]["NodeID"] for actor in actors().values() if actor["JobID"] == job}
+    ours = [actors(actor_id)] if actor_id else [actor for actor in actors().values() if actor["JobID"] == job]
+    used = {actor["Address"]["NodeID"] for actor in ours if actor}
     return [node for node in ray.nodes() if node["NodeID"] in used]
 
 

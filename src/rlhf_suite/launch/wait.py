@@ -26,15 +26,15 @@ POLL_S = 1.0
 # So after a first failure the wait continues for this long, to find the cause.
 CAUSE_S = 2.0
 LOOK_S = 5.0  # between two looks for signs of life
-NODE_LOST = "the actor's node was terminated"  # what Ray says of an actor that died with its node
 
 
 class ActorDied(RunError):
-    """The process of the actor `name` ended while a call to it was unfinished. `with_node`: its node was lost."""
+    """The process of the actor `name` ended while a call to it was unfinished. `actor_id`: Ray's number of it, ""
+    where it is not known."""
 
-    def __init__(self, message: str, name: str = "", with_node: bool = False) -> None:
+    def __init__(self, message: str, name: str = "", actor_id: str = "") -> None:
         super().__init__(message)
-        self.name, self.with_node = name, with_node
+        self.name, self.actor_id = name, actor_id
 
 
 def wait_for(refs: Sequence[ray.ObjectRef], activity: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
@@ -134,7 +134,7 @@ def _explain(failures: list[tuple[Member, Exception]], activity: str) -> Excepti
         return error
     if isinstance(error, RayActorError):
         said = f"{who.name} died during {activity}: {_cause_of_death(error)}\n{who.tail()}"
-        return ActorDied(said, who.name, NODE_LOST in str(error))
+        return ActorDied(said, who.name, error.actor_id or "")
     if isinstance(error, RayTaskError):
         summary = f"{type(error.cause).__name__}: {error.cause}"
         return RunError(f"{who.name} failed during {activity}: {summary}\n{_trace(error)}\nits log: {who.log}")

@@ -111,7 +111,7 @@ def network() -> Iterator[Problem]:
 
 def shared_memory(run: Run) -> Iterator[Problem]:
     """Check shared memory, which holds the object store of Ray and the weights on their way to engines."""
-    needed_mb = object_store_mb(run, model_sections(run), route_bytes(run))
+    needed_mb = object_store_mb(run, model_sections(run), device_kind(run.launch), route_bytes(run))
     container = "in a container give it room: docker run --shm-size=2g"
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         problem = f"{SHARED_MEMORY} is missing or cannot be written"
