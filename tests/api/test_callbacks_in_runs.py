@@ -50,7 +50,8 @@ def test_a_continued_run_calls_them_as_if_nothing_had_happened(tmp_path, monkeyp
 def test_reinforcement_learning_gives_them_the_samples_of_each_step(tmp_path, monkeypatch, asynchronous):
     monkeypatch.chdir(tmp_path)
     train = {"max_steps": 6, "async_enable": asynchronous}
-    run = rs.run("ppo", **STEPS | {"demo": "ppo", "train": train, "run_dir": str(tmp_path / "run")})
+    others = {"correction": "tis"} if asynchronous else {}
+    run = rs.run("ppo", **STEPS | others | {"demo": "ppo", "train": train, "run_dir": str(tmp_path / "run")})
     assert run.last_step == 4
     rows = [len(run.samples(step)) for step in range(1, 5)]
     assert [call[1:4] for call in calls(run.folder) if call[0] == "step"] == [
