@@ -41,6 +41,7 @@ def test_a_continued_run_calls_them_as_if_nothing_had_happened(tmp_path, monkeyp
         ["start", 2, 6],
         ["step", 3, 3, None, True],
         ["step", 4, 4, None, True],
+        ["evaluation", 4],
         ["end", "done"],
     ]
 

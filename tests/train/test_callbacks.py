@@ -45,21 +45,24 @@ def own(tmp_path):
 def asked(name):
     callbacks = Callbacks([name])
     callbacks.step(1, {}, lambda: None)
-    return callbacks.take()
+    return taken(callbacks)
+
+
+def taken(callbacks):
+    return tuple(callbacks.take(kind) for kind in (Stop, Save, Evaluate))
 
 
 def test_a_callback_asks_for_what_happens_behind_the_step(own):
-    all_three = asked(own("[rs.Stop('why'), rs.Save(), rs.Evaluate()]"))
-    assert (all_three.stop, all_three.save, all_three.evaluate) == (Stop("why"), True, True)
-    nothing = asked(own())
-    assert (nothing.stop, nothing.save, nothing.evaluate) == (None, False, False)
+    assert asked(own("[rs.Stop('why'), rs.Save(), rs.Evaluate()]")) == (Stop("why"), Save(), Evaluate())
+    assert asked(own("[rs.Stop('why'), rs.Stop('later')]")) == (Stop("why"), None, None)
+    assert asked(own()) == (None, None, None)
     assert Save() != Evaluate()
 
 
 def test_what_one_asks_for_is_taken_once(own):
     callbacks = Callbacks([own("rs.Save()")])
     callbacks.step(1, {}, lambda: None)
-    assert callbacks.take().save and not callbacks.take().save
+    assert callbacks.take(Save) == Save() and callbacks.take(Save) is None
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,9 @@ def test_an_error_at_the_end_does_not_hide_why_a_run_has_failed(own, capsys):
     text = "class Asks:\n    def on_end(self, status):\n        raise ValueError(status)\n"
     callbacks = Callbacks([own(text=text)])
     callbacks.end("failed")
+    assert capsys.readouterr().err == "", "a run that has not begun does not end for them"
+    callbacks.start(Path(), 0, 1)
+    callbacks.end("failed")
     assert "ValueError: failed" in capsys.readouterr().err
     with pytest.raises(RunError, match="ValueError: done"):
         callbacks.end("done")
@@ -119,9 +125,9 @@ def test_the_example_stops_at_a_reward():
     callbacks, asked_for = example("stop_at_reward.py:StopAtReward"), []
     for step, reward in enumerate((0.5, 0.9, 0.95, 0.97), 1):
         callbacks.step(step, {"train/reward": reward}, lambda: None)
-        asked_for.append(callbacks.take())
-    assert [each.save for each in asked_for] == [True, True, True, False]
-    assert [each.stop is None for each in asked_for] == [True, True, True, False]
+        asked_for.append(taken(callbacks))
+    assert [save is not None for _, save, _ in asked_for] == [True, True, True, False]
+    assert [stop is None for stop, _, _ in asked_for] == [True, True, True, False]
 
 
 def test_the_example_writes_samples_once_also_in_a_continued_run(tmp_path):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from rlhf_suite.cli.why import describe_run
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.distributed.group import LocalGroup, Pending
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch.stop import Stopped, stoppable
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.checkpoint_files import Entries, digest_new_file, file_digests
 from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.saving import Saver, TrainingRows
@@ -72,7 +77,8 @@ class Model:
 def fit(tmp_path):
     """Train to the end; gives the model and the rows of its metrics."""
 
-    def run(every: int = -1, on_start: bool = True, patience: int | None = None, improves_until: int = STEPS, **ckpt):
+    def run(every: int = -1, on_start: bool = True, patience: int | None = None, improves_until: int = STEPS,
+            callbacks: Sequence[str] = (), keeps_callbacks: bool = True, **ckpt):  # fmt: skip
         config = SFTRun()
         config.eval.on_start, config.train.early_stopping_patience = on_start, patience
         config.eval.dataset, config.eval.steps, config.logger.progress = "held out", every, False
@@ -82,13 +88,17 @@ def fit(tmp_path):
         model.improves_until = improves_until
         folder.start("")
         journal = Journal(config.logger, folder, "sft")
-        saver = Saver(config.ckpt, folder, {"actor": model}, "eval/gpt_loss", TrainingRows("data.dataset", "all"))
+        rows, made = TrainingRows("data.dataset", "all"), Callbacks(callbacks)
+        saver = Saver(
+            config.ckpt, folder, {"actor": model}, "eval/gpt_loss", rows, {"callbacks": made} if keeps_callbacks else {}
+        )
         Trainer(
             train=config.train,
             evaluation=config.eval,
             saver=saver,
             journal=journal,
             total_steps=STEPS,
+            callbacks=made,
             group=model,
             steps_per_epoch=PER_EPOCH,
         ).run()
@@ -158,8 +168,8 @@ def test_an_interval_of_evaluations_ends_with_the_last_step(fit):
 @pytest.mark.notices(
     "a checkpoint has the number of the step before",
     "train/loop.py",
-    "self.save(step + 1, evaluation, asked.save)",
-    "self.save(step, evaluation, asked.save)",
+    "self.save(step + 1, evaluation)",
+    "self.save(step, evaluation)",
 )
 def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
     fit(save_steps=3, best_metric_key="none")
@@ -168,8 +178,6 @@ def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
 
 
 def test_a_resumed_run_takes_the_step_behind_its_checkpoint(fit, tmp_path):
-    import shutil
-
     _, rows = fit(save_steps=3, best_metric_key="none")
     shutil.rmtree(tmp_path / "checkpoints" / "step_000006")
     model, again = fit(save_steps=3, best_metric_key="none", load_enable=True)
@@ -197,8 +205,6 @@ def test_an_improvement_begins_the_count_anew(fit):
 
 
 def test_early_stopping_goes_on_counting_after_a_resume(fit, tmp_path):
-    import shutil
-
     fit(every=1, patience=2, improves_until=3, save_steps=1)
     shutil.rmtree(tmp_path / "checkpoints" / "step_000005")
     model, _ = fit(every=1, patience=2, improves_until=3, save_steps=1, load_enable=True)
@@ -216,6 +222,88 @@ def test_the_best_model_is_beside_the_last_one(fit, tmp_path):
 def test_there_is_no_best_model_unless_a_metric_is_named(fit, tmp_path):
     fit(every=1, save_steps=3)
     assert not (tmp_path / "model_best").exists()
+
+
+OWN = """
+import json, os, signal
+import rlhf_suite as rs
+
+class Own:
+    def note(self, *call):
+        with open({calls!r}, "a") as file:
+            file.write(json.dumps(call) + "\\n")
+    def on_step(self, step, metrics, samples):
+        {at_step}
+    def on_evaluation(self, step, metrics):
+        self.note("evaluation", step)
+        return rs.Save() if step == 2 else None
+    def on_checkpoint(self, folder):
+        self.note("checkpoint", folder.name)
+    def on_end(self, status):
+        self.note("end", status)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A callback of the user's that notes its calls, and does `at_step` behind each step; and what it has noted."""
+    calls = tmp_path / "calls.jsonl"
+
+    def write(at_step: str) -> str:
+        (tmp_path / "own.py").write_text(OWN.format(calls=str(calls), at_step=at_step))
+        return f"{tmp_path / 'own.py'}:Own"
+
+    return write, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+@pytest.mark.notices(
+    "what a callback asks for behind an evaluation is forgotten",
+    "train/loop.py",
+    "self.callbacks.take(Save) is not None and self.saver.saved != step",
+    "False",
+)
+@pytest.mark.notices(
+    "the step with which a callback ends the run is not evaluated",
+    "train/loop.py",
+    "is_asked or self.callbacks.wants(Stop)",
+    "is_asked",
+)
+def test_a_callback_saves_behind_an_evaluation_and_ends_the_run_with_an_evaluated_step(fit, own, tmp_path):
+    write, calls = own
+    name = write("return rs.Evaluate() if step == 2 else rs.Stop('enough') if step == 4 else None")
+    model, _ = fit(every=100, on_start=False, best_metric_key="none", callbacks=[name])
+    assert model.steps == [0, 1, 2, 3]
+    assert calls() == [["evaluation", 2], ["checkpoint", "step_000002"], ["evaluation", 4], ["end", "done"]]
+    folder = RunFolder(tmp_path)
+    assert folder.status()["ended_early"] == "A callback ended the run after step 4: enough"
+    folder.mark_done({})
+    assert "  A callback ended the run after step 4: enough" in describe_run(folder)[1]
+    folder.start("")
+    assert folder.status()["ended_early"] is None
+
+
+@pytest.mark.notices(
+    "callbacks do not hear of the checkpoint of a signal", "train/saving.py", "        self.on_checkpoint(path)\n", ""
+)
+def test_callbacks_hear_of_every_checkpoint_also_of_that_of_a_signal(fit, own):
+    write, calls = own
+    name = write("if step == 3: os.kill(os.getpid(), signal.SIGTERM)")
+    with stoppable(), pytest.raises(Stopped):
+        fit(every=100, on_start=False, best_metric_key="none", save_steps=2, callbacks=[name])
+    assert calls() == [["checkpoint", "step_000002"], ["checkpoint", "step_000003"], ["end", "stopped"]]
+
+
+@pytest.mark.notices(
+    "a checkpoint from before there were callbacks cannot be continued",
+    "train/saving.py",
+    "if name in state:",
+    "if True:",
+)
+def test_a_checkpoint_from_before_there_were_callbacks_can_be_continued(fit, tmp_path):
+    fit(save_steps=3, best_metric_key="none", keeps_callbacks=False)
+    shutil.rmtree(tmp_path / "checkpoints" / "step_000006")
+    model, _ = fit(save_steps=3, best_metric_key="none", load_enable=True)
+    assert model.steps == [3, 4, 5, 6]
 
 
 class Evaluating(Worker):

@@ -60,6 +60,7 @@ def describe_run(folder: RunFolder) -> tuple[int, list[str]]:
     state = str(status["state"])
     lines = [f"{folder.path}: {state}, {status['last_step']} steps are done"]
     if state == "done":
+        lines += [f"  {status['ended_early']}"] if status.get("ended_early") else []
         return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
     others = processes(folder, read_start(status))
     if state != "running":

@@ -32,7 +32,7 @@ TIME = "%Y-%m-%dT%H:%M:%S%z"
 # What status.json holds, and of which type each is.
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(("state", "host", "started", "updated"), str),
-    **dict.fromkeys(("fingerprint", "error", "run"), str | None),
+    **dict.fromkeys(("fingerprint", "error", "run", "ended_early"), str | None),
     **{"last_step": int, "pid": int, "metrics": dict[str, float | None], "outputs": dict[str, str]},
     "resumes": list[dict[str, Any]],
 }
@@ -122,7 +122,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         process: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
         run = self.run_id or uuid.uuid4().hex
-        self._update(state="running", fingerprint=fingerprint, error=None, run=run, **process)
+        self._update(state="running", fingerprint=fingerprint, ended_early=None, error=None, run=run, **process)
 
     def set_run_id(self, run: str) -> None:
         """Record that the run continues from a checkpoint of the run `run`, and so has its id."""
@@ -141,6 +141,10 @@ class RunFolder:
     def record_step(self, step: int) -> None:
         """Record that optimiser step `step` (from 1) is done."""
         self._update(durable=False, last_step=step)
+
+    def record_early_end(self, reason: str) -> None:
+        """Record why the run ends before its last step."""
+        self._update(ended_early=reason)
 
     def mark_done(self, metrics: Mapping[str, float]) -> None:
         """Record that the run is complete, with these metrics."""
@@ -166,7 +170,7 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """Return the content of status.json: state, fingerprint, run (its id), host, pid, started, updated, last_step,
-        error, metrics, outputs (the paths of its models)."""
+        error, ended_early (why it took fewer steps), metrics, outputs (the paths of its models)."""
         if not self.status_file.exists():
             return dict(NEW)
         try:

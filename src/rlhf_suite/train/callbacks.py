@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import describe
@@ -57,13 +57,8 @@ class Started:
     total_steps: int
 
 
-@dataclass
-class Asked:
-    """What callbacks have asked for behind a step."""
-
-    stop: Stop | None = None
-    save: bool = False
-    evaluate: bool = False
+Wish = Stop | Save | Evaluate
+W = TypeVar("W", Stop, Save, Evaluate)
 
 
 @dataclass
@@ -75,7 +70,8 @@ class Callbacks:
 
     names: Sequence[str] = ()
     made: list[Any] = field(init=False)
-    asked: Asked = field(init=False, default_factory=Asked)
+    asked: dict[type[Wish], Wish] = field(init=False, default_factory=dict)
+    has_started: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.made = [make(name) for name in self.names]
@@ -86,6 +82,7 @@ class Callbacks:
 
     def start(self, folder: Path, step: int, total_steps: int) -> None:
         """Tell them that the run begins or goes on."""
+        self.has_started = True
         self.call("on_start", Started(folder, step, total_steps))
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Callable[[], Any]) -> None:
@@ -102,8 +99,10 @@ class Callbacks:
         self.call("on_checkpoint", folder)
 
     def end(self, status: str) -> None:
-        """Tell them that the run ends: done, stopped or failed. What they ask for then is not done, and an error of
-        theirs does not hide why the run was stopped or failed."""
+        """Tell them that the run ends: done, stopped or failed; nothing if it ends before it has begun. What they ask
+        for then is not done, and an error of theirs does not hide why the run was stopped or failed."""
+        if not self.has_started:
+            return
         try:
             self.call("on_end", status)
         except RunError as error:
@@ -111,10 +110,15 @@ class Callbacks:
                 raise
             show_line(str(error), to_stderr=True)
 
-    def take(self) -> Asked:
-        """Return what they have asked for since the last call."""
-        asked, self.asked = self.asked, Asked()
-        return asked
+    def wants(self, kind: type[Wish]) -> bool:
+        """Return whether they have asked for this, which is not taken yet."""
+        return kind in self.asked
+
+    def take(self, kind: type[W]) -> W | None:
+        """Return what they have asked for of this kind since the last call of the same kind, or None."""
+        wish = self.asked.pop(kind, None)
+        assert wish is None or isinstance(wish, kind)
+        return wish
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call the method `name` of those that have it, and take note of what they ask for.
@@ -129,12 +133,8 @@ class Callbacks:
     def note(self, flag: str, name: str, answer: object) -> None:
         """Take note of what one of them has asked for."""
         for wish in answer if isinstance(answer, tuple | list) else [answer]:
-            if isinstance(wish, Stop):
-                self.asked.stop = self.asked.stop or wish
-            elif isinstance(wish, Save):
-                self.asked.save = True
-            elif isinstance(wish, Evaluate):
-                self.asked.evaluate = True
+            if isinstance(wish, Stop | Save | Evaluate):
+                self.asked.setdefault(type(wish), wish)
             elif wish is not None:
                 returned = f"{name} returned {type(wish).__name__}"
                 raise RunError(f"{FLAG}={flag}: {returned}; return None, rs.Stop(reason), rs.Save() or rs.Evaluate()")

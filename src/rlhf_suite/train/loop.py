@@ -16,7 +16,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.launch.stop import Stopped, defer_signals
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import last_values, read_rows
-from rlhf_suite.train.callbacks import Callbacks
+from rlhf_suite.train.callbacks import Callbacks, Evaluate, Save, Stop
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.trained_worker import SupervisedGroup
 
@@ -31,13 +31,14 @@ class TrainingLoop(ABC):
     journal: Journal
     total_steps: int
     callbacks: Callbacks = field(default_factory=Callbacks)
-    evaluated_beside_plan: int | None = None  # a step behind which a callback wants an evaluation
+    evaluated_beside_plan: int | None = None  # a step that is evaluated because of a callback
     last: dict[str, float] = field(default_factory=dict)  # the last value of every metric
     row: dict[str, float] = field(default_factory=dict)  # the metrics of the newest step
     row_step: int = 0
 
     def run(self) -> dict[str, float]:
         """Train to the end; return the last value of every metric."""
+        self.saver.on_checkpoint = self.callbacks.checkpoint
         status = "failed"
         try:
             self.train_to_the_end()
@@ -62,32 +63,33 @@ class TrainingLoop(ABC):
             self.evaluate(step=0)
         with defer_signals():
             for step in range(start, self.total_steps):
-                if self.saver.stops_early(step, self.train.early_stopping_patience, self.journal.warn):
+                if self.saver.stops_early(step, self.train.early_stopping_patience, self.end_early):
                     break
                 self.train_step(step)
                 self.callbacks.step(step + 1, self.row, self.samples)
-                asked = self.callbacks.take()
-                self.plan_evaluation(step + 1, asked.evaluate)
+                self.plan_evaluation(step + 1)
                 evaluation = self.evaluate(step + 1)
-                self.save(step + 1, evaluation, asked.save)
-                if (stop := asked.stop or self.callbacks.take().stop) is not None:
-                    self.journal.warn(f"A callback ended the run after step {step + 1}: {stop.reason or 'no reason'}")
+                self.save(step + 1, evaluation)
+                if (stop := self.callbacks.take(Stop)) is not None:
+                    self.end_early(f"A callback ended the run after step {step + 1}: {stop.reason or 'no reason'}")
                     break
             self.finish_step()
             for model in self.exported:
                 self.saver.export(model)
             self.saver.check_models()
 
-    def save(self, step: int, evaluation: dict[str, float], is_asked: bool) -> None:
+    def save(self, step: int, evaluation: dict[str, float]) -> None:
         """Write the checkpoints that are due, and that a callback has asked for; end the run if a signal says so."""
         with self.journal.phase("save"):
-            before = self.saver.saved
             self.saver.save_if_due(step, evaluation, self.finish_step)
-            if is_asked and self.saver.saved != step:
+            if self.callbacks.take(Save) is not None and self.saver.saved != step:
                 self.saver.save(step, "step", self.finish_step)
-            if self.saver.saved != before and self.callbacks.has("on_checkpoint"):
-                self.callbacks.checkpoint(self.saver.store.list_all()[0].path)
             self.saver.stop_if_requested(step, self.finish_step)
+
+    def end_early(self, said: str) -> None:
+        """Say why the run ends before its last step, and keep that in its folder."""
+        self.journal.warn(said)
+        self.journal.folder.record_early_end(said)
 
     def samples(self) -> Any:
         """Return the samples of the newest step as a table, for callbacks; None where a step has none."""
@@ -120,9 +122,10 @@ class TrainingLoop(ABC):
         every = self.steps_between_evaluations
         return every > 0 and (step % every == 0 or step in (self.total_steps, self.evaluated_beside_plan))
 
-    def plan_evaluation(self, step: int, is_asked: bool) -> None:
-        """Take note of whether a callback wants an evaluation behind `step`."""
-        self.evaluated_beside_plan = step if is_asked else None
+    def plan_evaluation(self, step: int) -> None:
+        """Take note of whether a callback wants an evaluation behind `step`, or wants it to be the last one."""
+        is_asked = self.callbacks.take(Evaluate) is not None
+        self.evaluated_beside_plan = step if is_asked or self.callbacks.wants(Stop) else None
         if is_asked and self.steps_between_evaluations == 0:
             self.journal.warn("A callback asks for an evaluation, and there is nothing to evaluate on (eval.dataset)")
 

@@ -75,6 +75,7 @@ class Saver:
         self.best: float | None = None
         self.evaluations_since_best = 0
         self.saved = 0  # the last step of which there is a checkpoint
+        self.on_checkpoint: Callable[[Path], object] = lambda path: None  # is told of every checkpoint
         self.lacking = list[str]()  # a sentence for each part of a model that could not be written
 
     def resume(self, say: Callable[[str], None]) -> int:
@@ -98,7 +99,8 @@ class Saver:
         self.folder.set_run_id(state["run"])
         self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
-            part.load_state_dict(state[name])
+            if name in state:  # what the suite did not have yet when the checkpoint was written begins anew
+                part.load_state_dict(state[name])
         for name, files in self.driver_files.items():
             files.load(checkpoint.path / name)
         self.saved = checkpoint.step
@@ -174,10 +176,11 @@ class Saver:
         folder = self.store.begin(step, kind)
         try:
             with name_disk_errors(folder):
-                self._write(folder, step, kind, row)
+                path = self._write(folder, step, kind, row)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so
             raise
+        self.on_checkpoint(path)
 
     def digests(self, folder: Path, names: Sequence[str]) -> dict[str, str]:
         """Return the SHA-256 of files of a checkpoint. The ranks of a model read its folder, those of the actor what
@@ -193,7 +196,7 @@ class Saver:
             read |= pending.result()  # no-limit: a group has one
         return read
 
-    def _write(self, folder: Path, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+    def _write(self, folder: Path, step: int, kind: str, metrics: Mapping[str, float]) -> Path:
         written = Entries()
         for name, group in self.groups.items():
             (folder / name).mkdir()
@@ -218,8 +221,9 @@ class Saver:
             "has_optimizer": not self.config.disable_ds,
         }
         state |= {name: part.state_dict() for name, part in self.driver_state.items()}
-        self.store.commit(step, state, kind, written, self.digests)
+        path = self.store.commit(step, state, kind, written, self.digests)
         self.saved = step
+        return path
 
     def stops_early(self, step: int, patience: int | None, say: Callable[[str], None]) -> bool:
         """Whether the last `patience` evaluations did not improve the metric, so that the run ends after `step`; says
