@@ -116,7 +116,7 @@ def engine(folder: Path, kind: str, config: VLLMConfig, backend: str = "shm", na
 
 def start(folder: Path, kind: str, config: VLLMConfig, backend: str = "shm") -> EnginePool:
     create, member = engine(folder, kind, config, backend)
-    return EnginePool([create()], [member], 300, lambda number: create(), config.max_restarts)
+    return EnginePool([create()], [member], 300, lambda *_: create(), config.max_restarts)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from actor_processes import kill_actor
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.engines.actor import Engine
+from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import EngineSpec
-from rlhf_suite.engines.start import start
+from rlhf_suite.engines.start import engine_env, start
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import ActorDied
@@ -141,6 +144,51 @@ def test_unfinished_requests_of_the_only_engine_are_made_again_and_its_second_de
     with pytest.raises(ActorDied, match=r"(?s)engine-0 died during 64 generations.*started again 1 times"):
         answers_with_a_death(pool, 0)
     sender.close()
+
+
+@pytest.mark.notices(
+    "an engine that is started again measures how much memory is left for its cache",
+    "engines/pool.py",
+    "self._create(number, self._kv_blocks.get(number))",
+    "self._create(number, None)",
+)
+def test_an_engine_that_is_started_again_has_as_large_a_cache_as_before(cluster, model, tmp_path):
+    """The second engine would by itself take half of what the first one had: on a GPU it measures what models leave."""
+    member, sizes = Member("engine-0", tmp_path / "engine-0.log"), iter((32, 16))
+
+    def create(_: int, kv_blocks: int | None = None):
+        config = VLLMConfig(kv_cache_mb=next(sizes), max_restarts=1)
+        spec = EngineSpec(str(model), "float32", "cpu", MAX_LEN, 0, config, kv_blocks=kv_blocks)
+        environment = {"env_vars": engine_env("cpu")}
+        return ray.remote(Engine).options(num_cpus=0.1, runtime_env=environment).remote(spec, member.log)
+
+    pool = EnginePool([create(0)], [member], 120, create, max_restarts=1)
+    (before,) = pool.ready()
+    kill_actor(member)
+    (_,) = pool._all("a ping", "ping")
+    (after,) = pool.ready()
+    assert pool.restarts == 1
+    kv_bytes = 2 * CONFIG.num_hidden_layers * CONFIG.num_key_value_heads * CONFIG.head_dim * 4  # of a token
+    assert before.kv_tokens == after.kv_tokens == (32 << 20) // kv_bytes
+    pool.close()
+
+
+@pytest.mark.notices(
+    "an engine that is started again asks for its whole share of a GPU that models are on by now",
+    "engines/build.py",
+    '{"gpu_memory_utilization": NO_SHARE}',
+    "{}",
+)
+@pytest.mark.parametrize("kv_cache_mb", [None, 32])
+def test_an_engine_that_is_started_again_on_a_gpu_has_vllm_measure_nothing(model, kv_cache_mb):
+    config = VLLMConfig(kv_cache_mb=kv_cache_mb, gpu_memory_utilization=0.5)
+    first = EngineSpec(str(model), "bfloat16", "cuda", MAX_LEN, 0, config)
+    arguments, again = engine_args(first, "shm"), engine_args(replace(first, kv_blocks=77), "shm")
+    assert arguments["gpu_memory_utilization"] == 0.5 and "num_gpu_blocks_override" not in arguments
+    assert again["gpu_memory_utilization"] == 0.01 and again["num_gpu_blocks_override"] == 77
+    assert again["kv_cache_memory_bytes"] > 0
+    changed = {"gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes"}
+    assert {name for name in again if again[name] != arguments.get(name)} <= changed
 
 
 @pytest.mark.proof

@@ -11,8 +11,8 @@ import pytest
 import ray
 import torch
 from probed_engines import MAX_LEN, ProbedEngine, Trainer, checkpoint, gap, make_model, requests
-from ray.cluster_utils import Cluster
 
+from ray_nodes import ray_nodes
 from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.engines.pool import EnginePool
@@ -30,15 +30,9 @@ NODE = {"num_cpus": 2, "num_gpus": 1, "object_store_memory": 80 << 20}
 @pytest.fixture(scope="module")
 def slot():
     """That of an engine with a device of each node."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        nodes = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-        nodes.add_node(**NODE)
-        ray.init(address=nodes.address, log_to_driver=False)
+    with ray_nodes(NODE, NODE):
         (slot,) = reserve(Placement("cuda", (Pool((Role("engine", 1, 2),)),)), timeout_s=60)["engine"]
         yield slot
-        ray.shutdown()
-        nodes.shutdown()
 
 
 def start(slot: Slot, folder, backend: str) -> EnginePool:
@@ -49,11 +43,11 @@ def start(slot: Slot, folder, backend: str) -> EnginePool:
     environment = {"env_vars": runtime_env("cpu") | engine_env("cpu")}
     member = Member("engine-0", folder / "engine-0.log")
 
-    def create(_: int):
+    def create(*_):
         engine = ray.remote(ProbedEngine).options(**slot.options(), runtime_env=environment)
         return engine.remote(spec, member.log, slot.gpus, slot.workers)
 
-    return EnginePool([create(0)], [member], 300, create, config.max_restarts)
+    return EnginePool([create()], [member], 300, create, config.max_restarts)
 
 
 @pytest.mark.notices(

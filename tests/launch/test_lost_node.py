@@ -7,8 +7,8 @@ import signal
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
+from ray_nodes import ray_nodes
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Restarts
 from rlhf_suite.launch.wait import ActorDied, wait_for
@@ -32,11 +32,8 @@ class Waiter:
 
 @pytest.fixture
 def cluster():
-    nodes = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-    ray.init(address=nodes.address, log_to_driver=False)
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
+    with ray_nodes(NODE) as nodes:
+        yield nodes
 
 
 @pytest.mark.notices(

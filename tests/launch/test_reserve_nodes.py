@@ -1,10 +1,9 @@
 """Reserving devices from a real Ray cluster of two nodes on one machine, each of which counts three GPUs."""
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 from ray.util import placement_group_table, remove_placement_group
 
+from ray_nodes import ray_nodes
 from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve
@@ -15,14 +14,8 @@ SHARED = (Role("actor", 6, num_nodes=2), Role("engine", 3, 2))
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes():
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-        cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False)
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_nodes(NODE, NODE):
+        yield
 
 
 @pytest.mark.parametrize("size", [2, 3])

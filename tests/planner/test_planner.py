@@ -375,6 +375,29 @@ def test_adapters_of_every_sync_and_the_model_of_the_first_one_go_through_shared
     assert merged["weights on their way to the engines"] == 4 * model
 
 
+@pytest.mark.notices(
+    "the copy of weights for engines that start again takes no host memory",
+    "planner/estimate.py",
+    "return streams and run.train.async_enable and run.vllm.max_restarts > 0",
+    "return False",
+)
+def test_asynchronous_runs_keep_what_they_stream_for_engines_that_start_again():
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32", "train.async_enable": True}
+    flags |= {"train.async_queue_size": 1, "train.colocate_all": False, "vllm.sync_backend": "gloo"}
+    term = "weights of the last sync, for engines that start again"
+
+    def kept(**changes):
+        run = with_defaults(PPORun, flags | {name.replace("__", "."): value for name, value in changes.items()})
+        return estimate(run, HERE).host.get(term)
+
+    model = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
+    adapters = parameters(Use("builtin:tiny", FLAG, "lm", "fp32", lora=(4, ("all-linear",)))).trained
+    assert kept() == 4 * model
+    assert kept(ds__lora__rank=4) == 4 * adapters
+    assert kept(ds__lora__rank=4, vllm__sync_adapters=False) == 4 * model
+    assert kept(vllm__max_restarts=0) is kept(train__async_enable=False) is kept(vllm__sync_backend="shm") is None
+
+
 def test_a_checkpoint_may_hold_the_model_once_more():
     """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
     kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}

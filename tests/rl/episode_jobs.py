@@ -16,6 +16,7 @@ from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.spec import EngineInfo
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.models.load import load_tokenizer
@@ -103,7 +104,8 @@ class Writer:
 
     async def ping(self) -> None: ...
 
-    async def ready(self) -> None: ...
+    async def ready(self) -> EngineInfo:
+        return EngineInfo(startup_s=0.0, num_workers=1, kv_blocks=1, kv_tokens=16, node="127.0.0.1")
 
     async def let(self, answer: bool) -> None:
         (self.may_answer.set if answer else self.may_answer.clear)()
@@ -121,7 +123,7 @@ class Policy(EnginePool):
     def __init__(self, logs: Path, engines: int) -> None:
         members = [Member(f"engine-{number}", logs / f"engine-{number}.log") for number in range(engines)]
 
-        def create(number: int):
+        def create(number: int, kv_blocks: int | None = None):
             return ray.remote(Writer).options(num_cpus=0).remote(members[number].log.absolute())
 
         super().__init__([create(number) for number in range(engines)], members, 120, create, max_restarts=1)

@@ -63,11 +63,12 @@ class Engine:
     async def ready(self) -> EngineInfo:
         """Return once the engine is running. Raise its error if it cannot start."""
         cache = await self._call(lambda engine: engine.vllm_config.cache_config)
-        tokens = cache.num_gpu_blocks * cache.block_size
+        blocks = cache.num_gpu_blocks
         takes_adapter = await self._call(_takes_adapter)
         node = ray.util.get_node_ip_address()
         caches = caches_prefixes(self._spec.vllm, self._spec.device)
-        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, node, takes_adapter, caches)
+        tokens, devices = blocks * cache.block_size, self._spec.vllm.devices
+        return EngineInfo(self._startup_s, devices, blocks, tokens, node, takes_adapter, caches)
 
     async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Begin requests of a client, each with a number. The sample of a request depends only on its seed, not on

@@ -34,6 +34,7 @@ CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and s
 KERNEL = "rms_norm"  # one that every build of vLLM has
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
 GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
+NO_SHARE = 0.01  # that vLLM asks to be free as it starts; it takes no 0
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
 # A line of a log that ends a traceback, behind what vLLM puts before each line.
 EXCEPTION = re.compile(r"(?:^|[])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
@@ -245,7 +246,17 @@ def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
     arguments |= image_args(spec) | speculation_args(config.speculative_config) | config.engine_args
+    if spec.kv_blocks is not None:
+        arguments |= cache_args(spec.kv_blocks, arguments)
     return arguments | {"hf_overrides": missing_settings(Path(spec.model)) | arguments.get("hf_overrides", {})}
+
+
+def cache_args(blocks: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an engine in the place of one whose KV cache had so many blocks. Models have memory on a
+    shared GPU by now, so vLLM must neither measure what is free nor ask for its share: the blocks fit before."""
+    # With a size vLLM measures nothing; with a number of blocks the size itself is not used.
+    size = {"kv_cache_memory_bytes": arguments.get("kv_cache_memory_bytes", 1 << 20), "num_gpu_blocks_override": blocks}
+    return size | ({"gpu_memory_utilization": NO_SHARE} if "gpu_memory_utilization" in arguments else {})
 
 
 def image_args(spec: EngineSpec) -> dict[str, Any]:

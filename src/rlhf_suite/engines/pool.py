@@ -56,7 +56,8 @@ class Client(Protocol):
 class EnginePool:
     """Handles of `engines.actor.Engine` actors. members[i] is the name of handles[i] in error messages.
 
-    `create(i)` starts an actor in the place of engine i, which may happen `max_restarts` times to each.
+    `create(i, blocks)` starts an actor in the place of engine i, with as many blocks in its KV cache as that had (None:
+    it is not known). This may happen `max_restarts` times to each.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class EnginePool:
         handles: Sequence[Any],
         members: Sequence[Member],
         timeout_s: float,
-        create: Callable[[int], Any] | None = None,
+        create: Callable[[int, int | None], Any] | None = None,
         max_restarts: int = 0,
     ) -> None:
         self._handles, self.members, self.timeout_s = list(handles), list(members), timeout_s
         self._create, self._restarts = create, Restarts(len(self._handles), max_restarts, "vllm.max_restarts")
+        self._kv_blocks: dict[int, int] = {}  # of the engines that have been ready
         self._lock = threading.RLock()  # no thread replaces an engine while another one calls all of them
         # What brings a new engine to the last sync: the weights, or a model and the adapter of the last sync beside it.
         self._published: list[Manifest] = []
@@ -282,7 +284,7 @@ class EnginePool:
             raise death
         self._restarts.count(number, death)
         ray.kill(self._handles[number])  # a process that only lost its connection must not stay
-        self._handles[number] = self._create(number)
+        self._handles[number] = self._create(number, self._kv_blocks.get(number))
 
     def _restore(self, engines: Iterable[int]) -> None:
         """Bring the weights of the last sync to engines that were started again."""
@@ -304,7 +306,10 @@ class EnginePool:
         return dead
 
     def _ready(self, engines: Iterable[int]) -> list[EngineInfo]:
-        return self._some(engines, "the start of the engines", "ready")
+        numbers = sorted(engines)
+        infos = self._some(numbers, "the start of the engines", "ready")
+        self._kv_blocks |= {number: info.kv_blocks for number, info in zip(numbers, infos, strict=True)}
+        return infos
 
     def _all(self, activity: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all engines and wait for the results. If one dies meanwhile, it is started again, and all

@@ -33,6 +33,7 @@ class EngineSpec:
     max_images: int = 0  # of a request
     adapter: AdapterSpec | None = None  # None: its weights come with adapters merged
     returns_routes: bool = False  # of tokens whose log-probs are asked for
+    kv_blocks: int | None = None  # of the engine whose place it takes; None: it is the first one there
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 
@@ -42,7 +43,8 @@ class EngineInfo:
 
     startup_s: float
     num_workers: int  # processes that hold weights: one for each device
-    kv_tokens: int  # tokens that fit in the KV cache
+    kv_blocks: int  # of the KV cache
+    kv_tokens: int  # that fit in them
     node: str  # address of the node it runs on
     takes_adapter: bool = False  # whether it gets an adapter beside the weights of the model
     caches_prefixes: bool = False  # whether prompts that begin alike share their keys and values

@@ -97,9 +97,10 @@ def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: flo
     environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
     members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
 
-    def create(number: int) -> Any:
-        engine = ray.remote(Engine).options(**slots[number].options(), runtime_env=environment)
-        return engine.remote(spec, members[number].log.absolute(), slots[number].gpus, slots[number].workers)
+    def create(number: int, kv_blocks: int | None = None) -> Any:
+        slot, own = slots[number], replace(spec, kv_blocks=kv_blocks)
+        engine = ray.remote(Engine).options(**slot.options(), runtime_env=environment)
+        return engine.remote(own, members[number].log.absolute(), slot.gpus, slot.workers)
 
     handles = [create(number) for number in range(len(slots))]
     return EnginePool(handles, members, timeout_s, create, spec.vllm.max_restarts)

@@ -217,6 +217,9 @@ class Planner:
             terms[f"episode workers x {count}"] = count * memory.EPISODE_PROCESS
         if isinstance(self.run, PPORun) or sum(process.count for process in processes.values()) > 1:
             terms["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
+        if isinstance(self.run, PPORun) and self.keeps_a_copy(self.run):
+            *_, size = self.weights_on_their_way(self.run).values()
+            terms["weights of the last sync, for engines that start again"] = size
         return terms | self.shared_memory()
 
     def shared_memory(self) -> dict[str, int]:
@@ -227,6 +230,13 @@ class Planner:
         if self.plan.engines.sync_backend == "shm":
             terms |= self.weights_on_their_way(self.run)
         return terms
+
+    def keeps_a_copy(self, run: PPORun) -> bool:
+        """Return whether rank 0 of the actor copies what it streams to engines (`rl/weight_sync.py`). The weights that
+        go through /dev/shm stay there, which counts them, and those of CUDA IPC are not kept."""
+        assert isinstance(self.plan, Plan)
+        streams = self.plan.engines.sync_backend in ("gloo", "nccl")
+        return streams and run.train.async_enable and run.vllm.max_restarts > 0
 
     def weights_on_their_way(self, run: PPORun) -> dict[str, int]:
         """Return what is sent to engines of this node. Adapters are merged into weights, or sent alone at every sync
