@@ -10,7 +10,7 @@ from test_checks import GIB, GPUS, H100
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.doctor.facts import read_facts
 from rlhf_suite.doctor.gpus import Driver
-from rlhf_suite.preflight.devices import say_what_does_not_fit
+from rlhf_suite.preflight.devices import fit_to_driver, fit_to_gpus
 from rlhf_suite.preflight.inspections.machine import gpu_problems, gpus_can_be_used
 from rlhf_suite.preflight.jobs import preflight
 
@@ -54,7 +54,39 @@ def test_a_run_is_inspected_where_it_will_be(run, tmp_path):
 
 
 def test_a_plan_that_does_not_fit_is_a_remark(run):
-    assert [*say_what_does_not_fit(run, Driver("580.1", (H100,)))] == []
-    (remark,) = say_what_does_not_fit(run, Driver("580.1", (replace(H100, total=64 << 20),)))
+    keeps, told = fit_to_driver(run, Driver("580.1", (H100,)))
+    assert told == [
+        "By the plan the actor keeps its activations, which fit (actor.gradient_checkpointing_enable=null)."
+    ]
+    recomputes, (decision, remark) = fit_to_driver(run, Driver("580.1", (replace(H100, total=64 << 20),)))
+    assert "recomputes activations" in decision
     assert "do not fit into" in remark and "plan=true" in remark
-    assert [*say_what_does_not_fit(run, Driver("580.1", (replace(H100, name="unknown"),)))] == []
+    assert run.actor.gradient_checkpointing_enable is None  # the record of the run says what the user said
+    assert (keeps.actor.gradient_checkpointing_enable, recomputes.actor.gradient_checkpointing_enable) == (False, True)
+
+
+def test_a_deadline_that_a_micro_batch_exceeds_is_a_remark(run):
+    run.launch.timeout_s = 1e-9
+    _, (_, late) = fit_to_driver(run, Driver("580.1", (H100,)))
+    assert "launch.timeout_s=1e-09 ends the run: write launch.timeout_s=100" in late
+
+
+@pytest.mark.parametrize("driver", [None, Driver("580.1", (replace(H100, name="unknown"),))])
+def test_activations_are_recomputed_on_gpus_that_the_plan_does_not_know(run, driver):
+    decided, (remark,) = fit_to_driver(run, driver)
+    assert decided.actor.gradient_checkpointing_enable is True
+    assert "write actor.gradient_checkpointing_enable=false to keep them" in remark
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_what_a_user_chooses_is_kept(run, chosen):
+    run.actor.gradient_checkpointing_enable = chosen
+    for driver in (None, Driver("580.1", (H100,))):
+        decided, told = fit_to_driver(run, driver)
+        assert decided.actor.gradient_checkpointing_enable is chosen and told == []
+
+
+@pytest.mark.quick
+def test_on_cpus_nothing_is_decided(monkeypatch):
+    (run,) = preflight(parse(["task=sft", "demo=sft", "launch.device=cpu"])).runs
+    assert fit_to_gpus(run) == (run, [])

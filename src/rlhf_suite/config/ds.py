@@ -161,7 +161,8 @@ def overlaps_reduction(ds: DeepSpeedConfig, device: str) -> bool:
 
 def scatters_gradients(ds: DeepSpeedConfig, device: str) -> bool:
     """Return whether a rank of ZeRO-3 gets its part of the gradients alone. On a CPU all ranks get all of them, whose
-    sums have another order: numbers of earlier runs stay what they are."""
+    sums have another order: numbers of earlier runs stay what they are. DeepCompile, which runs on GPUs alone, always
+    scatters them, by operations of its own."""
     return device in FAST_DEVICES and ds.zero_stage == 3
 
 

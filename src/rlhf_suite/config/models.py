@@ -55,7 +55,8 @@ class TrainedModelConfig:
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
     aux_loss_coef: float = flag(0.0, ge=0)
     """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
-    gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
+    gradient_checkpointing_enable: bool | None = flag(None)
+    """Recompute activations in the backward pass; null: on GPUs where they do not fit by the plan, on CPUs never"""
     gradient_checkpointing_reentrant: bool = flag(False, when=is_true(".gradient_checkpointing_enable"))
     """Use the re-entrant variant of checkpointing"""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.placement import Pool, Role
+from rlhf_suite.config.placement import Role
 from rlhf_suite.config.plan import (
     ACTOR,
     CRITIC,
@@ -30,6 +30,7 @@ from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.load import model_config, model_folder
 from rlhf_suite.models.rows import rows_of
 from rlhf_suite.planner import memory
+from rlhf_suite.planner.checkpointing import Decisions, decide, models_to_decide, with_decisions
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
 from rlhf_suite.planner.needs import DeviceUse, Estimate, Process, Target, gib
@@ -42,18 +43,19 @@ BYTES_PER_ROLLOUT_TOKEN = 40  # columns of `rollouts/step_<n>.parquet` before co
 
 
 def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
-    """Return what a run needs.
+    """Return what a run needs, with the decisions that it leaves to the plan.
 
     Raises:
         UserError: a model cannot be read, or does not run on tensors without content.
     """
     plan = resolve(run, target.machine, route_bytes(run))
+    decisions = decide_checkpointing(run, plan, target)
+    run = with_decisions(run, decisions)
     planner = Planner(run, plan, target)
-    processes = {role.name: planner.process(role) for pool in plan.placement.pools for role in pool.roles}
-    devices = tuple(device_use(pool, processes) for pool in plan.placement.pools)
+    processes = planner.processes()
     return Estimate(
         target,
-        devices,
+        planner.devices(processes),
         host=planner.host(processes),
         shared_memory=planner.shared_memory(),
         disk=planner.disk(),
@@ -65,7 +67,22 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
         longest=run.data.max_len,
         at_once=planner.at_once() if isinstance(run, PPORun) else 1.0,
         rows=str(rows_of(meta_model(planner.use(plan.models[ACTOR])).family, run)),
+        checkpointing=decisions,
     )
+
+
+def decide_checkpointing(run: AnyTrainedRun, plan: WorkerPlan, target: Target) -> dict[str, bool]:
+    """Return for each model that a run leaves open whether it recomputes activations on these devices."""
+
+    def peak(decisions: Decisions) -> int:
+        planner = Planner(with_decisions(run, decisions), plan, target)
+        return max(use.peak for use in planner.devices(planner.processes()))
+
+    def supports(name: str) -> bool:
+        use = Planner(run, plan, target).use(plan.models[name])
+        return bool(meta_model(use).model.supports_gradient_checkpointing)
+
+    return decide(models_to_decide(run), target, peak, supports)
 
 
 def route_bytes(run: AnyTrainedRun) -> int:
@@ -75,10 +92,6 @@ def route_bytes(run: AnyTrainedRun) -> int:
         return 0
     config = model_config(model_folder(path, "actor.model_name_or_path"), "lm", run.ds)
     return bytes_of_routes(lambda name: getattr(config, name, None))
-
-
-def device_use(pool: Pool, processes: dict[str, Process]) -> DeviceUse:
-    return DeviceUse(pool.num_devices, tuple(processes[role.name] for role in pool.roles))
 
 
 class Planner:
@@ -102,6 +115,15 @@ class Planner:
 
     def shares(self, ranks: int) -> Shares:
         return Shares(self.run.ds, max(1, ranks // self.run.ds.tensor_parallel_size), self.on_gpu)
+
+    def processes(self) -> dict[str, Process]:
+        """Return one process of each kind that a run has, by its name."""
+        return {role.name: self.process(role) for pool in self.plan.placement.pools for role in pool.roles}
+
+    def devices(self, processes: dict[str, Process]) -> tuple[DeviceUse, ...]:
+        """Return which processes share devices."""
+        pools = self.plan.placement.pools
+        return tuple(DeviceUse(pool.num_devices, tuple(processes[role.name] for role in pool.roles)) for pool in pools)
 
     def process(self, role: Role) -> Process:
         """Return what one process of a role holds."""

@@ -85,6 +85,7 @@ class Estimate:
     longest: int  # data.max_len
     at_once: float  # sequences that an engine would run at one time, if its KV cache had the room
     rows: str  # how the actor takes its batches
+    checkpointing: dict[str, bool]  # of models whose run leaves that to the plan: whether they recompute activations
 
     @property
     def num_devices(self) -> int:
@@ -113,6 +114,11 @@ class Estimate:
             if free is not None and (needed := sum(terms.values())) > free:
                 problems.append(f"{gib(needed)} do not fit into {gib(free)} that are free on {name}")
         return problems
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a process shows no sign of life for longer than the deadline of all waits."""
+        return max(self.silences.values(), default=0.0) >= self.timeout_s
 
     @property
     def fits(self) -> bool:

@@ -55,7 +55,8 @@ def changes(run: AnyTrainedRun, on_gpu: bool) -> list[Change]:
     listed = [*disk_changes(run), *batch_changes(run)]
     models = [name for name in ("critic", "actor") if name == "actor" or isinstance(run, PPORun)]
     for name in models:
-        if not getattr(run, name).gradient_checkpointing_enable:
+        recomputes = getattr(run, name).gradient_checkpointing_enable
+        if not recomputes and not (recomputes is None and on_gpu):  # there the plan has tried it
             listed.append(Change((set_flags({f"{name}.gradient_checkpointing_enable": True}),)))
     listed += [*gpu_changes(run)] if on_gpu else []
     if run.ds.zero_stage in (0, 1, 2) and run.actor.num_gpus_per_node > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -32,23 +32,32 @@ def show(console: Console, estimate: Estimate) -> None:
     if estimate.times:
         rows = ((name, "", duration(seconds)) for name, seconds in estimate.times.items())
         console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
-    if estimate.silences:
-        console.print(say_deadline(estimate), highlight=False, soft_wrap=True)
     kind = f"{gib(estimate.target.usable)} of {device.name if device else 'this machine'}"
-    console.print(f"The actor's batches: {estimate.rows}.", highlight=False)
+    for line in (*say_deadline(estimate), f"The actor's batches: {estimate.rows}.", *say_checkpointing(estimate)):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(estimate.peak)} of {kind}.")
     console.print("It fits." if estimate.fits else "It does not fit: " + "; ".join(estimate.problems) + ".")
 
 
-def say_deadline(estimate: Estimate) -> str:
-    """Return how long a process may show no sign of life, beside the deadline of all waits."""
+def say_checkpointing(estimate: Estimate) -> Iterator[str]:
+    """Yield what the plan decides for GPUs about the recomputation of activations, where the flag is null."""
+    for name, recomputes in estimate.checkpointing.items() if estimate.target.device else ():
+        does = "recomputes activations in the backward pass" if recomputes else "keeps its activations, which fit"
+        yield f"By the plan the {name} {does} ({name}.gradient_checkpointing_enable=null)."
+
+
+def say_deadline(estimate: Estimate) -> Iterator[str]:
+    """Yield how long a process may show no sign of life, where that is known, beside the deadline of all waits."""
+    if not estimate.silences:
+        return
     name, seconds = max(estimate.silences.items(), key=lambda silence: silence[1])
     limit = f"launch.timeout_s={estimate.timeout_s:g}"
-    if seconds < estimate.timeout_s:
-        return f"Longest time without a sign of life: {name}, {duration(seconds)}. Deadline: {limit}."
+    if not estimate.is_late:
+        yield f"Longest time without a sign of life: {name}, {duration(seconds)}. Deadline: {limit}."
+        return
     more = math.ceil(2 * seconds / 100) * 100
     late = f"{name[0].upper()}{name[1:]} takes {duration(seconds)}, and {limit} ends the run"
-    return f"{late}: write launch.timeout_s={more}."
+    yield f"{late}: write launch.timeout_s={more}."
 
 
 def show_proposals(

@@ -130,7 +130,7 @@ class Use:
             lora=(ds.lora.rank, tuple(ds.lora.target_modules)),
             freeze=tuple(section.freeze),
             freeze_router=section.freeze_router,
-            checkpointing=section.gradient_checkpointing_enable,
+            checkpointing=bool(section.gradient_checkpointing_enable),
             aux_loss=section.aux_loss_coef,
             entropy=getattr(section, "entropy_coef", None) is not None,
         )

@@ -156,28 +156,41 @@ def where(run: Run, devices: Devices) -> str:
     return "the cluster" if devices.place == Devices.place else devices.place
 
 
-def remarks_on_fit(run: Run) -> Iterator[str]:
-    """Yield what to say of a run that begins on the GPUs of this machine. The planner imports torch, so this is asked
-    where a run has set its environment and needs torch itself."""
-    if isinstance(run, AnyTrainedRun) and run.launch.ray_address is None and device_kind(run.launch) == "cuda":
-        driver = read_driver() if is_first_node() else None
-        if isinstance(driver, Driver) and driver.gpus:
-            yield from say_what_does_not_fit(run, driver)
+def fit_to_gpus(run: Run) -> tuple[Run, list[str]]:
+    """Return the run with what the plan decides for the GPUs of this machine, and what to say of it at its start. The
+    planner imports torch, so this is asked where a run has set its environment and needs torch itself."""
+    if not isinstance(run, AnyTrainedRun) or device_kind(run.launch) != "cuda":
+        return run, []
+    driver = read_driver() if is_first_node() and run.launch.ray_address is None else None
+    return fit_to_driver(run, driver if isinstance(driver, Driver) else None)
 
 
-def say_what_does_not_fit(run: AnyTrainedRun, driver: Driver) -> Iterator[str]:
-    """Yield why the planner expects a run not to fit into these GPUs. It is an estimate, so it refuses nothing."""
+def fit_to_driver(run: AnyTrainedRun, driver: Driver | None) -> tuple[AnyTrainedRun, list[str]]:
+    """Return the run with what the plan decides for the GPUs of a driver, and what to say of it; None, or a type of GPU
+    without numbers: the plan does not know them. It is an estimate, so it refuses nothing."""
+    from rlhf_suite.planner.checkpointing import models_to_decide, with_decisions
     from rlhf_suite.planner.devices import DEVICES
     from rlhf_suite.planner.estimate import UTILISATION, estimate
     from rlhf_suite.planner.needs import Target
+    from rlhf_suite.planner.table import say_checkpointing, say_deadline
 
-    device = next((kind for gpu in driver.gpus for kind in DEVICES if kind.mark in gpu.name), None)
-    if device is None:
-        return
-    target = Target(device, min(gpu.total for gpu in driver.gpus), device.flops * UTILISATION)
+    gpus = driver.gpus if driver is not None else ()
+    device = next((kind for gpu in gpus for kind in DEVICES if kind.mark in gpu.name), None)
     try:
-        problems = estimate(run, target).problems
+        if device is not None:
+            target = Target(device, min(gpu.total for gpu in gpus), device.flops * UTILISATION)
+            planned = estimate(run, target)
+            remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
+            remarks += say_deadline(planned) if planned.is_late else ()
+            return with_decisions(run, planned.checkpointing), remarks
     except UserError:  # of a model that the planner cannot read; loading says what is wrong
-        return
-    for problem in problems:
-        yield f"By the plan this run does not fit: {problem}. plan=true shows what takes the memory and what would fit."
+        pass
+    names = models_to_decide(run)
+    remark = "The plan does not know these GPUs or this model, so activations are recomputed: write "
+    remark += " and ".join(f"{name}.gradient_checkpointing_enable=false" for name in names) + " to keep them."
+    return with_decisions(run, dict.fromkeys(names, True)), [remark] if names else []
+
+
+def say_what_does_not_fit(problem: str) -> str:
+    """Return what to say of a run that the plan expects not to fit."""
+    return f"By the plan this run does not fit: {problem}. plan=true shows what takes the memory and what would fit."
