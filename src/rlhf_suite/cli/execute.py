@@ -31,8 +31,9 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.nodes import join_node, lead_nodes
+from rlhf_suite.launch.out_of_memory import advise
 from rlhf_suite.launch.slurm import is_first_node
-from rlhf_suite.preflight.devices import remarks_on_fit
+from rlhf_suite.preflight.devices import fit_to_gpus
 from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
 from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -94,7 +95,7 @@ def describe_unexpected(error: Exception, folder: Path) -> str:
     """Describe an error that nobody expected; its traceback goes to error.log, unless the disk is the error."""
     if (reason := full_reason(error, folder)) is not None:
         return f"{folder} cannot be written: {reason}"
-    said, log = f"{type(error).__name__}: {error}", folder / "error.log"
+    said, log = f"{type(error).__name__}: {error}{advise(error)}", folder / "error.log"
     try:
         log.write_text(printable(traceback.format_exc(), TRACEBACK_LIMIT, keep_lines=True), encoding="utf-8")
     except OSError as refused:
@@ -160,7 +161,8 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
 def run_task(run: Run, folder: Path, plan: WorkerPlan | None) -> Mapping[str, float]:
     """Run the task, after what the plan says about its GPUs; return its last metrics."""
     task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
-    for remark in remarks_on_fit(run):
+    run, remarks = fit_to_gpus(run)
+    for remark in remarks:
         tell(remark, 0)
     launch = launch_of(run, plan)
     # The other nodes of a Slurm job wait for the first one, which may load data and train a demo's models for minutes.

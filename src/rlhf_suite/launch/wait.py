@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import TAIL_LINES, Member
+from rlhf_suite.launch.out_of_memory import advise
 from rlhf_suite.launch.signs import signs_of
 from rlhf_suite.waits import LIMIT, Wait, sign_of_life, waiting
 
@@ -136,7 +137,7 @@ def _explain(failures: list[tuple[Member, Exception]], activity: str) -> Excepti
         said = f"{who.name} died during {activity}: {_cause_of_death(error)}\n{who.tail()}"
         return ActorDied(said, who.name, error.actor_id or "")
     if isinstance(error, RayTaskError):
-        summary = f"{type(error.cause).__name__}: {error.cause}"
+        summary = f"{type(error.cause).__name__}: {error.cause}{advise(error.cause)}"
         return RunError(f"{who.name} failed during {activity}: {summary}\n{_trace(error)}\nits log: {who.log}")
     return RunError(f"{who.name} failed during {activity}: {type(error).__name__}: {error}\n{who.tail()}")
 
