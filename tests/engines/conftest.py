@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from local_ray import local_ray
+
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest):
@@ -11,6 +13,5 @@ def cluster(request: pytest.FixtureRequest):
     import ray  # the tests for GPUs are collected without it, too
 
     ray.cloudpickle.register_pickle_by_value(request.module)
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=2):
+        yield

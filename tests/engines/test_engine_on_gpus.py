@@ -10,6 +10,7 @@ pytest.importorskip("vllm")
 
 from probed_engines import MAX_LEN, gap, make_model, requests  # noqa: E402 - it needs them
 
+from local_ray import local_ray  # noqa: E402
 from rlhf_suite.config.placement import Placement, Pool, Role  # noqa: E402
 from rlhf_suite.config.rollout import VLLMConfig  # noqa: E402
 from rlhf_suite.engines.pool import EnginePool  # noqa: E402
@@ -23,9 +24,8 @@ BF16_GAP = 0.05  # of a log-prob, on average
 
 @pytest.fixture(scope="module")
 def gpus():
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, logging_level="ERROR")
-    yield int(ray.cluster_resources().get("GPU", 0))
-    ray.shutdown()
+    with local_ray():
+        yield int(ray.cluster_resources().get("GPU", 0))
 
 
 def slot_of(count: int, by_actors: bool) -> Slot:

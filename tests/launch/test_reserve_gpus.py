@@ -6,6 +6,7 @@ import pytest
 import ray
 from ray.util import remove_placement_group
 
+from local_ray import local_ray
 from rlhf_suite.config.placement import Placement, Pool, Role
 from rlhf_suite.launch.placement import reserve, show_own_gpus
 
@@ -15,16 +16,8 @@ def cluster():
     """Ray counts no more GPUs than CUDA_VISIBLE_DEVICES names, and a machine without any may set it to nothing."""
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=80 << 20,
-            num_cpus=2,
-            num_gpus=6,
-            log_to_driver=False,
-        )
-    yield
-    ray.shutdown()
+        with local_ray(num_cpus=2, num_gpus=6, log_to_driver=False):
+            yield
 
 
 @ray.remote

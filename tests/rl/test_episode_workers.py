@@ -14,6 +14,7 @@ import ray
 from episode_jobs import CODE, Job, content, ledgers
 
 from actor_processes import kill_actor
+from local_ray import local_ray
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import start
@@ -30,9 +31,8 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def cluster():
     ray.cloudpickle.register_pickle_by_value(episode_jobs)
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=1, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=1):
+        yield
 
 
 @pytest.fixture(scope="module")
