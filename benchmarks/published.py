@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.cli.plan import OPTIONS, only_run, plan_again, target_of
+from rlhf_suite.api.plans import Devices, only_run, plan_again, target_of
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import gib
@@ -117,7 +117,7 @@ SETUPS = (
 def compare_plans(setup: SetUp, folder: Path) -> dict[str, Any]:
     """Return the plan of a set-up as it is, and of the first proposal if that does not fit."""
     line = parse(setup.line(folder))
-    target = target_of(OPTIONS.parse_args(["--gpu", setup.gpu]))
+    target = target_of(Devices(gpu=setup.gpu))
     checked = preflight(line)
     run = only_run(checked)
     assert run is not None, checked.problems

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from rlhf_suite.api.plans import plan as plan
     from rlhf_suite.api.runs import Run as Run
     from rlhf_suite.api.runs import load as load
+    from rlhf_suite.api.runs import write_report as write_report
     from rlhf_suite.api.start import check as check
     from rlhf_suite.api.start import run as run
+    from rlhf_suite.api.sweeps import Sweep as Sweep
+    from rlhf_suite.api.sweeps import load_sweep as load_sweep
+    from rlhf_suite.api.sweeps import sweep as sweep
     from rlhf_suite.config.problems import ConfigurationError as ConfigurationError
     from rlhf_suite.config.problems import Problem as Problem
     from rlhf_suite.errors import RunError as RunError
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 NAMES = {
     **dict.fromkeys(("check", "run"), "rlhf_suite.api.start"),
     **dict.fromkeys(("explain", "plan"), "rlhf_suite.api.plans"),
-    **dict.fromkeys(("Run", "load"), "rlhf_suite.api.runs"),
+    **dict.fromkeys(("Run", "load", "write_report"), "rlhf_suite.api.runs"),
+    **dict.fromkeys(("Sweep", "load_sweep", "sweep"), "rlhf_suite.api.sweeps"),
     **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.problems"),
     **dict.fromkeys(("RunError", "UserError"), "rlhf_suite.errors"),
     **dict.fromkeys(("Evaluate", "Save", "Stop"), "rlhf_suite.train.callbacks"),

@@ -91,9 +91,9 @@ def test_mistakes_are_data_and_the_text_is_that_of_the_console():
 
 
 def test_what_is_not_one_run_is_refused():
-    with pytest.raises(rs.ConfigurationError, match="chat is a conversation in the terminal"):
+    with pytest.raises(rs.ConfigurationError, match="chat reads what you type"):
         rs.run("chat", model="builtin:tiny")
-    with pytest.raises(rs.ConfigurationError, match="Python starts one run at a time"):
+    with pytest.raises(rs.ConfigurationError, match="rs.run makes one run"):
         rs.run("sft", **{"hydra/launcher": "slurm"})
 
 

@@ -16,8 +16,11 @@ MEDIAN_FILE = 150
 MIN_SHARED = 40  # a shorter module with one importer belongs into that importer
 # Path (and function) -> why it may be longer.
 LONGER: dict[str, str] = {}
-# Found by their names, not by imports: the tasks, what `python -m` starts, and what vLLM loads in its workers.
-STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py", "rlhf_suite/api/child.py", "rlhf_suite/engines/worker.py")
+# Found by their names, not by imports: tasks, commands, what `python -m` starts, and what vLLM loads in its workers.
+STARTED = (
+    *("rlhf_suite/tasks/", "rlhf_suite/engines/worker.py"),
+    *(f"rlhf_suite/cli/{name}.py" for name in ("__main__", "child", "why")),
+)
 # Short modules with one importer, to go back to it. This list only shrinks.
 SHORT: set[str] = set()
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from page_commands import ROOT, Command, commands, write_files
+from rlhf_suite.api.plans import Devices, target_of
 from rlhf_suite.cli.app import TOOLS, main
 from rlhf_suite.cli.migrate import INCOMPLETE
-from rlhf_suite.cli.plan import OPTIONS, target_of
+from rlhf_suite.cli.plan import OPTIONS
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.problems import report
@@ -69,7 +70,7 @@ def test_a_command_of_a_page_passes_the_checks(command: Command, server: str, ca
         return
     if is_planned:
         asked, words = OPTIONS.parse_known_args(words[1:])
-        target_of(asked)
+        target_of(Devices(**vars(asked)))
     found = preflight(with_config_file(parse([new_output(word) for word in words])))
     problems = found.problems or ([] if is_planned else [*inspect(found.runs), *device_problems(found)])
     problems = [each for each in problems if not is_of_this_machine(each)]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf_suite.api.explanation import batches, decisions
 from rlhf_suite.cli.app import main
-from rlhf_suite.cli.explain import batches, decisions
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import PPORun, SFTRun
 
@@ -130,7 +130,7 @@ def test_evaluations_go_on_beside_training_unless_something_depends_on_them(flag
 
 
 @pytest.mark.notices(
-    "explain lists the flags of models that the run lacks", "cli/explain.py", " if row[0] not in idle)", ")"
+    "explain lists the flags of models that the run lacks", "api/explanation.py", " if row[0] not in idle)", ")"
 )
 @pytest.mark.parametrize(
     ("words", "has", "lacks"),

@@ -14,8 +14,8 @@ import pytest
 
 from rlhf_suite.agents.base import Task, ToolCall
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
+from rlhf_suite.api.why import read_record
 from rlhf_suite.cli import main
-from rlhf_suite.cli.why import read_record
 from rlhf_suite.config.record import save
 from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.config.runs import SFTRun
@@ -73,7 +73,7 @@ def test_a_run_that_works_says_what_it_waits_for_and_shows_the_logs_of_those(fol
 
 @pytest.mark.notices(
     "why advises to continue without a checkpoint",
-    "cli/why.py",
+    "api/why.py",
     'it was killed{remedy(folder)}"',
     'it was killed; continue it with ckpt.load_enable=true"',
 )
@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_says_what_it_did_last(folder, capsys):
 
 
 @pytest.mark.notices(
-    "a run that stands still is said to work", "cli/why.py", "if late > STALE_S:", "if late > 100 * STALE_S:"
+    "a run that stands still is said to work", "api/why.py", "if late > STALE_S:", "if late > 100 * STALE_S:"
 )
 def test_a_run_that_stands_still_says_since_when(folder, capsys):
     write_record(folder, age_s=125)
@@ -187,7 +187,7 @@ def test_a_failed_run_shows_the_stack_of_the_failure_and_not_of_the_shutdown(fol
 
 
 @pytest.mark.notices(
-    "why lists processes of an earlier run", "cli/why.py", 'if record["time"] >= since - CLOCKS_S}', "}"
+    "why lists processes of an earlier run", "api/why.py", 'if record["time"] >= since - CLOCKS_S}', "}"
 )
 def test_the_processes_concerned_say_where_they_are_and_on_which_host(folder, capsys):
     write_record(folder)
@@ -206,7 +206,7 @@ def test_the_processes_concerned_say_where_they_are_and_on_which_host(folder, ca
 
 @pytest.mark.notices(
     "a name in a record leads out of the logs",
-    "cli/why.py",
+    "api/why.py",
     'folder.logs / f"{Path(name).name}.log"',
     'folder.logs / f"{name}.log"',
 )

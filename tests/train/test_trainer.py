@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.why import describe_run
+from rlhf_suite.api.why import describe_run
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.distributed.group import LocalGroup, Pending
 from rlhf_suite.distributed.worker import Worker

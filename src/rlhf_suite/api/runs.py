@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -19,10 +21,14 @@ SHOWN = 6  # metrics of a run in a notebook
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run in its folder, which may still be going on: everything is read when it is asked for."""
+class Run(os.PathLike[str]):
+    """A run in its folder, which may still be going on: everything is read when it is asked for. As the value of a flag
+    it is its folder."""
 
     folder: Path
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @property
     def status(self) -> str:
@@ -47,15 +53,7 @@ class Run:
     @property
     def metrics(self) -> Any:
         """The metrics of all steps, a table with the column `step`: of pandas if that is installed, else of PyArrow."""
-        rows = rows_once(self.record.metrics) if self.record.metrics.exists() else []
-        if find_spec("pandas") is not None:
-            import pandas
-
-            return pandas.DataFrame(rows)
-        import pyarrow
-
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        return as_table(rows_once(self.record.metrics) if self.record.metrics.exists() else [])
 
     def samples(self, step: int) -> Any:
         """Return the rollouts of a step (from 1), a table with a row per sample.
@@ -91,7 +89,7 @@ class Run:
 
     def why(self) -> str:
         """Return what `rlhf-suite why` says: what the run is doing, what it waits for, or how it ended."""
-        from rlhf_suite.cli.why import describe_run
+        from rlhf_suite.api.why import describe_run
 
         return "\n".join(describe_run(self.record)[1])
 
@@ -114,16 +112,50 @@ class Run:
         return "<br>".join(lines)
 
 
-def load(folder: str | Path) -> Run:
+def load(folder: str | os.PathLike[str]) -> Run:
     """Return the run in a folder, whoever started it.
 
     Raises:
         UserError: the folder has no run.
     """
-    path = Path(folder).expanduser()
-    if not RunFolder(path).status_file.exists():
-        raise UserError(f"{path} is not the folder of a run: it has no {RunFolder(path).status_file.name}")
-    return Run(path.resolve())
+    return Run(find_record(folder).path.resolve())
+
+
+def find_record(folder: str | os.PathLike[str]) -> RunFolder:
+    """Return the files of the run in a folder. Raises UserError if it has none."""
+    record = RunFolder(Path(folder).expanduser())
+    if not record.status_file.exists():
+        raise UserError(f"{record.path} is not the folder of a run: it has no {record.status_file.name}")
+    return record
+
+
+def write_report(*runs: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of a run, of several runs beside each other, or of a sweep, and return its path. A run writes its
+    page at its end; this is also for one that works or was killed. `file` is where it goes, by default report.html in
+    the folder of the run or sweep, or of several runs in the current folder.
+
+    Raises:
+        UserError: a folder has no run.
+    """
+    from rlhf_suite.report import html
+    from rlhf_suite.sweeps.table import write_sweep_page
+    from rlhf_suite.tracking.sweep_folder import read
+
+    folders, target = [Path(run).expanduser() for run in runs], None if file is None else Path(file).expanduser()
+    sweep = read(folders[0]) if len(folders) == 1 else None
+    return html.write_report(folders, target) if sweep is None or sweep.is_single else write_sweep_page(sweep, target)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a table: of pandas if that is installed, else of PyArrow."""
+    if find_spec("pandas") is not None:
+        import pandas
+
+        return pandas.DataFrame(rows)
+    import pyarrow
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def read_samples(folder: Path, step: int) -> Any:

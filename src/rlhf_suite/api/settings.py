@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ SHORT = {
     "estimator": ("algo.advantage.estimator",),
     "agent": ("agent.kind",),
     "callbacks": ("train.callbacks",),
+    "replay": ("rollout.replay",),
 }
-ALWAYS_SHORT = ("model", "data", "loss", "estimator", "callbacks")  # no preset has such a name
+ALWAYS_SHORT = ("model", "data", "loss", "estimator", "callbacks", "replay")  # no preset has such a name
 
 
 class Asked(NamedTuple):
@@ -44,15 +46,15 @@ class Asked(NamedTuple):
     checked: Preflight
 
 
-def ask(task: str, settings: Mapping[str, Any]) -> Asked:
-    """Compose and check what a call asks for.
+def ask(task: str, settings: Mapping[str, Any], further: Iterable[str] = ()) -> Asked:
+    """Compose and check what a call asks for. `further` are words of the command line beside those of the settings.
 
     Raises:
         ConfigurationError: there are mistakes in it; all of them are in its `problems`.
         UserError: a value has no form that a run can take.
     """
     forget_files()
-    line = with_config_file(parse(words_of(task, with_files(task, settings))))
+    line = with_config_file(parse([*words_of(task, with_files(task, settings)), *further]))
     checked = preflight(line)
     refuse(checked.problems)
     if checked.demo and not checked.is_sweep:
@@ -116,7 +118,7 @@ def with_file(key: str, value: Any) -> Iterable[tuple[str, Any]]:
         yield key, name_code(key, value)
     elif isinstance(value, list) and any(map(callable, value)):
         yield key, [name_code(key, item) if callable(item) else item for item in value]
-    elif key.endswith("dataset") and value is not None and not isinstance(value, str | Path):
+    elif key.endswith("dataset") and value is not None and not isinstance(value, str | PathLike):
         yield key, name_rows(key, value, OUTPUTS / "data")
     else:
         yield key, value

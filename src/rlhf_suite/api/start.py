@@ -6,18 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from rlhf_suite.api.runs import Run
 from rlhf_suite.api.settings import ask, check_places
-from rlhf_suite.composition.arguments import words_of_options
+from rlhf_suite.composition.arguments import CommandLine, words_of_options
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.runs import ChatRun
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.folders import for_run
+from rlhf_suite.preflight.jobs import Preflight
 
 REFUSED, STOPPED = 2, (128 + signal.SIGINT, 128 + signal.SIGTERM)
+FOLDERS = ("run_dir=", "hydra.run.dir=", "hydra.sweep.dir=")
 SAID = 20  # last lines of a run that the message of a refusal has
 
 
@@ -51,27 +55,46 @@ def run(task: str, **settings: Any) -> Run:
     """
     line, checked = ask(task, settings)
     if checked.is_sweep or checked.is_submitted:
-        problem = "Python starts one run at a time, as a process of this machine"
-        raise ConfigurationError([Problem("hydra", problem, "start sweeps and jobs of Slurm with rlhf-suite")])
-    if isinstance(checked.runs[0], ChatRun):
-        raise ConfigurationError(
-            [Problem("task", "chat is a conversation in the terminal", "use rlhf-suite task=chat")]
-        )
+        problem = "rs.run makes one run, as a process of this machine"
+        raise ConfigurationError([Problem("hydra", problem, "use rs.sweep for several runs, and for jobs of Slurm")])
+    refuse_chat(checked)
     check_places(checked)
-    place = for_run(checked)
+    with limit_rights(checked.runs[0].launch):
+        place = for_run(checked)
     if isinstance(place, Problem):
         raise ConfigurationError([place])
-    words = [*words_of_options(line.options), *line.overrides]
-    words = [word for word in words if not word.startswith(("run_dir=", "hydra.run.dir="))]
-    code, said = follow([*words, f"run_dir={quote(str(place.folder))}"])
+    failed = start(line, place.folder)
     result = Run(place.folder.resolve())
+    if failed is not None:
+        raise RunError(f"the run in {place.folder} {result.status}: {result.error or failed}")
+    return result
+
+
+def refuse_chat(checked: Preflight) -> None:
+    """Raise ConfigurationError if a run would read what someone types: its process has no terminal to read from."""
+    if any(isinstance(run, ChatRun) for run in checked.runs):
+        problem, fix = (
+            "chat reads what you type, and a run that Python starts reads nothing",
+            "use rlhf-suite task=chat",
+        )
+        raise ConfigurationError([Problem("task", problem, fix)])
+
+
+def start(line: CommandLine, folder: Path) -> str | None:
+    """Do what a command line says in `folder`, in a process of its own. Return the last lines that it said if it
+    failed; None if it did not.
+
+    Raises:
+        UserError: it was refused.
+        KeyboardInterrupt: it was interrupted, and has stopped.
+    """
+    words = [word for word in (*words_of_options(line.options), *line.overrides) if not word.startswith(FOLDERS)]
+    code, said = follow([*words, f"run_dir={quote(str(folder))}"])
     if code in STOPPED:
         raise KeyboardInterrupt
     if code == REFUSED:
-        raise UserError(said or result.error or "the run was refused")
-    if code:
-        raise RunError(f"the run in {place.folder} {result.status}: {result.error or said}")
-    return result
+        raise UserError(said or Run(folder).error or f"{folder} was refused")
+    return said if code else None
 
 
 def follow(words: list[str]) -> tuple[int, str]:
@@ -81,7 +104,7 @@ def follow(words: list[str]) -> tuple[int, str]:
     interruption the process finishes its step, saves it and ends; at the second it ends at once.
     """
     has_terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    command = [sys.executable, "-m", "rlhf_suite.api.child", str(os.getpid()), *words]
+    command = [sys.executable, "-m", "rlhf_suite.cli.child", str(os.getpid()), *words]
     settings: dict[str, Any] = {} if has_terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL, **settings)
     said: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_suite.composition.presets import group_names
@@ -33,10 +33,19 @@ def words(key: str, value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping) and key not in flags_of(None):
         for name, inner in value.items():
             yield from words(f"{key}.{name}", inner)
-    elif key in group_names():
+    elif key in group_names() or key.startswith("hydra/"):
         yield f"{key}={spell(value)}"
     else:
         yield f"{key}={spell(plain(key, value), quote)}"
+
+
+def words_of_values(key: str, values: Sequence[Any]) -> str:
+    """Return the word for a flag or group that has several values in a sweep.
+
+    Raises:
+        UserError: a value cannot be written on a command line.
+    """
+    return f"{key}={','.join(word.partition('=')[2] for value in values for word in words(key, value))}"
 
 
 def plain(key: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m rlhf_suite.cli ...` is `python run.py ...` and `rlhf-suite ...`; the jobs of a sweep are started so."""
+"""`python -m rlhf_suite.cli ...` is `python run.py ...` and `rlhf-suite ...`."""
 
 import sys
 from typing import NoReturn

@@ -127,10 +127,18 @@ def dispatch(line: CommandLine) -> int:
     if problems := inspect(checked.runs):
         return refuse(problems)
     if any(run.explain for run in checked.runs):
-        from rlhf_suite.cli.explain import explain
-
         return explain(line, checked)
     return begin(line, checked)
+
+
+def explain(line: CommandLine, checked: Preflight) -> int:
+    """Print tables about the run, or about the first one of a sweep; return the exit code."""
+    from rich.console import Console
+
+    from rlhf_suite.api.explanation import show_explanation
+
+    problems = show_explanation(Console(), line, checked)
+    return refuse(problems) if problems else 0
 
 
 def begin(line: CommandLine, checked: Preflight) -> int:
@@ -179,8 +187,8 @@ def single(line: CommandLine, checked: Preflight) -> int:
 
 def run_in(folder: Path, line: CommandLine, checked: Preflight) -> int:
     """Execute a run in a folder that no other run may use meanwhile, and in which the first node alone writes."""
+    from rlhf_suite.api.explanation import origins
     from rlhf_suite.cli.execute import run_with
-    from rlhf_suite.cli.explain import origins
     from rlhf_suite.cli.run_log import record_output
     from rlhf_suite.launch.slurm import is_first_node
     from rlhf_suite.locks import InUse
@@ -232,7 +240,8 @@ def launch_jobs(line: CommandLine, checked: Preflight, folder: Path, remark: str
         code = int(end.code or 0)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    return finish(folder) or code
+    has_failed = finish(folder)
+    return code or has_failed
 
 
 def hydra(line: CommandLine) -> int:

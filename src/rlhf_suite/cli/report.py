@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlhf_suite.errors import UserError
 
@@ -18,31 +17,28 @@ it at its end; this command writes it again, also for a run that works or was ki
 
 def main(words: Sequence[str]) -> int:
     """Write the page that a command line asks for; return the exit code."""
-    from rlhf_suite.report.html import write_report
-    from rlhf_suite.sweeps.table import write_sweep_page
-    from rlhf_suite.tracking.sweep_folder import read
+    from rlhf_suite.api.runs import write_report
 
     folders, target = parse_words(words)
-    sweep = read(folders[0]) if len(folders) == 1 else None
-    path = write_report(folders, target) if sweep is None or sweep.is_single else write_sweep_page(sweep, target)
+    path = write_report(*folders, file=target)
     print(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
-def parse_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
+def parse_words(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the folders, and the file to write where one is named.
 
     Raises:
         UserError: there are no folders, or there is an option that does not exist.
     """
-    folders, target, left = list[Path](), None, iter(words)
+    folders, target, left = list[str](), None, iter(words)
     for word in left:
         if word == "-o" and (name := next(left, None)) is not None:
-            target = Path(name).expanduser()
+            target = name
         elif word.startswith("-"):
             raise UserError(USAGE)
         else:
-            folders.append(Path(word).expanduser())
+            folders.append(word)
     if not folders:
         raise UserError(USAGE)
     return folders, target

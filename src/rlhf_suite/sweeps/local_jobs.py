@@ -60,8 +60,9 @@ def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | N
 
 
 def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
-    """Start the process of a job. Its output goes to its log file, or to the console if it has none."""
-    command = [sys.executable, "-m", "rlhf_suite.cli", *job.words]
+    """Start the process of a job, which ends with this one. Its output goes to its log file, or to the console if it
+    has none."""
+    command = [sys.executable, "-m", "rlhf_suite.cli.child", str(os.getpid()), *job.words]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus is not None else {})
     if not job.log:
         return subprocess.Popen(command, env=environment)

@@ -162,8 +162,8 @@ def last_words(state: str | None, job: Job) -> str:
 
 
 def look(sweep: Sweep) -> None:
-    """Record the states that the jobs have now, also of those for whose end nobody waited. A job of Slurm is over when
-    Slurm says so: a run that was stopped may be queued again, and one of another node cannot be asked."""
+    """Take over the states that the jobs have now, also of those for whose end nobody waited. A job of Slurm is over
+    when Slurm says so: a run that was stopped may be queued again, and one of another node cannot be asked."""
     numbers = [job.slurm for job in sweep.jobs if job.slurm]
     states = squeue(numbers) if numbers else {}
     for job in sweep.jobs:
@@ -174,7 +174,6 @@ def look(sweep: Sweep) -> None:
             job.state = f"{state.lower()} as {job.slurm}"
         else:
             job.end(status, last_words(state, job))
-    sweep.save()
 
 
 def show_job() -> dict[str, str]:

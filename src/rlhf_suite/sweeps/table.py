@@ -30,6 +30,7 @@ def main(words: Sequence[str]) -> int:
     if sweep is None:
         raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
     look(sweep)
+    sweep.save()
     return finish(sweep.folder)
 
 
@@ -38,8 +39,7 @@ def finish(folder: Path) -> int:
     failed."""
     sweep = read(folder)
     assert sweep is not None, "launch writes it"
-    common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
-    rows = [row(job, common) for job in sweep.jobs]
+    rows = [row(job, sweep.list_varied_words(job)) for job in sweep.jobs]
     show_table(Console(), Text(str(folder)), COLUMNS, rows)
     write_text(folder / "summary.md", markdown(rows))
     if not sweep.is_single and any((sweep.folder_of(job) / "metrics.jsonl").exists() for job in sweep.jobs):
@@ -52,12 +52,11 @@ def finish(folder: Path) -> int:
     return 1 if failed else 0
 
 
-def row(job: Job, common: set[str]) -> list[str]:
-    """Return a job's cells without the overrides that all jobs have in common."""
-    varied = " ".join(word for word in job.overrides if word not in common)
+def row(job: Job, varied: Sequence[str]) -> list[str]:
+    """Return a job's cells. `varied` are the overrides that not all jobs have."""
     metric = f"{job.metric}={job.value:.4g}" if job.value is not None else ""
     seconds = f"{job.seconds:.0f}" if job.seconds else ""
-    return [str(job.number), varied, job.state, metric, seconds]
+    return [str(job.number), " ".join(varied), job.state, metric, seconds]
 
 
 def markdown(rows: list[list[str]]) -> str:

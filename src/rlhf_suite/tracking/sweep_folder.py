@@ -74,6 +74,11 @@ class Sweep:
         moved = self.folder / Path(job.folder).name
         return moved if moved.exists() else Path(job.folder)
 
+    def list_varied_words(self, job: Job) -> list[str]:
+        """Return the overrides of a job that not all jobs have."""
+        common = set.intersection(*(set(one.overrides) for one in self.jobs)) if len(self.jobs) > 1 else set()
+        return [word for word in job.overrides if word not in common]
+
     def save(self) -> None:
         """Write summary.json."""
         write_json(self.folder / "summary.json", [asdict(job) for job in self.jobs])

@@ -1,8 +1,7 @@
-"""`explain=true`: show the arithmetic of batches, the plan and the origin of each value, instead of running."""
+"""What a run would do: the arithmetic of its batches, its plan and the origin of each value, as tables."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, persistent_size, resolve, round_size
-from rlhf_suite.config.problems import Problem, report
+from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.rollout import most_sequences
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
@@ -33,14 +32,6 @@ from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.tracking.tables import show_table
 
 Rows = Iterator[tuple[str, ...]]
-
-
-def explain(line: CommandLine, checked: Preflight) -> int:
-    """Print tables about the run, or about the first one of a sweep; return the exit code."""
-    problems = show_explanation(Console(), line, checked)
-    if problems:
-        print(report(problems), file=sys.stderr)
-    return 2 if problems else 0
 
 
 def show_explanation(console: Console, line: CommandLine, checked: Preflight) -> list[Problem]:

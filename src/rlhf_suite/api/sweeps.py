@@ -1,0 +1,182 @@
+"""`sweep`: runs that differ in some flags, their table, and each of them as an object."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.api.runs import Run, as_table
+from rlhf_suite.api.settings import ask, check_places, refuse, with_files
+from rlhf_suite.api.start import refuse_chat, start
+from rlhf_suite.api.words import words_of_values
+from rlhf_suite.composition.arguments import CommandLine, key_of
+from rlhf_suite.config.formatting import literal
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.problems import ConfigurationError, Problem
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.environment import limit_rights
+from rlhf_suite.preflight.folders import for_sweep
+from rlhf_suite.sweeps.slurm_jobs import look
+from rlhf_suite.tracking.sweep_folder import Sweep as Record
+from rlhf_suite.tracking.sweep_folder import read
+
+SEEDS = ("train.seed", "rollout.seed")  # `seeds` varies the first that the task has
+
+
+@dataclass(frozen=True)
+class Sweep(os.PathLike[str]):
+    """The runs of a sweep in its folder. It may still be going on: everything is read when it is asked for."""
+
+    folder: Path
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs in the order of their numbers, also those that failed or have not begun."""
+        record = self.record
+        return [Run(record.folder_of(job).resolve()) for job in record.jobs]
+
+    @property
+    def table(self) -> Any:
+        """A row per run, a table as that of `Run.metrics`: its number (`job`), what varies (a column for each flag or
+        group of presets), `state`, `error`, `seconds`, `folder`, and the last metrics of those that are done."""
+        return as_table(self.rows())
+
+    @property
+    def report(self) -> Path | None:
+        """The page of the sweep, if it has one."""
+        page = self.folder / "report.html"
+        return page if page.exists() else None
+
+    @property
+    def record(self) -> Record:
+        """The jobs as they are now.
+
+        Raises:
+            UserError: the folder has no sweep.
+        """
+        record = read(self.folder)
+        if record is None:
+            raise UserError(f"{self.folder} is not the folder of a sweep: it has no summary.json")
+        look(record)
+        return record
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the table."""
+        record, rows = self.record, list[dict[str, Any]]()
+        for job in record.jobs:
+            words = (word.lstrip("+").partition("=") for word in record.list_varied_words(job))
+            run = Run(record.folder_of(job).resolve())
+            rows.append(
+                {"job": job.number, **{key: literal(value) for key, _, value in words}, "state": job.state}
+                | {"error": job.error, "seconds": job.seconds, "folder": str(run.folder)}
+                | (run.results if job.state == "done" else {})
+            )
+        return rows
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        names = dict.fromkeys(name for row in rows for name in row)
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        body = "".join(f"<tr>{''.join(map(cell, (row.get(name) for name in names)))}</tr>" for row in rows)
+        return f"<b>{escape(str(self.folder))}</b><table><tr>{head}</tr>{body}</table>"
+
+
+def cell(value: object) -> str:
+    """Return a value as a cell of a table in HTML."""
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"<td>{escape(text)}</td>"
+
+
+def sweep(
+    task: str,
+    grid: Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Run a task once for each combination of the values in `grid`, and return the sweep when all runs have ended.
+
+    `grid` has a list of values by the name of a setting: `{"actor.adam.lr": [1e-5, 3e-5], "reward": [first, second]}`.
+    `seeds=3` is `train.seed` 1, 2 and 3. The other settings are those of `run`, and those of the launcher
+    (`{"hydra.launcher.parallel": 2}`, `{"hydra/launcher": "slurm"}`). A run that fails is a row of the table with its
+    reason; the others go on.
+
+    Raises:
+        ConfigurationError: there are mistakes in some run; all of them are in its `problems`, and nothing was started.
+        UserError: a value has no form that a run can take, or the launcher refused.
+        KeyboardInterrupt: it was interrupted, and its runs have stopped.
+    """
+    line, checked = ask(task, settings, ["--multirun", *words_of_grid(task, grid or {}), *words_of_seeds(task, seeds)])
+    refuse_doubles(line)
+    refuse_chat(checked)
+    check_places(checked)
+    with limit_rights(checked.runs[0].launch):
+        folder = for_sweep(checked)
+    if isinstance(folder, Problem):
+        raise ConfigurationError([folder])
+    start(line, folder)
+    return Sweep(folder.resolve())
+
+
+def refuse_doubles(line: CommandLine) -> None:
+    """Raise ConfigurationError if two arguments of `sweep` set one flag."""
+    keys = Counter(key_of(word) for word in line.overrides if key_of(word) not in line.from_file)
+    fix = "keep it in one of the grid, the seeds and the other settings"
+    refuse([Problem(key, "is set twice", fix) for key, count in keys.items() if count > 1])
+
+
+def load_sweep(folder: str | os.PathLike[str]) -> Sweep:
+    """Return the sweep in a folder, whoever started it.
+
+    Raises:
+        UserError: the folder has no sweep.
+    """
+    sweep = Sweep(Path(folder).expanduser().resolve())
+    sweep.rows()
+    return sweep
+
+
+def words_of_grid(task: str, grid: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a word with all values for each setting of a grid, whose names are those of `run`, nested or with dots.
+
+    Raises:
+        UserError: a setting has no list of values, or its values are of several flags.
+    """
+    for name, values in grid.items():
+        key = f"{prefix}{name}"
+        if isinstance(values, Mapping) and key not in flags_of(None):
+            yield from words_of_grid(task, values, f"{key}.")
+            continue
+        if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+            raise UserError(f"grid: {key}={values!r} is not a list of values. Write {key!r}: [<value>, <value>]")
+        named = [pair for value in values for pair in with_files(task, {key: value}).items()]
+        names = {flag for flag, _ in named}
+        if len(names) != 1:
+            problem = f"has values of {' and '.join(sorted(names))}" if names else "has no values"
+            raise UserError(f"grid: {key} {problem}. Give a list of values of one flag")
+        yield words_of_values(names.pop(), [value for _, value in named])
+
+
+def words_of_seeds(task: str, seeds: int | Sequence[int] | None) -> Iterator[str]:
+    """Yield the word with the seeds: so many from 1, or those of a list.
+
+    Raises:
+        UserError: the task has no seed, or there are no seeds.
+    """
+    if seeds is None:
+        return
+    key = next((flag for flag in SEEDS if flag in flags_of(task if task in TASKS else None)), None)
+    if key is None:
+        raise UserError(f"seeds={seeds!r}: task={task} has no seed. Remove it")
+    chosen = [*range(1, seeds + 1)] if isinstance(seeds, int) else [*seeds]
+    if not chosen:
+        raise UserError(f"seeds={seeds!r}: there are none. Give a number of seeds, or a list of them")
+    yield words_of_values(key, chosen)
