@@ -93,7 +93,7 @@ def test_mistakes_are_data_and_the_text_is_that_of_the_console():
 def test_what_is_not_one_run_is_refused():
     with pytest.raises(rs.ConfigurationError, match="chat reads what you type"):
         rs.run("chat", model="builtin:tiny")
-    with pytest.raises(rs.ConfigurationError, match="rs.run makes one run"):
+    with pytest.raises(rs.ConfigurationError, match=r"rs\.run makes one run"):
         rs.run("sft", **{"hydra/launcher": "slurm"})
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.errors import RunError
 from rlhf_suite.preflight import trial
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.train.callbacks import Callbacks, Evaluate, Save, Stop
 
@@ -109,12 +111,34 @@ def test_an_error_at_the_end_does_not_hide_why_a_run_has_failed(own, capsys):
         ("def on_steps(self): pass", "has a method on_steps, which nobody calls; name it on_start, on_step"),
         ("def other(self): pass", "has no method that a run calls"),
         ("def on_step(self, step): pass", r"on_step is called with \(step, metrics, samples\)"),
-        ("def __init__(self, path): pass\n    def on_end(self, status): pass", "made without arguments"),
+        ("def __init__(self, path): pass\n    def on_end(self, status): pass", "made without arguments, and missing a"),
     ],
 )
 def test_what_cannot_be_called_is_found_by_the_trial(own, body, message):
     with pytest.raises(SourceError, match=message):
         trial.algorithm("callback", own(text=f"class Asks:\n    {body}\n"))
+
+
+@pytest.mark.notices(
+    "the trial of a callback makes one", "preflight/trial.py", "callbacks.load(name)", "callbacks.make(name)"
+)
+def test_the_run_alone_makes_a_callback(own):
+    text = "class Asks:\n    def __init__(self):\n        1 / 0\n    def on_end(self, status): pass\n"
+    trial.algorithm("callback", name := own(text=text))
+    with pytest.raises(SourceError, match=r"Asks\(\) failed: own_\d+\.py:3: ZeroDivisionError"):
+        Callbacks([name])
+
+
+@pytest.mark.parametrize("task", ["sft", "ppo", "rejection_sampling"])
+def test_a_callback_that_is_listed_twice_is_refused(own, task):
+    one, other = own(), own("rs.Save()")
+
+    def problems(*names):
+        return preflight(parse([f"task={task}", f"demo={task}", f"train.callbacks=[{','.join(names)}]"])).problems
+
+    assert problems(one, other) == []
+    (problem,) = problems(one, other, one)
+    assert (problem.key, problem.what) == ("train.callbacks", f"{one} is listed 2 times")
 
 
 def example(name):

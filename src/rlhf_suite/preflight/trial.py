@@ -23,7 +23,7 @@ from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
 from rlhf_suite.foreign_text import what_of
 from rlhf_suite.python_source import SourceError, import_failure
 from rlhf_suite.registry import KINDS, WrongResult, callback
-from rlhf_suite.train.callbacks import make
+from rlhf_suite.train import callbacks
 
 NEEDED = {OURS: ("reset", "step"), OPENRLHF: ("step",), SKYRL: ("init", "step")}
 
@@ -42,7 +42,7 @@ def algorithm(kind: str, name: str) -> None:
     """Import a function of the user's that stands for an algorithm, and call it with a few numbers. Only what it
     returns then is judged: an error may be one of these numbers, which no run would give."""
     if KINDS[kind] is callback:
-        make(name)
+        callbacks.load(name)  # the run alone makes one: it may open a file or a connection
         return
     KINDS[kind].load(name)
     from rlhf_suite.preflight.trial_calls import CALLS

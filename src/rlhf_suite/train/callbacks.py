@@ -168,11 +168,26 @@ def make(name: str) -> Any:
     """Return a callback by its name in the flag.
 
     Raises:
+        SourceError: it is none, or it could not be made.
+    """
+    loaded = load(name)
+    if not inspect.isclass(loaded):
+        return OnStep(loaded)
+    try:
+        return loaded()
+    except Exception as error:
+        raise SourceError(f"{FLAG}={name}: {name}() failed: {describe(error)}", "correct it") from error
+
+
+def load(name: str) -> Any:
+    """Return the class or function that a name in the flag stands for. Nothing is made of it.
+
+    Raises:
         SourceError: it is neither a class with methods of a callback, made without arguments, nor a function.
     """
     loaded = callback.load(name)
     if not inspect.isclass(loaded):
-        return OnStep(loaded)
+        return loaded
     methods = [method for method in dir(loaded) if method.startswith("on_")]
     if unknown := [method for method in methods if method not in CALLS]:
         raise SourceError(f"{name} has a method {unknown[0]}, which nobody calls", f"name it {', '.join(CALLS)}")
@@ -181,9 +196,10 @@ def make(name: str) -> Any:
     for method in methods:
         check_arguments(name, getattr(loaded, method), method)
     try:
-        return loaded()
-    except Exception as error:
-        raise SourceError(f"{name}() failed: {describe(error)}", "a callback is made without arguments") from error
+        inspect.signature(loaded).bind()
+    except TypeError as error:
+        raise SourceError(f"{name} is made without arguments, and {error}", "give them default values") from None
+    return loaded
 
 
 def check_arguments(name: str, method: Callable[..., Any], called: str) -> None:

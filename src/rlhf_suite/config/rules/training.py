@@ -14,7 +14,7 @@ from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.record import resume_of
-from rlhf_suite.config.runs import AnyTrainedRun, PPORun, ResumableRun
+from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PPORun, ResumableRun
 from rlhf_suite.config.sources import metric_names, names_in
 
 
@@ -158,6 +158,15 @@ def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
     for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
         if steps == 0:
             yield Problem(key, "0 is not an interval", f"write {key}=-1 (see --help) or a number of steps")
+
+
+@rule
+def callbacks_differ(run: AnyTrainedRun | LoopRun) -> Iterator[Problem]:
+    """A checkpoint keeps the state of a callback by its name."""
+    names = run.train.callbacks
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield Problem("train.callbacks", f"{name} is listed {names.count(name)} times", "list it once")
 
 
 @rule
