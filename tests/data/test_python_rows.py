@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.sources import hub_names, source_problems
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.sources import PROMPTS, locate
@@ -38,7 +38,7 @@ def written(folder, text: str, name: str = "game.py") -> str:
 
 def prompts_of(file: str):
     data = PromptDataConfig(prompt_dataset=file, input_key="input", label_key="label")
-    return load_prompts(data, RLEvalConfig(), 42, byte_tokenizer())
+    return load_prompts(data, EvalConfig.of("ppo"), 42, byte_tokenizer())
 
 
 def test_an_environment_brings_its_own_prompts(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from given import prompt
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
@@ -85,7 +85,7 @@ def evaluate(folder, late=(), reads_text_alone=True, **scorer):
     scores, files = Scores(folder, engines, **scorer), SampleFiles()
     scores.reads_text_alone = reads_text_alone
     sampler = Sampler(rollout, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
-    config = RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25)
+    config = EvalConfig.of("ppo", dataset="held out", n_samples_per_prompt=4, temperature=0.25)
     metrics = Evaluator(config, HELD_OUT, sampler, scores, folder, files).evaluate(3)
     files.finish()
     return metrics, engines.asked, scores.parts

@@ -14,7 +14,7 @@ import pytest
 import torch
 from plain_run import run, small
 
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.pipeline import Pipeline, staleness
@@ -136,7 +136,7 @@ def test_the_learning_rate_falls_to_the_end_of_the_run(rows):
 @pytest.mark.parametrize(("interval", "expected"), [(-1, [0, 4]), (3, [0, 3, 4])])
 def test_without_an_interval_only_the_first_and_the_last_weights_are_evaluated(interval, expected):
     pipeline = Pipeline.__new__(Pipeline)
-    pipeline.evaluator, pipeline.evaluation, pipeline.total_steps = object(), RLEvalConfig(steps=interval), 4
+    pipeline.evaluator, pipeline.evaluation, pipeline.total_steps = object(), EvalConfig.of("ppo", steps=interval), 4
     assert [step for step in range(5) if pipeline.is_evaluated(step)] == expected
     pipeline.evaluator = None
     assert not any(map(pipeline.is_evaluated, range(5)))

@@ -9,7 +9,7 @@ import pytest
 
 from given import prompt
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import byte_tokenizer
@@ -36,7 +36,7 @@ def files(tmp_path):
 def prompts_of(files: str, **flags):
     data = PromptDataConfig(prompt_dataset=files.partition(",")[0], label_key="label", cache_enable=False)
     columns = {"input_key": ["input", "question"], "label_key": ["label", "answer"]}
-    return load_prompts(data, RLEvalConfig(dataset=files, **columns, **flags), 42, byte_tokenizer())
+    return load_prompts(data, EvalConfig.of("ppo", dataset=files, **columns, **flags), 42, byte_tokenizer())
 
 
 def test_evaluation_sets_have_their_own_columns(files):
@@ -53,7 +53,7 @@ def test_the_limit_of_samples_holds_for_each_set(files):
 def test_the_sources_of_a_mixture_of_prompts_are_known(files, tmp_path):
     (tmp_path / "words.jsonl").write_text("".join(json.dumps({"input": f"spell {n}"}) + "\n" for n in range(3)))
     data = PromptDataConfig(prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
-    prompts = load_prompts(data, RLEvalConfig(), 42, byte_tokenizer())
+    prompts = load_prompts(data, EvalConfig.of("ppo"), 42, byte_tokenizer())
     expected = ["words" if prompt.text.startswith("spell") else "sums" for prompt in prompts.train]
     assert [prompt.source for prompt in prompts.train] == expected and set(expected) == {"sums", "words"}
     assert [prompt.index for prompt in prompts.train] == [*range(len(expected))]
@@ -96,7 +96,7 @@ def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
 
         def check(self, groups): ...
 
-    config, two = RLEvalConfig(n_samples_per_prompt=1), Samples("sums", "sums", "words", "words")
+    config, two = EvalConfig.of("ppo", n_samples_per_prompt=1), Samples("sums", "sums", "words", "words")
     several = Evaluator(config, [], two, two, tmp_path, SampleFiles()).evaluate(0)
     assert [several[f"eval/{name}pass1"] for name in ("", "sums/", "words/")] == [0.75, 0.5, 1.0]
     one = Evaluator(config, [], Samples(*[""] * 4), Samples(*[""] * 4), tmp_path, SampleFiles()).evaluate(0)

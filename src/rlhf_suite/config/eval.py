@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlhf_suite.config.flags import flag, is_set
+from rlhf_suite.config.sections import WITH_ANSWERS, WITH_PAIRS, Section
 
 LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
@@ -14,25 +15,46 @@ QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95
 HELD_OUT = is_set(".dataset", "<source>")
 
 
-def column(name: str) -> list[str] | None:
+def column(name: str, *tasks: str) -> list[str] | None:
     """Declare the flag of a column of evaluation sets."""
     declared: list[str] | None = flag(
         None,
         f"Its name in the evaluation sets: [one name for all of them], or one for each; null: data.{name}",
         when=HELD_OUT,
+        tasks=tasks,
     )
     return declared
 
 
 @dataclass
-class EvalConfig:
-    """Evaluation loss"""
+class EvalConfig(Section):
+    """Evaluation on held-out rows: losses and accuracies, in task=ppo pass@1 and pass@k of sampled answers"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
-    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
-    steps: int = flag(-1, "Evaluate every so many optimiser steps; -1: once per epoch", ge=-1)
+    split: str = flag(
+        "train",
+        "Split of sources that have several",
+        when=HELD_OUT,
+        defaults=dict.fromkeys(("dpo", "kto", "prm", "distill"), "test"),
+    )
+    steps: int = flag(-1, ge=-1)
+    """Evaluate every so many optimiser steps; -1: once per epoch. In task=ppo: every so many RL steps, before the first
+    and after the last one; -1: only these two times"""
     max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=HELD_OUT)
     on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
+    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=("ppo",))
+    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=("ppo",))
+    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT, tasks=("ppo",))
+    """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
+    call tools, run code or get an answer of its environment"""
+    input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", "ppo")
+    output_key: list[str] | None = column("output_key", *WITH_ANSWERS)
+    prompt_key: list[str] | None = column("prompt_key", *WITH_PAIRS)
+    chosen_key: list[str] | None = column("chosen_key", *WITH_PAIRS)
+    rejected_key: list[str] | None = column("rejected_key", *WITH_PAIRS)
+    margin_key: list[str] | None = column("margin_key", "rm")
+    steps_key: list[str] | None = column("steps_key", "prm")
+    label_key: list[str] | None = column("label_key", "kto", "prm", "ppo")
 
     def column_flags(self) -> dict[str, list[str]]:
         """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
@@ -45,61 +67,6 @@ class EvalConfig:
         given = self.column_flags()
         for place in range(count):
             yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}
-
-
-@dataclass
-class AnswerEvalConfig(EvalConfig):
-    """Evaluation on prompts with answers"""
-
-    input_key: list[str] | None = column("input_key")
-    output_key: list[str] | None = column("output_key")
-
-
-@dataclass
-class PairEvalConfig(EvalConfig):
-    """Evaluation on pairs of answers"""
-
-    prompt_key: list[str] | None = column("prompt_key")
-    chosen_key: list[str] | None = column("chosen_key")
-    rejected_key: list[str] | None = column("rejected_key")
-
-
-@dataclass
-class LabelledEvalConfig(PairEvalConfig, AnswerEvalConfig):
-    """Evaluation on answers that are desirable or not"""
-
-    label_key: list[str] | None = column("label_key")
-
-
-@dataclass
-class RewardPairEvalConfig(PairEvalConfig):
-    """Evaluation on pairs of answers with margins"""
-
-    margin_key: list[str] | None = column("margin_key")
-
-
-@dataclass
-class StepEvalConfig(EvalConfig):
-    """Evaluation on solutions with a label for every step"""
-
-    input_key: list[str] | None = column("input_key")
-    steps_key: list[str] | None = column("steps_key")
-    label_key: list[str] | None = column("label_key")
-
-
-@dataclass
-class RLEvalConfig(EvalConfig):
-    """Evaluation by sampling: pass@1 and pass@k"""
-
-    steps: int = flag(-1, ge=-1)
-    """Evaluate every so many RL steps, before the first and after the last one; -1: only these two times"""
-    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT)
-    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT)
-    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT)
-    """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
-    call tools, run code or get an answer of its environment"""
-    input_key: list[str] | None = column("input_key")
-    label_key: list[str] | None = column("label_key")
 
 
 @dataclass

@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from rlhf_suite import registry
+from rlhf_suite.config.flag_types import FlagType, field_types
 from rlhf_suite.python_source import parse_file
 
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
@@ -238,6 +238,8 @@ def flag(  # noqa: PLR0913
     when: When | tuple[When, ...] = (),
     algorithms: registry.Kind | None = None,
     strict: str = "",
+    tasks: tuple[str, ...] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
 
@@ -247,11 +249,19 @@ def flag(  # noqa: PLR0913
     some of them read is known from their declarations, and needs no `when`. A flag that is not read is a problem where
     the command line sets it. For a `strict` one it is a problem also where a preset or a file does, and the text says
     why it is not read.
+
+    In a `Section`, only `tasks` have the flag (none named: every task that has the section), and `defaults` are those
+    of tasks in which it has another one.
     """
-    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)}
+    meta = Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)
+    return with_default(default, {"meta": meta, "tasks": tasks, "defaults": defaults or {}})
+
+
+def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
+    """Return the field of a flag with this default and what its declaration says."""
     if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
-    return dataclasses.field(default=default, metadata=meta)
+        return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def group(
@@ -259,8 +269,8 @@ def group(
 ) -> Any:
     """Declare a section of flags: with other defaults than its class where a task needs them, by dotted name within the
     section ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` as of each flag."""
-    metadata = {"when": all_of(when), "strict": strict}
-    return dataclasses.field(default_factory=partial(with_defaults, cls, defaults or {}), metadata=metadata)
+    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "section": cls, "values": defaults or {}}
+    return dataclasses.field(default_factory=partial(with_defaults, cls, metadata["values"]), metadata=metadata)
 
 
 def all_of(when: When | tuple[When, ...]) -> tuple[When, ...]:
@@ -321,12 +331,6 @@ def walk_section(
             yield from walk_section(value, f"{key}.", (*around, *own), by_algorithm, inner)
 
 
-@cache
-def field_types(section: type) -> dict[str, FlagType]:
-    """Return the types of the fields of a section."""
-    return {name: flag_type(hint) for name, hint in get_type_hints(section).items()}
-
-
 def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
     """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
     named = [(field.name, field.metadata["meta"].algorithms) for field in fields(instance) if "meta" in field.metadata]
@@ -343,51 +347,3 @@ def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:
     for info in infos:
         sections.setdefault(info.key.rpartition(".")[0], []).append(info)
     return sections
-
-
-@dataclass(frozen=True)
-class FlagType:
-    """A flag's type: `base` is bool, int, float, str, list or dict; `item` is what a list or a table holds."""
-
-    base: type
-    item: type | None
-    optional: bool
-
-    @property
-    def name(self) -> str:
-        """As users read it, e.g. `list[float] or null`."""
-        if self.is_table:
-            return f"{{name: {{{', '.join(field.name for field in fields(self.section))}}}}}"
-        if self.base is dict:
-            return "{name: value}"
-        name = self.base.__name__ if self.item is None else f"list[{self.item.__name__}]"
-        return f"{name} or null" if self.optional else name
-
-    @property
-    def is_table(self) -> bool:
-        """Whether the flag holds named entries that are sections of flags."""
-        return self.base is dict and dataclasses.is_dataclass(self.item)
-
-    @property
-    def scalar(self) -> type:
-        """The type of the flag, or of each item of its list."""
-        return self.item or self.base
-
-    @property
-    def section(self) -> type:
-        """The section of a table's entries."""
-        assert self.is_table and self.item is not None
-        return self.item
-
-
-def flag_type(hint: Any) -> FlagType:
-    """Take a resolved type hint apart."""
-    optional = False
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
-        optional = True
-    if get_origin(hint) is list:
-        return FlagType(list, get_args(hint)[0], optional)
-    if get_origin(hint) is dict:
-        return FlagType(dict, get_args(hint)[1], optional)
-    return FlagType(hint, None, optional)

@@ -39,19 +39,7 @@ from rlhf_suite.config.ds import (
     RLDeepSpeedConfig,
     ServedModelConfig,
 )
-from rlhf_suite.config.eval import (
-    LANGUAGE,
-    PREFERENCE,
-    QUANTILES,
-    AnswerEvalConfig,
-    EvalConfig,
-    LabelledEvalConfig,
-    LoopEvalConfig,
-    PairEvalConfig,
-    RewardPairEvalConfig,
-    RLEvalConfig,
-    StepEvalConfig,
-)
+from rlhf_suite.config.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig, LoopEvalConfig
 from rlhf_suite.config.flags import FREE, flag, group, is_false, is_null, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
@@ -76,6 +64,7 @@ from rlhf_suite.config.models import (
 )
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
 from rlhf_suite.config.rollout import EngineConfig, GenerationConfig, RolloutConfig, VLLMConfig
+from rlhf_suite.config.sections import adapt
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.tools import (
     AdapterConfig,
@@ -93,6 +82,8 @@ IF_THE_LOSS_HAS_ONE: Any = {
     "strict": "this loss has no reference",
 }
 
+CHOSEN = "The task; chosen with task=<name>"
+
 
 @dataclass
 class Run:
@@ -101,7 +92,7 @@ class Run:
     MODEL: ClassVar[str] = "actor.model_name_or_path"  # the flag without which there is nothing to run
     HAS_DEMO: ClassVar[bool] = True  # whether conf/demo has a preset that names one
 
-    task: str = flag("", "The task; chosen with task=<name>")
+    task: str = flag("", CHOSEN)
     explain: bool = flag(False, when=is_false("plan"), resume=FREE)
     """Print batch sizes, placement, the origin of each value; run nothing"""
     run_dir: str | None = flag(None, resume=FREE)
@@ -110,6 +101,12 @@ class Run:
     """The files of the user's own functions, those of the user's own that they import, and their SHA-256, as the run
     found them; it writes them itself"""
     launch: LaunchConfig = group(LaunchConfig)
+
+    def __init_subclass__(cls, task: str = "") -> None:
+        """Give the run of a task its name, and sections with the flags and defaults of this task."""
+        if task:
+            adapt(cls, task)
+            cls.__annotations__["task"], cls.task = "str", flag(task, CHOSEN)
 
 
 @dataclass
@@ -144,92 +141,80 @@ class SupervisedRun(TrainedRun):
 
 
 @dataclass
-class SFTRun(SupervisedRun):
+class SFTRun(SupervisedRun, task="sft"):
     """Supervised fine-tuning and continued pre-training"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = LANGUAGE
 
-    task: str = flag("sft", "The task; chosen with task=<name>")
     actor: SFTActorConfig = group(SFTActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: SFTDataConfig = group(SFTDataConfig)
-    eval: AnswerEvalConfig = group(AnswerEvalConfig)
 
 
 @dataclass
-class RMRun(SupervisedRun):
+class RMRun(SupervisedRun, task="rm"):
     """Reward model from pairs of answers"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)
 
-    task: str = flag("rm", "The task; chosen with task=<name>")
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 9e-6})
     data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
-    eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
 
 @dataclass
-class DPORun(SupervisedRun):
+class DPORun(SupervisedRun, task="dpo"):
     """Preference optimisation from pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps")
 
-    task: str = flag("dpo", "The task; chosen with task=<name>")
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     data: ImagePairDataConfig = group(ImagePairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
-    eval: PairEvalConfig = group(PairEvalConfig, {"split": "test"})
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
 @dataclass
-class KTORun(SupervisedRun):
+class KTORun(SupervisedRun, task="kto"):
     """Preference optimisation from single answers, each desirable or not"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc")
 
-    task: str = flag("kto", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
-    eval: LabelledEvalConfig = group(LabelledEvalConfig, {"split": "test"})
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
 @dataclass
-class PRMRun(SupervisedRun):
+class PRMRun(SupervisedRun, task="prm"):
     """Process reward model from solutions with a label for every step"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = ("acc", "loss", "aux_loss", "auc")
 
-    task: str = flag("prm", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
     data: StepDataConfig = group(StepDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
-    eval: StepEvalConfig = group(StepEvalConfig, {"split": "test"})
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
 @dataclass
-class DistillRun(SupervisedRun):
+class DistillRun(SupervisedRun, task="distill"):
     """Distillation from a teacher's token probabilities on given answers"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*LANGUAGE, "loss", "distil_loss")
 
-    task: str = flag("distill", "The task; chosen with task=<name>")
     actor: TextActorConfig = group(TextActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
-    eval: AnswerEvalConfig = group(AnswerEvalConfig, {"split": "test"})
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 
 @dataclass
-class PPORun(TrainedRun):
+class PPORun(TrainedRun, task="ppo"):
     """PPO-family reinforcement learning on Ray, vLLM and DeepSpeed"""
 
     EVALUATED: ClassVar[tuple[str, ...]] = (
@@ -241,7 +226,6 @@ class PPORun(TrainedRun):
         "num_samples",
     )
 
-    task: str = flag("ppo", "The task; chosen with task=<name>")
     actor: PolicyConfig = group(PolicyConfig)
     critic: CriticConfig = group(CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"))
     ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
@@ -254,7 +238,7 @@ class PPORun(TrainedRun):
     ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
     data: PromptDataConfig = group(PromptDataConfig)
     train: RLTrainConfig = group(RLTrainConfig)
-    eval: RLEvalConfig = group(RLEvalConfig, when=IF_NOT_REPLAYED)
+    eval: EvalConfig = group(EvalConfig, when=IF_NOT_REPLAYED)
 
     @property
     def replays(self) -> bool:
@@ -263,10 +247,9 @@ class PPORun(TrainedRun):
 
 
 @dataclass
-class GenerateRun(ResumableRun):
+class GenerateRun(ResumableRun, task="generate"):
     """Answers of a model to the prompts of a file"""
 
-    task: str = flag("generate", "The task; chosen with task=<name>")
     actor: ModelConfig = group(ModelConfig)
     ds: PrecisionConfig = group(PrecisionConfig)
     data: GenerateDataConfig = group(GenerateDataConfig)
@@ -277,12 +260,11 @@ class GenerateRun(ResumableRun):
 
 
 @dataclass
-class ScoreRun(ResumableRun):
+class ScoreRun(ResumableRun, task="score"):
     """Scores of the responses in a file, by a rule, a file, servers or a reward model"""
 
     MODEL: ClassVar[str] = "data.dataset"
 
-    task: str = flag("score", "The task; chosen with task=<name>")
     ds: RewardModelConfig = group(RewardModelConfig)
     data: ScoreDataConfig = group(ScoreDataConfig)
     reward: JudgeConfig = group(JudgeConfig)
@@ -290,23 +272,21 @@ class ScoreRun(ResumableRun):
 
 
 @dataclass
-class CheckRewardRun(Run):
+class CheckRewardRun(Run, task="check_reward"):
     """The reward of a few rows, shown row by row before any GPU is used"""
 
     MODEL: ClassVar[str] = "data.dataset"
 
-    task: str = flag("check_reward", "The task; chosen with task=<name>")
     data: CheckedDataConfig = group(CheckedDataConfig)
     reward: TextRewardConfig = group(TextRewardConfig)
 
 
 @dataclass
-class MergeLoRARun(Run):
+class MergeLoRARun(Run, task="merge_lora"):
     """A LoRA adapter merged into its base model; trains nothing"""
 
     HAS_DEMO: ClassVar[bool] = False
 
-    task: str = flag("merge_lora", "The task; chosen with task=<name>")
     actor: ModelConfig = group(ModelConfig)
     lora: AdapterConfig = group(AdapterConfig)
     ckpt: MergedConfig = group(MergedConfig)
@@ -331,19 +311,17 @@ class LoopRun(ResumableRun):
 
 
 @dataclass
-class RejectionSamplingRun(LoopRun):
+class RejectionSamplingRun(LoopRun, task="rejection_sampling"):
     """Rejection sampling: supervised tuning on the best of the model's own answers, again and again"""
 
-    task: str = flag("rejection_sampling", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 2e-6, "disable_dropout": False})
     loop: RejectionLoopConfig = group(RejectionLoopConfig)
 
 
 @dataclass
-class IterativeDPORun(LoopRun):
+class IterativeDPORun(LoopRun, task="iterative_dpo"):
     """Iterative DPO: preferring the best of the model's own answers to the worst, again and again"""
 
-    task: str = flag("iterative_dpo", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-7})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
@@ -351,33 +329,30 @@ class IterativeDPORun(LoopRun):
 
 
 @dataclass
-class ConditionalSFTRun(LoopRun):
+class ConditionalSFTRun(LoopRun, task="conditional_sft"):
     """Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"""
 
-    task: str = flag("conditional_sft", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: ConditionalDataConfig = group(ConditionalDataConfig)
     loop: ConditionalLoopConfig = group(ConditionalLoopConfig, {"num_iterations": 1})
 
 
 @dataclass
-class ServeRMRun(Run):
+class ServeRMRun(Run, task="serve_rm"):
     """A reward model behind HTTP"""
 
     MODEL = "reward.model_name_or_path"
     HAS_DEMO = False  # there is no built-in reward model
 
-    task: str = flag("serve_rm", "The task; chosen with task=<name>")
     reward: ServedRewardConfig = group(ServedRewardConfig)
     ds: ServedModelConfig = group(ServedModelConfig)
     serve: ServeConfig = group(ServeConfig)
 
 
 @dataclass
-class ChatRun(Run):
+class ChatRun(Run, task="chat"):
     """A conversation with a model in the terminal; trains nothing"""
 
-    task: str = flag("chat", "The task; chosen with task=<name>")
     actor: ModelConfig = group(ModelConfig)
     data: ChatTextConfig = group(ChatTextConfig)
     ds: FourBitConfig = group(FourBitConfig)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
@@ -47,7 +47,7 @@ class Numbered(LazySequence[Prompt]):
 
 def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
     data: PromptDataConfig,
-    evaluation: RLEvalConfig,
+    evaluation: EvalConfig,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
     keeps_chat: bool = False,

@@ -11,7 +11,7 @@ from rlhf_suite import registry
 from rlhf_suite.agents.build import make_conversations
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.ckpt import NO_METRIC
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
 from rlhf_suite.config.reward import has_source, reward_models
 from rlhf_suite.config.runs import PPORun
@@ -93,7 +93,7 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         vision_processor(plan.models[ACTOR].path, config.data.image_key),
         config.agent.has_turns,
     )
-    evaluation = RLEvalConfig() if config.replays else config.eval
+    evaluation = EvalConfig.of(config.task) if config.replays else config.eval
     prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.track)
     if not config.replays:
         rows = [(prompt.where, prompt.datasource) for prompt in (*prompts.train, *prompts.held_out)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhf_suite.config.ckpt import NO_METRIC
-from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.metrics import direction_of
@@ -196,7 +195,7 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
     if name in (None, NO_METRIC) or run.eval.dataset is None:
         return
     measured = [f"eval/{metric}" for metric in run.EVALUATED]
-    if isinstance(run.eval, RLEvalConfig):
+    if isinstance(run, PPORun):
         samples = run.eval.n_samples_per_prompt
         measured += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
     known = [metric for metric in measured if direction_of(metric) is not None]

@@ -1,0 +1,105 @@
+"""Sections of flags that differ between tasks: one class, of which a run has the flags and defaults of its task.
+
+`EvalConfig` declares every flag of `eval.`, with the tasks that have it. `EvalConfig.of("sft")` has the flags of
+task=sft and no others: to read or set another one is an AttributeError, so that code cannot take the default of a flag
+that nobody can set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import Any, ClassVar, NoReturn, Self, get_type_hints
+
+from rlhf_suite.config.flags import with_default, with_defaults
+
+# Groups of tasks, for flags that only these have.
+WITH_ANSWERS = ("sft", "kto", "distill")  # their rows are prompts with answers
+WITH_PAIRS = ("rm", "dpo", "kto")  # their rows are, or may be, a better and a worse answer each
+
+
+class SectionClass(type):
+    """The class of the classes that differ between tasks, by which pickle finds those of a task."""
+
+    def __getattr__(cls, name: str) -> type[Any]:
+        """Return the class of a task: `EvalConfig.of_sft`, which another process may have to make."""
+        if not name.startswith(OF):
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+        return class_of(cls, name.removeprefix(OF))
+
+
+OF = "of_"
+
+
+class Section(metaclass=SectionClass):
+    """A class of flags that differ between tasks; its instances are those of one task.
+
+    A class is one if it has a flag with `tasks=` or `defaults=`, or a group of a class that is one.
+    """
+
+    TASK: ClassVar[str] = ""
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        if not cls.TASK:
+            raise TypeError(f"{cls.__name__} differs between tasks: make it with {cls.__name__}.of(<task>)")
+        return super().__new__(cls)
+
+    @classmethod
+    def of(cls, task: str, **values: Any) -> Self:
+        """Return the section of a task, with these values and the task's defaults of all other flags."""
+        declared: type = cls
+        section: Self = class_of(declared, task)(**values)
+        return section
+
+
+@cache
+def class_of(declared: type, task: str) -> type[Any]:
+    """Return the class of a task's sections, which has the name of the one that declares the flags of all tasks."""
+    names = {"__module__": declared.__module__, "__qualname__": f"{declared.__qualname__}.{OF}{task}"}
+    cls = type(declared)(declared.__name__, (declared,), {"TASK": task, "__doc__": declared.__doc__, **names})
+    adapt(cls, task)
+    return dataclass(cls)
+
+
+def adapt(cls: type, task: str) -> None:
+    """Give a class that is about to become a dataclass its fields, and those of its base, as a task has them."""
+    assert cls.__base__ is not None
+    hints = get_type_hints(cls.__base__) | cls.__annotations__
+    inherited = {field.name: field for field in fields(cls.__base__)}
+    own = {name: field for name, field in vars(cls).items() if isinstance(field, dataclasses.Field)}
+    for name, field in (inherited | own).items():
+        of_task = field_of(name, field, task, cls.__name__)
+        if of_task is not field:
+            # A class variable is not a field, and it hides the field of this name in the base.
+            cls.__annotations__[name] = ClassVar[Any] if isinstance(of_task, Absent) else hints[name]
+            setattr(cls, name, of_task)
+
+
+class Absent:
+    """Stands in the class of a task for a flag that the task does not have."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+    def __get__(self, section: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(self.problem)
+
+    def __set__(self, section: object, value: object) -> NoReturn:
+        raise AttributeError(self.problem)
+
+
+def field_of(name: str, field: dataclasses.Field[Any], task: str, owner: str) -> dataclasses.Field[Any] | Absent:
+    """Return a field as a task has it: the same one where nothing differs."""
+    declared: Mapping[str, Any] = field.metadata
+    of_task: dataclasses.Field[Any] = field
+    if "section" in declared:
+        if issubclass(declared["section"], Section):
+            make = partial(with_defaults, class_of(declared["section"], task), declared["values"])
+            of_task = dataclasses.field(default_factory=make, metadata=declared)
+    elif declared["tasks"] and task not in declared["tasks"]:
+        return Absent(f"task={task} has no flag {name!r} in {owner}")
+    elif task in declared["defaults"]:
+        of_task = with_default(declared["defaults"][task], declared)
+    return of_task

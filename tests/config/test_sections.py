@@ -1,0 +1,87 @@
+"""A section has the flags and defaults of its task, and no others."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import fields, replace
+
+import pytest
+
+from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.runs import TASKS, DPORun, Run, SFTRun
+from rlhf_suite.config.sections import Section
+
+SETTINGS = [
+    (task, info.owner, field)
+    for task, root in TASKS.items()
+    for info in walk(root)
+    for field in fields(info.owner)
+    if field.metadata.get("tasks") or field.metadata.get("defaults")
+]
+
+
+@pytest.mark.notices(
+    "a section has the flags of other tasks",
+    "config/sections.py",
+    """elif declared["tasks"] and task not in declared["tasks"]""",
+    """elif declared["tasks"] == task""",
+)
+def test_a_flag_of_another_task_can_be_neither_read_nor_set():
+    """Else a run would take the default of a flag that its command line cannot set."""
+    section, reason = SFTRun().eval, "task=sft has no flag 'margin_key' in EvalConfig"
+    for cannot in (lambda: section.margin_key, lambda: setattr(section, "margin_key", ["margin"])):
+        with pytest.raises(AttributeError, match=reason):
+            cannot()
+    assert not hasattr(type(section), "margin_key") and "margin_key" not in {field.name for field in fields(section)}
+    with pytest.raises(TypeError, match="margin_key"):
+        EvalConfig.of("sft", margin_key=["margin"])
+    assert EvalConfig.of("rm").margin_key is None
+
+
+@pytest.mark.notices(
+    "a section has the defaults of other tasks",
+    "config/sections.py",
+    """of_task = with_default(declared["defaults"][task], declared)""",
+    "pass",
+)
+def test_a_section_has_the_defaults_of_its_task():
+    assert (EvalConfig.of("sft").split, EvalConfig.of("dpo").split, DPORun().eval.split) == ("train", "test", "test")
+    assert EvalConfig.of("dpo", split="validation").split == "validation"
+
+
+def test_a_section_that_differs_between_tasks_is_made_for_one():
+    with pytest.raises(TypeError, match=r"make it with EvalConfig.of\(<task>\)"):
+        EvalConfig()
+
+
+def test_a_section_can_be_copied_and_compared():
+    run = DPORun(eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
+    assert deepcopy(run) == run and isinstance(run.eval, EvalConfig)
+    changed = replace(run.eval, steps=3)
+    assert (changed.steps, changed.prompt_key, type(changed)) == (3, ["question"], type(run.eval))
+    assert changed != run.eval and EvalConfig.of("rm") != EvalConfig.of("dpo")
+
+
+@pytest.mark.parametrize("library", ["pickle", "cloudpickle"])
+def test_a_run_arrives_whole_in_another_process(library):
+    """Workers get the run from the driver; the class of its section has no name in a module."""
+    run = DPORun(eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
+    program = (
+        f"import sys, {library}; run = {library}.load(sys.stdin.buffer)\n"
+        "print(run.eval.dataset, run.eval.split, run.eval.prompt_key, hasattr(run.eval, 'margin_key'))"
+    )
+    dumps = pickle.dumps if library == "pickle" else pytest.importorskip("cloudpickle").dumps
+    done = subprocess.run([sys.executable, "-c", program], input=dumps(run), capture_output=True, check=True)
+    assert done.stdout.decode() == "rows test ['question'] False\n"
+
+
+def test_flags_that_differ_between_tasks_are_declared_in_sections_and_name_tasks_that_exist():
+    assert SETTINGS
+    for task, owner, field in SETTINGS:
+        assert issubclass(owner, Section | Run), (task, owner, field.name)
+        assert {*field.metadata["tasks"], *field.metadata["defaults"]} <= {*TASKS}, (owner, field.name)
+        assert not field.metadata["tasks"] or {*field.metadata["defaults"]} <= {*field.metadata["tasks"]}
