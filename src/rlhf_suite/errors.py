@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 
-class UserError(ValueError):
+class WithoutTraceback(Exception):
+    """An error whose message says everything."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class UserError(WithoutTraceback, ValueError):
     """A user's mistake: the message names the flag or file:line, the value and the remedy. Exit code 2."""
 
 
-class RunError(RuntimeError):
+class RunError(WithoutTraceback, RuntimeError):
     """A run that could not go on: the message names who failed, in which phase, and what it last said. Exit code 1."""

@@ -41,7 +41,7 @@ def test_a_run_is_read_when_it_is_asked_for(tmp_path):
     record.record_step(1)
     record.mark_done({"train/loss": 2.0})
     assert (run.status, run.last_step, run.results) == ("done", 1, {"train/loss": 2.0})
-    assert run.metrics["train/loss"].tolist() == [2.0] and "train/loss 2" in run._repr_html_()
+    assert run.metrics["train/loss"].tolist() == [2.0] and "<td>train/loss</td><td>2</td>" in run._repr_html_()
     with pytest.raises(rs.UserError, match=r"no samples of step 7 in rollouts/: it has none"):
         run.samples(7)
 

@@ -140,6 +140,10 @@ def score(row, config):
 
 def lost(row, config):
     return table[row.response]
+
+class Environment:
+    def reset(self, task):
+        return helper(task.text)
 """
 
 
@@ -159,6 +163,16 @@ def test_the_definitions_of_a_cell_are_written_and_its_runs_are_not(tmp_path):
     space: dict = {}
     exec(compile(written, file, "exec"), space)
     assert space[name](type("Row", (), {"response": "axx"}), None) == 0.5
+
+
+def test_a_class_of_a_cell_is_named_by_its_file_and_an_environment_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = define("Environment")
+    assert name_function("train.callbacks", given, tmp_path).endswith(".py:Environment")
+    (file,) = with_files("ppo", {"train": {"agent_func_path": given}}).values()
+    assert file.endswith(".py") and "class Environment:" in Path(file).read_text()
+    with pytest.raises(rs.UserError, match="the source of int is not known"):
+        name_function("reward.rule", int, tmp_path)
 
 
 def test_a_function_that_reads_what_is_not_written_is_refused(tmp_path):

@@ -34,7 +34,7 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
         kind = "a lambda" if "<lambda>" in name else "defined within a function or class"
         raise UserError(f"{key}: {name} is {kind}, and the processes of a run import functions by name. Define it with "
                         "def at the top level of a file or cell")  # fmt: skip
-    source = None if inspect.isbuiltin(function) else inspect.getsourcefile(function)
+    source = source_file(function)
     if source is None:
         raise UserError(f"{key}: the source of {name} is not known. Define it in a file or a cell")
     if function.__module__ != MAIN:
@@ -51,6 +51,16 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, written)
     return f"{file.resolve()}:{name}"
+
+
+def source_file(function: Callable[..., Any]) -> str | None:
+    """Return the file of a function or class; None where it is not known. A class of a notebook's cell has the file of
+    its methods: Python asks its module, which is no file."""
+    parts = vars(function).values() if inspect.isclass(function) else ()
+    try:
+        return inspect.getsourcefile(next(filter(inspect.isfunction, parts), function))
+    except (TypeError, OSError):  # of a class that is built in, or of a terminal
+        return None
 
 
 def definitions(key: str, text: str) -> ast.Module:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import os
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -14,10 +15,8 @@ from typing import Any
 from rlhf_suite.config.record import load as load_config
 from rlhf_suite.config.runs import Run as Config
 from rlhf_suite.errors import UserError
-from rlhf_suite.report.curves import rows_once
+from rlhf_suite.report.curves import make_picture, rows_once, series
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
-
-SHOWN = 6  # metrics of a run in a notebook
 
 
 @dataclass(frozen=True)
@@ -93,23 +92,31 @@ class Run(os.PathLike[str]):
 
         return "\n".join(describe_run(self.record)[1])
 
+    def stamp(self) -> object:
+        """Return what changes when there is more to see of the run: its state and the size of its metrics."""
+        metrics = self.record.metrics
+        return self.status, metrics.stat().st_size if metrics.exists() else 0
+
     @property
     def record(self) -> RunFolder:
         """The paths of the run's files."""
         return RunFolder(self.folder)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the state, the results and the curves."""
+        """Return what a notebook shows: the state, a table of the headline metrics as they changed, and the curves."""
+        from rlhf_suite.report.summary import change, headlines
+
         lines = [f"<b>{escape(str(self.folder))}</b>: {self.status}, step {self.last_step}"]
         lines += [escape(self.error)] if self.error else []
-        chosen = [name for name in self.results if name.startswith("eval/")] or list(self.results)
-        lines += [
-            f"{escape(name)} {self.results[name]:.4g}" for name in chosen[:SHOWN] if self.results[name] is not None
-        ]
-        curves = self.folder / "curves.png"
-        if curves.exists():
-            lines.append(f'<img src="data:image/png;base64,{base64.b64encode(curves.read_bytes()).decode()}">')
-        return "<br>".join(lines)
+        curves = series(self.record.metrics)
+        shown = {name: change(name, curves) for name in headlines(curves)}
+        if not shown:  # of a task that does not train
+            shown = {name: f"{value:.4g}" for name, value in self.results.items() if value is not None}
+        rows = (f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in shown.items())
+        picture = ""
+        with suppress(UserError):  # such as a task without curves
+            picture = f'<img width="720" src="data:image/png;base64,{b64encode(make_picture(self.record)).decode()}">'
+        return f"{'<br>'.join(lines)}<table>{''.join(rows)}</table>{picture}"
 
 
 def load(folder: str | os.PathLike[str]) -> Run:

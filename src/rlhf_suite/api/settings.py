@@ -131,6 +131,8 @@ def name_code(key: str, value: Callable[..., Any]) -> str:
         UserError: the flag takes none, or other processes could not import it.
     """
     info = flags_of(None).get(key)
+    if key == "train.agent_func_path":  # a file, in which the class or function is found by its form
+        return name_function(key, value, OUTPUTS / "code").rpartition(":")[0]
     if info is not None and info.meta.algorithms is None:
         raise UserError(f"{key}: this flag takes no function. docs/own_code.md lists those that do")
     return name_function(key, value, OUTPUTS / "code")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlhf_suite.api.runs import Run
+from rlhf_suite.api.screen import Result, Screen
 from rlhf_suite.api.settings import ask, check_places
 from rlhf_suite.composition.arguments import CommandLine, words_of_options
 from rlhf_suite.config.formatting import quote
@@ -22,6 +26,7 @@ from rlhf_suite.preflight.jobs import Preflight
 
 REFUSED, STOPPED = 2, (128 + signal.SIGINT, 128 + signal.SIGTERM)
 FOLDERS = ("run_dir=", "hydra.run.dir=", "hydra.sweep.dir=")
+POLL_S = 2.0
 SAID = 20  # last lines of a run that the message of a refusal has
 
 
@@ -63,8 +68,8 @@ def run(task: str, **settings: Any) -> Run:
         place = for_run(checked)
     if isinstance(place, Problem):
         raise ConfigurationError([place])
-    failed = start(line, place.folder)
     result = Run(place.folder.resolve())
+    failed = start(line, place.folder, result)
     if failed is not None:
         raise RunError(f"the run in {place.folder} {result.status}: {result.error or failed}")
     return result
@@ -80,16 +85,16 @@ def refuse_chat(checked: Preflight) -> None:
         raise ConfigurationError([Problem("task", problem, fix)])
 
 
-def start(line: CommandLine, folder: Path) -> str | None:
-    """Do what a command line says in `folder`, in a process of its own. Return the last lines that it said if it
-    failed; None if it did not.
+def start(line: CommandLine, folder: Path, result: Result) -> str | None:
+    """Do what a command line says in `folder`, in a process of its own, and show it with the `result` that is there.
+    Return the last lines that it said if it failed; None if it did not.
 
     Raises:
         UserError: it was refused.
         KeyboardInterrupt: it was interrupted, and has stopped.
     """
     words = [word for word in (*words_of_options(line.options), *line.overrides) if not word.startswith(FOLDERS)]
-    code, said = follow([*words, f"run_dir={quote(str(folder))}"])
+    code, said = follow([*words, f"run_dir={quote(str(folder))}"], Screen(result))
     if code in STOPPED:
         raise KeyboardInterrupt
     if code == REFUSED:
@@ -97,7 +102,7 @@ def start(line: CommandLine, folder: Path) -> str | None:
     return said if code else None
 
 
-def follow(words: list[str]) -> tuple[int, str]:
+def follow(words: list[str], screen: Screen) -> tuple[int, str]:
     """Run a command line in a process that ends with this one; return its exit code and the last lines that it said.
 
     On a terminal the process has it, with its progress bars, and nothing is returned of what it said. At the first
@@ -107,14 +112,25 @@ def follow(words: list[str]) -> tuple[int, str]:
     command = [sys.executable, "-m", "rlhf_suite.cli.child", str(os.getpid()), *words]
     settings: dict[str, Any] = {} if has_terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL, **settings)
-    said: list[str] = []
     while True:
         try:
-            for written in process.stdout or ():
-                text = written.decode(errors="replace")
-                said = [*said[-SAID:], text]
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            return process.wait(), "".join(said).strip()  # no-limit: a run has its own limits
+            for text in texts_of(process):
+                screen.write(text)
+            screen.write("")
+            return process.wait(), screen.last_lines(SAID)  # no-limit: a run has its own limits
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)
+
+
+def texts_of(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield what a process prints, and an empty text for every POLL_S seconds in which it prints nothing."""
+    if process.stdout is None:
+        return
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    while True:
+        if not select.select([process.stdout], [], [], POLL_S)[0]:
+            yield ""
+        elif written := os.read(process.stdout.fileno(), 1 << 16):
+            yield decode(written)
+        else:
+            return

@@ -82,8 +82,12 @@ class Sweep(os.PathLike[str]):
             )
         return rows
 
+    def stamp(self) -> object:
+        """Return what changes when there is more to see; a sweep prints a line then."""
+        return None
+
     def _repr_html_(self) -> str:
-        rows = self.rows()
+        rows = self.rows() if (self.folder / "summary.json").exists() else []
         names = dict.fromkeys(name for row in rows for name in row)
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{''.join(map(cell, (row.get(name) for name in names)))}</tr>" for row in rows)
@@ -122,8 +126,9 @@ def sweep(
         folder = for_sweep(checked)
     if isinstance(folder, Problem):
         raise ConfigurationError([folder])
-    start(line, folder)
-    return Sweep(folder.resolve())
+    result = Sweep(folder.resolve())
+    start(line, folder, result)
+    return result
 
 
 def refuse_doubles(line: CommandLine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,17 @@ def draw_curves(folder: RunFolder) -> Path:
     Raises:
         UserError: the folder has neither a reward nor a loss.
     """
+    path = folder.path / "curves.png"
+    path.write_bytes(make_picture(folder))
+    return path
+
+
+def make_picture(folder: RunFolder) -> bytes:
+    """Return the curves of a run as they stand, as a PNG.
+
+    Raises:
+        UserError: the folder has neither a reward nor a loss.
+    """
     curves = series(folder.metrics)
     shown = panels(curves)
     if not shown:
@@ -95,9 +107,7 @@ def draw_curves(folder: RunFolder) -> Path:
     unit = (
         "iteration" if folder.loop.exists() else "RL step" if find_training_points(REWARD, curves) else "optimiser step"
     )
-    path = folder.path / "curves.png"
-    draw(path, folder.path.resolve().name, unit, shown, curves)
-    return path
+    return draw(folder.path.resolve().name, unit, shown, curves)
 
 
 def draw_calls(folder: RunFolder) -> Path | None:
@@ -170,8 +180,8 @@ def running_mean(points: Points, reach: int) -> Points:
     return [(step, sum(window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
 
 
-def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], curves: dict[str, Points]) -> None:
-    """Draw the panels into a PNG file, at most two side by side."""
+def draw(title: str, unit: str, panels: Sequence[Panel], curves: dict[str, Points]) -> bytes:
+    """Return a PNG with the panels, at most two side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -181,7 +191,9 @@ def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], curves: dic
     figure.suptitle(title)
     for number, panel in enumerate(panels, start=1):
         draw_panel(figure.add_subplot(rows, columns, number), panel, unit, curves)
-    figure.savefig(path, dpi=130)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=130, format="png")
+    return picture.getvalue()
 
 
 def draw_panel(axes: Axes, panel: Panel, unit: str, curves: dict[str, Points]) -> None:

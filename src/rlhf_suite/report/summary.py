@@ -84,10 +84,15 @@ def word(key: str, value: str | Path | None) -> str:
 
 def changes(curves: dict[str, Points]) -> list[str]:
     """Return one line per headline metric: its first and last value, and for evaluations the best one."""
-    shown = {*evaluation_results(curves), *(name for name in curves if name.startswith("train/"))}
-    names = [name for name in curves if name in shown and is_headline(name)]
+    names = headlines(curves)
     width = max(map(len, names), default=0)
-    return [f"{name:<{width}}  {change(name, curves)}" for name in sorted(names, key=order)]
+    return [f"{name:<{width}}  {change(name, curves)}" for name in names]
+
+
+def headlines(curves: dict[str, Points]) -> list[str]:
+    """Return the names of the headline metrics of a run, evaluations first."""
+    shown = {*evaluation_results(curves), *(name for name in curves if name.startswith("train/"))}
+    return sorted((name for name in curves if name in shown and is_headline(name)), key=order)
 
 
 def is_headline(name: str) -> bool:
