@@ -32,7 +32,7 @@ from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.reward import RLRewardConfig
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
@@ -174,7 +174,7 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
     critic = CriticGroup(ranks("critic")) if algo.advantage.needs("values") else None
     counts = {"steps_per_rollout": arguments.steps, "critic_warm_up": 0, "mismatch_limit": math.inf}
     maker = ExperienceMaker(algo, 1.0, policy, reference, critic, **counts)
-    train = RLTrainConfig(batch_size=-(-len(samples.trajectories) // arguments.steps))
+    train = TrainConfig.of("ppo", batch_size=-(-len(samples.trajectories) // arguments.steps))
     credit, updater = CreditAssigner(algo), Updater(train, PolicyConfig(), policy, critic, **counts)
 
     shaper = Shaper(RLRewardConfig(), lambda prompt: arguments.longest)

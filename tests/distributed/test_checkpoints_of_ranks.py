@@ -71,7 +71,7 @@ def workers(tmp_path_factory):
 def saver(workers, tmp_path):
     def make(**config) -> Saver:
         rows = TrainingRows("data.dataset", "all")
-        flags = CheckpointConfig(save_steps=1, **config)
+        flags = CheckpointConfig.of("sft", save_steps=1, **config)
         return Saver(flags, RunFolder(tmp_path), {"actor": TrainedGroup(workers)}, "eval/gpt_loss", rows)
 
     return make

@@ -33,7 +33,7 @@ def run_sft(world, folder, **changes):
             lr_scheduler="constant_with_warmup",
         ),
         data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_len=64),
-        train=replace(TrainConfig(batch_size=64, micro_batch_size=64, max_steps=5), **train),
+        train=replace(TrainConfig.of("sft", batch_size=64, micro_batch_size=64, max_steps=5), **train),
         eval=EvalConfig.of("sft", dataset="builtin:reverse_eval"),
         ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=changes.get("packing", True)),
         logger=LoggerConfig(progress=False),

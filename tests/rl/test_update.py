@@ -12,7 +12,7 @@ from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
@@ -43,7 +43,8 @@ def test_the_order_is_a_function_of_seed_and_rollout():
 
 def test_steps_per_rollout_counts_what_step_indices_gives():
     config = PPORun(
-        rollout=RolloutConfig(batch_size=5, n_samples_per_prompt=3), train=RLTrainConfig(batch_size=4, max_epochs=2)
+        rollout=RolloutConfig(batch_size=5, n_samples_per_prompt=3),
+        train=TrainConfig.of("ppo", batch_size=4, max_epochs=2),
     )
     config.actor.model_name_or_path = "builtin:tiny"
     plan = resolve(config, Machine("cpu", 0))
@@ -93,7 +94,7 @@ class Asked:
 
 def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
-    run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
+    run = PPORun(rollout=RolloutConfig(batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3))
     run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
     run.actor = replace(run.actor, **actor)
     policy, critic = Asked("policy"), Asked("critic")

@@ -10,12 +10,12 @@ import pytest
 from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
 from rlhf_suite.config.eval import LoopEvalConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.loop import ConditionalLoopConfig, LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
+from rlhf_suite.config.loop import LoopConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, RejectionSamplingRun
+from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, RejectionSamplingRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
 from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
@@ -30,6 +30,10 @@ SECTIONS = {
     "reward": RewardConfig(rule="exact_match"),
     "logger": LoggerConfig(progress=False),
 }
+
+
+def looping(data, **loop):
+    return RejectionSamplingRun(data=data, loop=LoopConfig.of("rejection_sampling", **loop))
 
 
 def done(folder, run, answers=(), score=0.0):
@@ -54,7 +58,9 @@ def rows_of(path):
 
 def test_rejection_sampling_tunes_each_model_on_its_own_best_answers(tmp_path):
     config = RejectionSamplingRun(
-        **SECTIONS, eval=LoopEvalConfig(dataset="builtin:reverse_eval"), loop=RejectionLoopConfig(min_score=1.0)
+        **SECTIONS,
+        eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
+        loop=LoopConfig.of("rejection_sampling", min_score=1.0),
     )
     models = ["org/first", str(tmp_path / "iter_0/sft/model"), str(tmp_path / "model")]
     for i, model in enumerate(models):
@@ -81,7 +87,7 @@ def test_rejection_sampling_tunes_each_model_on_its_own_best_answers(tmp_path):
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_iterative_dpo_measures_against_the_iterations_model_or_the_first(tmp_path, fixed):
-    config = IterativeDPORun(**SECTIONS, loop=PreferenceLoopConfig(fixed_reference_enable=fixed))
+    config = IterativeDPORun(**SECTIONS, loop=LoopConfig.of("iterative_dpo", fixed_reference_enable=fixed))
     models = ["org/first", str(tmp_path / "iter_0/dpo/model"), str(tmp_path / "model")]
     for i, model in enumerate(models[:2]):
         rows, output = tmp_path / f"iter_{i}/rows.jsonl", models[2] if i == 1 else None
@@ -102,7 +108,7 @@ def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_se
     config = ConditionalSFTRun(
         **SECTIONS | {"data": data},
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
-        loop=ConditionalLoopConfig(2, target_reward=target),
+        loop=LoopConfig.of("conditional_sft", num_iterations=2, target_reward=target),
     )
     models, seen = ["org/first", str(tmp_path / "iter_0/sft/model"), str(tmp_path / "model")], [None, 0.75, 0.5]
     asked = seen if target is None else [None, target, target]
@@ -125,7 +131,7 @@ def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_
     config = ConditionalSFTRun(
         **SECTIONS,
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
-        loop=ConditionalLoopConfig(1, standardize_enable=True),
+        loop=LoopConfig.of("conditional_sft", num_iterations=1, standardize_enable=True),
     )
     done(tmp_path / "evaluate_0", evaluate_run(config, "org/first"), answers=[[0.0]])
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 2048)), [[3.0, 1.0], [0.0, 0.0]])
@@ -140,7 +146,9 @@ def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_
 def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
     sections = SECTIONS | {"reward": RewardConfig(model_name_or_path="org/rm"), "data": replace(DATA, max_len=20_000)}
     config = RejectionSamplingRun(
-        **sections, eval=LoopEvalConfig(dataset="builtin:reverse_eval"), loop=RejectionLoopConfig(1)
+        **sections,
+        eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
+        loop=LoopConfig.of("rejection_sampling", num_iterations=1),
     )
     answered = generate_run(config, "org/first", 0, Share(0, 2048))
     assert answered.reward == RewardConfig()
@@ -160,7 +168,7 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
 
 
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
-    config = RejectionSamplingRun(**SECTIONS, loop=RejectionLoopConfig(min_score=1.0))
+    config = RejectionSamplingRun(**SECTIONS, loop=LoopConfig.of("rejection_sampling", min_score=1.0))
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
     with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no response scores 1 or more"):
         rejection_sampling.run(config, tmp_path)
@@ -169,23 +177,23 @@ def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
 @pytest.mark.parametrize(
     ("loop", "data", "expected"),
     [
-        (LoopConfig(num_iterations=3), DATA, [(0, 682), (682, 683), (1365, 683)]),
-        (LoopConfig(num_iterations=2), replace(DATA, skip_samples=8, max_samples=100), [(8, 50), (58, 50)]),
-        (LoopConfig(num_iterations=4, prompts_per_iteration=900), DATA, [(0, 900), (900, 900), (0, 900), (900, 900)]),
-        (LoopConfig(num_iterations=2, prompts_per_iteration=9000), DATA, [(0, 2048), (0, 2048)]),
+        ({"num_iterations": 3}, DATA, [(0, 682), (682, 683), (1365, 683)]),
+        ({"num_iterations": 2}, replace(DATA, skip_samples=8, max_samples=100), [(8, 50), (58, 50)]),
+        ({"num_iterations": 4, "prompts_per_iteration": 900}, DATA, [(0, 900), (900, 900), (0, 900), (900, 900)]),
+        ({"num_iterations": 2, "prompts_per_iteration": 9000}, DATA, [(0, 2048), (0, 2048)]),
     ],
 )
 def test_each_iteration_has_its_share_of_the_prompts(loop, data, expected):
-    assert shares_of(LoopRun(data=data, loop=loop)) == [Share(*each) for each in expected]
+    assert shares_of(looping(data, **loop)) == [Share(*each) for each in expected]
 
 
 def test_fewer_prompts_than_iterations_are_refused():
     with pytest.raises(UserError, match="only 3 prompts"):
-        shares_of(LoopRun(data=replace(DATA, max_samples=3), loop=LoopConfig(num_iterations=4)))
+        shares_of(looping(replace(DATA, max_samples=3), num_iterations=4))
 
 
 def test_prompts_that_come_again_get_other_answers():
-    config = LoopRun(data=DATA)
+    config = looping(DATA)
     first, again = (generate_run(config, "m", i, Share(0, 10)).rollout for i in (0, 2))
     assert (first.seed, again.seed) == (42, 44)
     assert replace(again, seed=42) == first
@@ -193,7 +201,7 @@ def test_prompts_that_come_again_get_other_answers():
 
 def test_each_training_has_curves_of_its_own(tmp_path):
     logger = LoggerConfig(tensorboard_dir="/tb", wandb=WandbConfig(enable=True))
-    run = sft_run(LoopRun(logger=logger), "m", "rows.jsonl", None)
+    run = sft_run(RejectionSamplingRun(logger=logger), "m", "rows.jsonl", None)
     named = apart(run, tmp_path / "my_loop", "iter_1/sft").logger
     assert named.tensorboard_dir == "/tb/my_loop/iter_1"
     assert (named.wandb.group, named.wandb.run_name) == ("my_loop", "my_loop/iter_1/sft")

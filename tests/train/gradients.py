@@ -223,7 +223,8 @@ def local_weights(model: strategy.TrainedModel) -> list[torch.Tensor]:
 
 
 def train_config(split: Split, budget: int) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.of(
+        "sft",
         micro_batch_size=split.micro,
         dynamic_batch_enable=split.budget,
         max_tokens_per_gpu=budget if split.budget else 1,

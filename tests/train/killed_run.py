@@ -67,7 +67,7 @@ def attempt(config: SupervisedRun, folder: Path) -> int:
 
 def newest(folder: Path) -> int:
     try:
-        found = CheckpointStore(CheckpointConfig(), RunFolder(folder).checkpoints).latest()
+        found = CheckpointStore(CheckpointConfig.of("sft"), RunFolder(folder).checkpoints).latest()
     except FileNotFoundError:  # rotated away while we looked
         return newest(folder)
     return found.step if found else 0

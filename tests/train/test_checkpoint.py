@@ -36,7 +36,7 @@ def save(store: CheckpointStore, step: int, kind: str = "step", size: int = 10, 
 
 @pytest.fixture
 def store(tmp_path):
-    return CheckpointStore(CheckpointConfig(max_num=2), tmp_path / "checkpoints")
+    return CheckpointStore(CheckpointConfig.of("sft", max_num=2), tmp_path / "checkpoints")
 
 
 def steps(store: CheckpointStore, kind: str = "step") -> list[int]:
@@ -209,7 +209,7 @@ def test_the_newest_may_be_the_best(store):
 
 
 def test_a_size_limit_keeps_at_least_the_newest(tmp_path):
-    store = CheckpointStore(CheckpointConfig(max_num=9, max_mem=3000 / 2**30), tmp_path)
+    store = CheckpointStore(CheckpointConfig.of("sft", max_num=9, max_mem=3000 / 2**30), tmp_path)
     for step in (1, 2, 3):
         save(store, step, size=1000)
     assert steps(store) == [2, 3]
@@ -225,7 +225,7 @@ def test_a_step_saved_again_replaces_the_first(store):
 
 
 def save_for_ever(path: Path, first: int) -> None:
-    store = CheckpointStore(CheckpointConfig(max_num=2), path)
+    store = CheckpointStore(CheckpointConfig.of("sft", max_num=2), path)
     for step in range(first, 10**6):
         save(store, step, size=20_000)
         save(store, step, "best", size=20_000)
@@ -244,7 +244,7 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         said: list[str] = []
-        found = CheckpointStore(CheckpointConfig(), path).newest_sound(said.append)
+        found = CheckpointStore(CheckpointConfig.of("sft"), path).newest_sound(said.append)
         assert said == [], "what a kill leaves never looks like a damaged checkpoint"
         if found is None:
             assert newest == 0

@@ -58,10 +58,10 @@ def run(world, folder, zero, sets, config):
 @pytest.mark.parametrize(
     ("size", "zero", "config"),
     [
-        (1, 0, TrainConfig(batch_size=4, micro_batch_size=2)),
-        (1, 2, TrainConfig(batch_size=99, dynamic_batch_enable=True, max_tokens_per_gpu=75)),
-        (2, 2, TrainConfig(batch_size=4, micro_batch_size=1)),
-        (2, 3, TrainConfig(batch_size=99, micro_batch_size=2)),
+        (1, 0, TrainConfig.of("sft", batch_size=4, micro_batch_size=2)),
+        (1, 2, TrainConfig.of("sft", batch_size=99, dynamic_batch_enable=True, max_tokens_per_gpu=75)),
+        (2, 2, TrainConfig.of("sft", batch_size=4, micro_batch_size=1)),
+        (2, 3, TrainConfig.of("sft", batch_size=99, micro_batch_size=2)),
     ],
 )
 def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero, config):  # noqa: PLR0917
@@ -84,7 +84,7 @@ def test_sets_are_named_by_their_last_part_unless_two_share_it():
 
 
 def test_no_set_no_metric(ranks, folder):
-    assert ranks(1).call(run, folder, 0, {}, TrainConfig())[0] == {}
+    assert ranks(1).call(run, folder, 0, {}, TrainConfig.of("sft"))[0] == {}
 
 
 def of_task(world, folder, name, split):
@@ -143,7 +143,7 @@ def watched(world, folder, sets):
             return super().loss(model, batch)
 
     model = steps.build(world, folder, steps.Setup())
-    evaluate(model, Watching(), sets, TrainConfig(batch_size=4, micro_batch_size=2))
+    evaluate(model, Watching(), sets, TrainConfig.of("sft", batch_size=4, micro_batch_size=2))
     return modes, model.module.training
 
 

@@ -38,8 +38,14 @@ def seen(loader: StepLoader, step: int) -> list[int]:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_epoch_trains_on_every_sequence_once(size, dynamic):
-    config = TrainConfig(
-        batch_size=4, micro_batch_size=2, dynamic_batch_enable=dynamic, max_tokens_per_gpu=32, max_epochs=2, seed=1
+    config = TrainConfig.of(
+        "sft",
+        batch_size=4,
+        micro_batch_size=2,
+        dynamic_batch_enable=dynamic,
+        max_tokens_per_gpu=32,
+        max_epochs=2,
+        seed=1,
     )
     loaders = [StepLoader(EXAMPLES, config, world(rank, size)) for rank in range(size)]
     assert {loader.total_steps for loader in loaders} == {6}
@@ -51,23 +57,23 @@ def test_every_epoch_trains_on_every_sequence_once(size, dynamic):
 
 
 def test_a_step_does_not_depend_on_the_steps_before():
-    config = TrainConfig(batch_size=4, micro_batch_size=2, seed=1)
+    config = TrainConfig.of("sft", batch_size=4, micro_batch_size=2, seed=1)
     one, other = (StepLoader(EXAMPLES, config, world()) for _ in range(2))
     for step in range(4):
         one.step(step)
     assert seen(one, 4) == seen(other, 4)
     assert seen(one, 0) != seen(one, 3), "another shuffle in the next epoch"
-    assert seen(one, 0) != seen(StepLoader(EXAMPLES, TrainConfig(batch_size=4, seed=2), world()), 0)
+    assert seen(one, 0) != seen(StepLoader(EXAMPLES, TrainConfig.of("sft", batch_size=4, seed=2), world()), 0)
 
 
 def test_max_steps_shortens_but_never_lengthens():
     for max_steps, total in ((None, 6), (2, 2), (99, 6)):
-        config = TrainConfig(batch_size=4, max_epochs=2, max_steps=max_steps)
+        config = TrainConfig.of("sft", batch_size=4, max_epochs=2, max_steps=max_steps)
         assert StepLoader(EXAMPLES, config, world()).total_steps == total
 
 
 def test_a_micro_batch_holds_its_sequences_with_their_masks():
-    (batch, other) = rank_micro_batches(EXAMPLES, [7, 0, 5], TrainConfig(micro_batch_size=2), world())
+    (batch, other) = rank_micro_batches(EXAMPLES, [7, 0, 5], TrainConfig.of("sft", micro_batch_size=2), world())
     assert batch.ids.tolist() == [*range(30), 0, 1, 2]
     assert batch.mask.tolist() == [0] + [1] * 29 + [0, 1, 1]
     assert batch.index.tolist() == [7, 0]
@@ -75,20 +81,20 @@ def test_a_micro_batch_holds_its_sequences_with_their_masks():
 
 
 def test_a_token_budget_bounds_every_micro_batch():
-    config = TrainConfig(dynamic_batch_enable=True, max_tokens_per_gpu=31)
+    config = TrainConfig.of("sft", dynamic_batch_enable=True, max_tokens_per_gpu=31)
     batches = rank_micro_batches(EXAMPLES, range(10), config, world())
     assert max(batch.num_tokens for batch in batches) <= 31
     assert len(batches) == 3  # 86 tokens
 
 
 def test_a_row_longer_than_the_budget_is_trained_on_as_well():
-    batches = rank_micro_batches(EXAMPLES, range(10), TrainConfig(max_tokens_per_gpu=20), world())
+    batches = rank_micro_batches(EXAMPLES, range(10), TrainConfig.of("sft", max_tokens_per_gpu=20), world())
     assert sorted(index for batch in batches for index in batch.index.tolist()) == [*range(10)]
     assert max(batch.num_tokens for batch in batches) == 30
 
 
 def test_a_written_number_of_rows_leaves_no_budget_unless_both_are_asked_for():
-    config = TrainConfig(micro_batch_size=4, max_tokens_per_gpu=20)
+    config = TrainConfig.of("sft", micro_batch_size=4, max_tokens_per_gpu=20)
     assert [len(batch.lengths) for batch in rank_micro_batches(EXAMPLES, range(10), config, world())] == [4, 4, 2]
     both = replace(config, dynamic_batch_enable=True)
     assert max(batch.num_tokens for batch in rank_micro_batches(EXAMPLES, range(10), both, world())) == 30
@@ -103,7 +109,7 @@ def test_a_written_number_of_rows_leaves_no_budget_unless_both_are_asked_for():
 def test_padding_counts_in_the_budget_of_a_model_that_pads():
     pairs = [Group((one, other)) for one, other in zip(EXAMPLES[::2], EXAMPLES[1::2], strict=True)]
     for items, budget in ((EXAMPLES, 40), (pairs, 60)):
-        config = TrainConfig(max_tokens_per_gpu=budget)
+        config = TrainConfig.of("sft", max_tokens_per_gpu=budget)
         batches = rank_micro_batches(items, range(len(items)), config, world(), packed=False)
         assert sorted({index for batch in batches for index in batch.index.tolist()}) == [*range(len(items))]
         assert max(len(batch.lengths) * int(batch.lengths.max()) for batch in batches) <= budget
@@ -111,14 +117,16 @@ def test_padding_counts_in_the_budget_of_a_model_that_pads():
 
 def test_ranks_get_about_the_same_number_of_tokens():
     tokens = [
-        sum(batch.num_tokens for batch in rank_micro_batches(EXAMPLES, range(10), TrainConfig(), world(rank, 2)))
+        sum(
+            batch.num_tokens for batch in rank_micro_batches(EXAMPLES, range(10), TrainConfig.of("sft"), world(rank, 2))
+        )
         for rank in (0, 1)
     ]
     assert tokens == [43, 43]
 
 
 def test_a_rank_without_sequences_gets_one_that_weighs_nothing():
-    batches = [rank_micro_batches(EXAMPLES, [3], TrainConfig(), world(rank, 2)) for rank in (0, 1)]
+    batches = [rank_micro_batches(EXAMPLES, [3], TrainConfig.of("sft"), world(rank, 2)) for rank in (0, 1)]
     masks = sorted(float(micro[0].mask.sum()) for micro in batches)
     assert masks == [0, 11]
 

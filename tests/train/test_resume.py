@@ -124,7 +124,7 @@ def never_killed(world, folder):
     config = SFTRun(
         actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
         data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
-        train=TrainConfig(batch_size=8, micro_batch_size=2, max_steps=5),
+        train=TrainConfig.of("sft", batch_size=8, micro_batch_size=2, max_steps=5),
         ds=DeepSpeedConfig(param_dtype="fp32", zero_stage=2),
         logger=LoggerConfig(progress=False),
     )

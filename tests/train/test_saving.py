@@ -90,7 +90,7 @@ def saver(tmp_path, group):
         folder, driver_state = RunFolder(tmp_path / "run"), {"beta": Beta()}
         parts = (driver_state, {"notes": Notes()})
         rows = TrainingRows("data.dataset", identity)
-        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", rows, *parts)
+        return Saver(CheckpointConfig.of("sft", **config), folder, {"actor": group}, "eval/gpt_loss", rows, *parts)
 
     return make
 
@@ -262,7 +262,11 @@ def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(s
     folder = RunFolder(small / "run")
     folder.start("abc")
     one = Saver(
-        CheckpointConfig(save_steps=1), folder, {"actor": group}, "eval/gpt_loss", TrainingRows("data.dataset", "all")
+        CheckpointConfig.of("sft", save_steps=1),
+        folder,
+        {"actor": group},
+        "eval/gpt_loss",
+        TrainingRows("data.dataset", "all"),
     )
     one.save(1, "step")
 
@@ -284,7 +288,7 @@ def test_a_resumed_run_is_the_run_whose_checkpoint_it_continues(saver, tmp_path)
     first.save(1, "step")
     again = RunFolder(tmp_path / "again")
     again.start("abc")
-    config = CheckpointConfig(path=str(tmp_path / "shared"), load_enable=True)
+    config = CheckpointConfig.of("sft", path=str(tmp_path / "shared"), load_enable=True)
     parts = (first.rows, {"beta": Beta()}, {"notes": Notes()})
     Saver(config, again, first.groups, "eval/gpt_loss", *parts).resume(lambda text: None)
     assert again.run_id == first.folder.run_id

@@ -14,7 +14,7 @@ from rlhf_suite.config.ds import RLDeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, WorkerSettings
 
@@ -29,7 +29,9 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
     rank = Rank(world.rank, mesh, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "cpu")
     ds = RLDeepSpeedConfig(param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode)
     ds.tensor_parallel_size = tensor
-    train = RLTrainConfig(micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1))
+    train = TrainConfig.of(
+        "ppo", micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1)
+    )
     rollout = RolloutConfig(temperature=TEMPERATURE, micro_batch_size=4)
     settings = WorkerSettings(ds, train, rollout, PromptDataConfig(), str(folder / "plain"))
     language, scalar = ModelPlan("actor", str(folder / "lm")), ModelPlan("critic", str(folder / "value"), head="value")

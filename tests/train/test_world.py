@@ -15,7 +15,7 @@ from rlhf_suite.distributed.world import World, seed_process
 
 def drawn(seed: int, rank: int, tensor: int = 1) -> list[float]:
     with torch.random.fork_rng():
-        seed_process(TrainConfig(seed=seed), World(rank, Mesh(4, tensor=tensor), torch.device("cpu")))
+        seed_process(TrainConfig.of("sft", seed=seed), World(rank, Mesh(4, tensor=tensor), torch.device("cpu")))
         return torch.rand(4).tolist()
 
 
@@ -55,7 +55,7 @@ def test_full_determinism_reaches_every_kernel_of_attention(monkeypatch):
     try:
         with torch.random.fork_rng():
             for is_on in (False, True):
-                config = TrainConfig(full_determinism_enable=is_on)
+                config = TrainConfig.of("sft", full_determinism_enable=is_on)
                 seed_process(config, World(0, Mesh(1), torch.device("cpu")))
                 assert torch.are_deterministic_algorithms_enabled() is is_on
                 assert ("FLASH_ATTENTION_DETERMINISTIC" in os.environ) is is_on

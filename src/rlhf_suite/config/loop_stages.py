@@ -25,6 +25,8 @@ from rlhf_suite.config.runs import (
     SFTRun,
     SupervisedRun,
 )
+from rlhf_suite.config.sections import class_of
+from rlhf_suite.config.train import TrainConfig
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SupervisedRun)
@@ -75,7 +77,7 @@ def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> S
         SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
         reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
     )  # fmt: skip
-    return SFTRun(**_build_training(run, SFTActorConfig, model, output), data=data)
+    return SFTRun(**_build_training(run, "sft", SFTActorConfig, model, output), data=data)
 
 
 def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | str, output: str | None) -> DPORun:
@@ -89,7 +91,7 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref = replace(run.ref, model_name_or_path=reference)
-    return DPORun(**_build_training(run, SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
+    return DPORun(**_build_training(run, "dpo", SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
 
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
@@ -114,12 +116,13 @@ def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 
 
-def _build_training(run: LoopRun, actor: type, model: str, output: str | None) -> dict[str, Any]:
+def _build_training(run: LoopRun, task: str, actor: type, model: str, output: str | None) -> dict[str, Any]:
     """Return the sections of every training stage. One checkpoint is enough to continue from."""
     return {
         "actor": like(actor, run.actor, model_name_or_path=model),
-        "ckpt": CheckpointConfig(output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
-        **{name: getattr(run, name) for name in ("train", "ds", "logger", "launch")},
+        "ckpt": CheckpointConfig.of(task, output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
+        "train": like(class_of(TrainConfig, task), run.train),
+        **{name: getattr(run, name) for name in ("ds", "logger", "launch")},
     }
 
 

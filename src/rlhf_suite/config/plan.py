@@ -32,7 +32,7 @@ from rlhf_suite.config.runs import (
 )
 from rlhf_suite.config.sources import BUILTIN
 from rlhf_suite.config.teacher import RLTeacherConfig, teacher_models
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 
 PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
 
@@ -195,7 +195,7 @@ def optimizer_steps_per_rollout(run: PPORun) -> int:
     return -(-samples // run.train.batch_size) * run.train.max_epochs
 
 
-def makes_rollouts_ahead(train: RLTrainConfig) -> bool:
+def makes_rollouts_ahead(train: TrainConfig) -> bool:
     """Return whether a response may be trained on by later steps than the one in which it began."""
     return train.async_enable or (train.partial_rollout_enable and bool(train.colocate_all))
 

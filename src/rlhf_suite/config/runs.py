@@ -15,7 +15,7 @@ from rlhf_suite.config.algo import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
+from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import (
     CheckedDataConfig,
     ConditionalDataConfig,
@@ -44,13 +44,7 @@ from rlhf_suite.config.flags import FREE, flag, group, is_false, is_null, is_pos
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.loop import (
-    ConditionalLoopConfig,
-    LoopCheckpointConfig,
-    LoopConfig,
-    PreferenceLoopConfig,
-    RejectionLoopConfig,
-)
+from rlhf_suite.config.loop import LoopConfig
 from rlhf_suite.config.models import (
     CriticConfig,
     ModelConfig,
@@ -70,11 +64,10 @@ from rlhf_suite.config.tools import (
     AdapterConfig,
     ChatConfig,
     ChatTextConfig,
-    MergedConfig,
     ServeConfig,
     ServedRewardConfig,
 )
-from rlhf_suite.config.train import RLTrainConfig, TrainConfig
+from rlhf_suite.config.train import TrainConfig
 
 IF_NOT_REPLAYED = is_null("rollout.replay")
 IF_THE_LOSS_HAS_ONE: Any = {
@@ -113,7 +106,7 @@ class Run:
 class ResumableRun(Run):
     """What every task that can be continued has"""
 
-    ckpt: ResumeConfig = group(ResumeConfig)
+    ckpt: CheckpointConfig = group(CheckpointConfig)
 
 
 @dataclass
@@ -126,7 +119,6 @@ class TrainedRun(ResumableRun):
 
     plan: bool = flag(False, "Print what memory, disk and time a run would take; run nothing", resume=FREE)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
-    ckpt: CheckpointConfig = group(CheckpointConfig)
     logger: LoggerConfig = group(LoggerConfig)
 
 
@@ -158,7 +150,6 @@ class RMRun(SupervisedRun, task="rm"):
 
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 9e-6})
     data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
 
@@ -171,7 +162,6 @@ class DPORun(SupervisedRun, task="dpo"):
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     data: ImagePairDataConfig = group(ImagePairDataConfig, {"max_len": 512, "input_template": None})
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
@@ -184,7 +174,6 @@ class KTORun(SupervisedRun, task="kto"):
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
@@ -196,7 +185,6 @@ class PRMRun(SupervisedRun, task="prm"):
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
     data: StepDataConfig = group(StepDataConfig)
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
@@ -209,7 +197,6 @@ class DistillRun(SupervisedRun, task="distill"):
     actor: TextActorConfig = group(TextActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
-    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 
@@ -237,7 +224,7 @@ class PPORun(TrainedRun, task="ppo"):
     vllm: VLLMConfig = group(VLLMConfig, when=IF_NOT_REPLAYED)
     ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
     data: PromptDataConfig = group(PromptDataConfig)
-    train: RLTrainConfig = group(RLTrainConfig)
+    train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig, when=IF_NOT_REPLAYED)
 
     @property
@@ -289,7 +276,7 @@ class MergeLoRARun(Run, task="merge_lora"):
 
     actor: ModelConfig = group(ModelConfig)
     lora: AdapterConfig = group(AdapterConfig)
-    ckpt: MergedConfig = group(MergedConfig)
+    ckpt: CheckpointConfig = group(CheckpointConfig)
     ds: OwnPrecisionConfig = group(OwnPrecisionConfig)
 
 
@@ -306,7 +293,6 @@ class LoopRun(ResumableRun):
     train: TrainConfig = group(TrainConfig)
     eval: LoopEvalConfig = group(LoopEvalConfig)
     loop: LoopConfig = group(LoopConfig)
-    ckpt: LoopCheckpointConfig = group(LoopCheckpointConfig)
     logger: LoggerConfig = group(LoggerConfig)
 
 
@@ -315,7 +301,6 @@ class RejectionSamplingRun(LoopRun, task="rejection_sampling"):
     """Rejection sampling: supervised tuning on the best of the model's own answers, again and again"""
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 2e-6, "disable_dropout": False})
-    loop: RejectionLoopConfig = group(RejectionLoopConfig)
 
 
 @dataclass
@@ -325,7 +310,6 @@ class IterativeDPORun(LoopRun, task="iterative_dpo"):
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-7})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
-    loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
 
 
 @dataclass
@@ -334,7 +318,6 @@ class ConditionalSFTRun(LoopRun, task="conditional_sft"):
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: ConditionalDataConfig = group(ConditionalDataConfig)
-    loop: ConditionalLoopConfig = group(ConditionalLoopConfig, {"num_iterations": 1})
 
 
 @dataclass

@@ -16,6 +16,10 @@ from typing import Any, ClassVar, NoReturn, Self, get_type_hints
 from rlhf_suite.config.flags import with_default, with_defaults
 
 # Groups of tasks, for flags that only these have.
+SUPERVISED = ("sft", "rm", "dpo", "kto", "prm", "distill")
+TRAINED = (*SUPERVISED, "ppo")
+LOOPS = ("rejection_sampling", "iterative_dpo", "conditional_sft")
+RESUMABLE = (*TRAINED, *LOOPS, "generate", "score")
 WITH_ANSWERS = ("sft", "kto", "distill")  # their rows are prompts with answers
 WITH_PAIRS = ("rm", "dpo", "kto")  # their rows are, or may be, a better and a worse answer each
 

@@ -46,13 +46,6 @@ class AdapterConfig:
 
 
 @dataclass
-class MergedConfig:
-    """The merged model"""
-
-    output_dir: str | None = flag(None, "The merged model in HF format; null: <run folder>/model")
-
-
-@dataclass
 class ServedRewardConfig(NormalizationConfig):
     """The reward model"""
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import select_masked
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
@@ -203,7 +203,7 @@ def versions_per_ledger(versions: NDArray[np.int32], experience: Experience) -> 
     return 1.0 + float(within.sum()) / len(written)
 
 
-def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:
+def total_steps(order: BatchOrder, train: TrainConfig) -> int:
     """Return the rollout steps of a run: its episodes, or train.max_steps if that is less."""
     steps = order.steps_per_epoch * train.num_episodes
     return min(steps, train.max_steps or steps)

@@ -19,7 +19,7 @@ from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelCon
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.train import RLTrainConfig, TrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
@@ -53,7 +53,7 @@ class WorkerSettings:
     """The sections of flags that the workers of every model read."""
 
     ds: RLDeepSpeedConfig
-    train: RLTrainConfig
+    train: TrainConfig
     rollout: RolloutConfig
     data: PromptDataConfig
     tokenizer: str  # the folder or hub name of the tokenizer that is saved with each model

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlhf_suite.algo.entropy import AdaptiveEntropy
 from rlhf_suite.config.models import PolicyConfig
-from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.covariance import choose_in_band, choose_largest, covariances
@@ -50,7 +50,7 @@ class Updater:
 
     def __init__(  # noqa: PLR0913 - both models, and how they are trained
         self,
-        config: RLTrainConfig,
+        config: TrainConfig,
         actor: PolicyConfig,
         policy: PolicyGroup,
         critic: CriticGroup | None,
