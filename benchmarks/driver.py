@@ -31,7 +31,7 @@ from common import publish
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import PolicyConfig
-from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.ending import Ending
@@ -177,7 +177,7 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
     train = TrainConfig.of("ppo", batch_size=-(-len(samples.trajectories) // arguments.steps))
     credit, updater = CreditAssigner(algo), Updater(train, PolicyConfig(), policy, critic, **counts)
 
-    shaper = Shaper(RLRewardConfig(), lambda prompt: arguments.longest)
+    shaper = Shaper(RewardConfig.of("ppo"), lambda prompt: arguments.longest)
     shaped = parts.run("shaping", lambda: shaper.shape(samples))
     parts.run("sample_metrics", lambda: sample_metrics(shaped))
     batch, _ = parts.run("experience", lambda: maker.make(shaped, VERSION))

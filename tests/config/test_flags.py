@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from rlhf_suite import config
 from rlhf_suite.config.check import run_type
-from rlhf_suite.config.flags import walk, walk_section
+from rlhf_suite.config.flags import flag, walk, walk_section
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, rename, unread
 from rlhf_suite.config.problems import RULES
 from rlhf_suite.config.runs import TASKS
@@ -34,9 +35,23 @@ def test_every_flag_has_one_line_of_help():
         assert not info.meaning.endswith("."), name
 
 
-def test_a_flag_that_a_task_declares_again_has_the_help_of_this_declaration():
-    of_training, of_others = (flags_of(task)["ckpt.load_enable"].meaning for task in ("ppo", "generate"))
-    assert of_training.startswith("Resume from ckpt.path") and of_others.startswith("Continue the newest run")
+@dataclass
+class Small:
+    size: int = flag(1)
+    """How small it is"""
+
+
+@dataclass
+class Large(Small):
+    size: int = flag(9)
+    """How large it is"""
+
+
+def test_a_flag_that_a_class_declares_again_has_the_help_of_this_declaration():
+    assert [info.meaning for section in (Small, Large) for info in walk(section)] == [
+        "How small it is",
+        "How large it is",
+    ]
 
 
 def test_every_condition_depends_on_a_flag_that_exists():

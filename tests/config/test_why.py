@@ -17,7 +17,7 @@ from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.api.why import read_record
 from rlhf_suite.cli import main
 from rlhf_suite.config.record import save
-from rlhf_suite.config.reward import TextRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.polling import poll_until
 from rlhf_suite.python_source import import_file
@@ -295,7 +295,9 @@ def test_a_reward_function_that_hangs_is_named_with_its_line_and_its_limit(folde
     rest = "import time\n    time.sleep(600)" if kind == "def" else "import asyncio\n    await asyncio.sleep(600)"
     file = tmp_path / "reward.py"
     file.write_text(f"{kind} reward_func(queries, prompts, labels):\n    {rest}\n")
-    scorer = IsolatedScorer(TextRewardConfig(remote_url=str(file), timeout_s=300), folder.logs / "reward.log")
+    scorer = IsolatedScorer(
+        RewardConfig.of("check_reward", remote_url=str(file), timeout_s=300), folder.logs / "reward.log"
+    )
     thread = threading.Thread(target=scorer.score, args=([Sample("q", "p", "r", "l", "d")],), daemon=True)
     thread.start()
     name = scorer.process.name

@@ -52,7 +52,7 @@ class Numbers(Scorer):
 
     def __init__(self, pool, folder, broken=(), **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(folder), "generate")
-        super().__init__(RewardConfig(**config), pool.tokenizer, None, journal)
+        super().__init__(RewardConfig.of("generate", **config), pool.tokenizer, None, journal)
         self.pool, self.broken, self.parts = pool, broken, 0
 
     def outcomes(self, episodes, samples):

@@ -16,7 +16,7 @@ def rewarder(tmp_path):
     made = []
 
     def make(code: str | None = None, rule: str | None = None, timeout_s: float = 20.0) -> IsolatedScorer:
-        config = RewardConfig(rule=rule, timeout_s=timeout_s)
+        config = RewardConfig.of("generate", rule=rule, timeout_s=timeout_s)
         if code is not None:
             path = tmp_path / f"rewards{len(made)}.py"
             path.write_text(textwrap.dedent(code))

@@ -190,7 +190,9 @@ def results(timeout_s: float, file_timeout_s: float) -> Iterator[Result]:
 
 def of_programs(watch: Watch, programs: dict[str, tuple[str, str]], timeout_s: float) -> Iterator[Result]:
     rules = RuleConfig(code_timeout_s=timeout_s, code_memory_mb=MEMORY_MB)
-    rewarder = IsolatedScorer(RewardConfig(rule="code", rules=rules), watch.outside.parent / "reward.log")
+    rewarder = IsolatedScorer(
+        RewardConfig.of("generate", rule="code", rules=rules), watch.outside.parent / "reward.log"
+    )
     label = json.dumps({"asserts": [CHECK]})
     try:
         for name, (limited, text) in programs.items():
@@ -214,7 +216,7 @@ def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
             path = Path(folder, "my_reward.py")
             path.write_text(FILE.format(attack=attack))
             limit_s = timeout_s if name in HANGING_FILES else OTHERS_S
-            config = RewardConfig(remote_url=str(path), timeout_s=limit_s)
+            config = RewardConfig.of("generate", remote_url=str(path), timeout_s=limit_s)
             watch.begin()
             rewarder = IsolatedScorer(config, Path(folder, "reward.log"))
             try:

@@ -32,7 +32,7 @@ def scored(label, response):
 def rewarder(tmp_path_factory):
     os.environ["RLHF_SUITE_TEST_KEY"] = "secret"
     one = IsolatedScorer(
-        RewardConfig(rule="reasoning_gym", timeout_s=20), tmp_path_factory.mktemp("logs") / "reward.log"
+        RewardConfig.of("generate", rule="reasoning_gym", timeout_s=20), tmp_path_factory.mktemp("logs") / "reward.log"
     )
     yield one
     one.close()

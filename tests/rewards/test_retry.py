@@ -57,7 +57,7 @@ def rewards(tmp_path):
     made = []
 
     def make(**config) -> Rewards:
-        made.append(Rewards(RewardConfig(timeout_s=6.0, **config), tmp_path / "reward.log"))
+        made.append(Rewards(RewardConfig.of("generate", timeout_s=6.0, **config), tmp_path / "reward.log"))
         return made[-1]
 
     yield make

@@ -141,11 +141,11 @@ def test_rows_that_hang_do_not_use_up_the_time_of_others(rewarder):
     "max(count, 1)",
 )
 def test_the_limit_of_a_row_is_its_own_whatever_the_number_of_rows():
-    own = RewardConfig(remote_url="own.py", timeout_s=60.0)
+    own = RewardConfig.of("generate", remote_url="own.py", timeout_s=60.0)
     assert [row_limit(own, count).clock_s for count in (1, 2, 30, 1000)] == [60, 30, 2, 2]
     assert not row_limit(own, 1).is_wrong
     for rule in ("math", "reasoning_gym", "format"):
-        limits = {row_limit(RewardConfig(rule=rule, timeout_s=60.0), count) for count in (1, 30, 1000)}
+        limits = {row_limit(RewardConfig.of("generate", rule=rule, timeout_s=60.0), count) for count in (1, 30, 1000)}
         assert limits == {RowLimit(clock_s=10, cpu_s=2, is_wrong=True)}
 
 
@@ -213,7 +213,8 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
         "from rlhf_suite.config.reward import RewardConfig\n"
         "from rlhf_suite.rewards.base import Sample\n"
         "from rlhf_suite.rewards.reward_process import IsolatedScorer\n"
-        f"rewarder = IsolatedScorer(RewardConfig(remote_url={str(path)!r}), Path({str(tmp_path / 'log')!r}))\n"
+        f"config = RewardConfig.of('generate', remote_url={str(path)!r})\n"
+        f"rewarder = IsolatedScorer(config, Path({str(tmp_path / 'log')!r}))\n"
         "rewarder.score([Sample('', '', '', '', '')])"
     )
     run = subprocess.Popen([sys.executable, "-c", script])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.stack
 
 
 def test_a_rule_scores_in_several_processes_and_each_row_keeps_its_place(tmp_path):
-    config = RewardConfig(rule="exact_match", num_processes=3)
+    config = RewardConfig.of("generate", rule="exact_match", num_processes=3)
     with closing(ParallelScorer(config, tmp_path / "reward.log")) as scorer:
         assert scorer.score([row("a", "a")]) == [Scored(1, 1)] and len(scorer.scorers) == 1
         rows = [row("a", "a" if number % 7 else "b") for number in range(100)]
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_loaded_is_a_user_error_at_once(rewarder, code, re
 
 def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"reward\.remote_url=.*no such file"):
-        IsolatedScorer(RewardConfig(remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
+        IsolatedScorer(RewardConfig.of("generate", remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
 
 
 @pytest.mark.parametrize("rule", ["exact_match", "math"])
@@ -228,7 +228,7 @@ def rule(row, config):
 )
 def test_a_response_at_which_a_rule_does_not_end_is_wrong_and_counted(tmp_path, misdeed, metrics):
     (tmp_path / "own.py").write_text(OWN_RULE)
-    config = RewardConfig(rule=f"{tmp_path}/own.py:rule", timeout_s=15.0, num_processes=1)
+    config = RewardConfig.of("generate", rule=f"{tmp_path}/own.py:rule", timeout_s=15.0, num_processes=1)
     with closing(ParallelScorer(config, tmp_path / "reward.log")) as scorer:
         rows = [row("bad", misdeed), row("abc"), row("bad", misdeed), row("ab")]
         assert scorer.score(rows) == [
@@ -242,7 +242,7 @@ def test_a_response_at_which_a_rule_does_not_end_is_wrong_and_counted(tmp_path, 
 
 def test_a_copy_of_a_rules_process_that_is_killed_from_outside_is_no_verdict(tmp_path):
     (tmp_path / "own.py").write_text(OWN_RULE)
-    config = RewardConfig(rule=f"{tmp_path}/own.py:rule", timeout_s=60.0)
+    config = RewardConfig.of("generate", rule=f"{tmp_path}/own.py:rule", timeout_s=60.0)
     with closing(IsolatedScorer(config, tmp_path / "reward.log")) as scorer:
         (outcome,) = scorer.score([row("bad", "os.kill(os.getpid(), signal.SIGKILL)")])
     assert isinstance(outcome, RewardFailure) and "SIGKILL" in outcome.reason

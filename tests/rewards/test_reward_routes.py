@@ -28,7 +28,7 @@ def rewards(tmp_path):
     made = []
 
     def make(*only: RewardConfig, **sources: NamedSourceConfig) -> Rewards:
-        config = only[0] if only else RewardConfig(sources=sources, http=HttpConfig(num_retries=0))
+        config = only[0] if only else RewardConfig.of("generate", sources=sources, http=HttpConfig(num_retries=0))
         made.append(Rewards(config, tmp_path / "reward.log"))
         return made[-1]
 
@@ -52,7 +52,7 @@ def length_file(tmp_path):
 
 
 def test_one_source_is_as_it_was(rewards, length_file):
-    one = rewards(RewardConfig(remote_url=length_file))
+    one = rewards(RewardConfig.of("generate", remote_url=length_file))
     assert one.score([row("", "abc", "any")]) == ([Scored(-3, 0.3, {"n": 3})], {})
 
 
@@ -121,7 +121,7 @@ def test_one_source_or_one_of_its_named_numbers_may_be_what_is_trained_on(reward
             "right": NamedSourceConfig(rule="exact_match", weight=2.0, datasets=config.pop("datasets", None)),
             "parts": NamedSourceConfig(remote_url=parts_file, weight=0.5),
         }
-        (outcome,) = rewards(RewardConfig(sources=sources, **config)).score([row("ab", "ab")])[0]
+        (outcome,) = rewards(RewardConfig.of("generate", sources=sources, **config)).score([row("ab", "ab")])[0]
         return outcome
 
     logged = {"right/mean": 1, "parts/a": 3, "parts/b": -1, "parts/mean": 2}
@@ -212,7 +212,9 @@ def test_a_model_beside_the_policy_is_a_source_like_any_other(tmp_path):
         "model": NamedSourceConfig(model_name_or_path="some/model", datasets=["b"], weight=2.0),
     }
     model = Numbers()
-    mixed = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", {"reward.sources.model": model})
+    mixed = Rewards(
+        RewardConfig.of("generate", sources=sources), tmp_path / "reward.log", {"reward.sources.model": model}
+    )
     samples = [replace(row("x", "x", source), ids=ids) for source, ids in (("b", [1, 2]), ("a", []), ("b", [4]))]
     outcomes, _ = mixed.score(samples)
     mixed.close()
@@ -233,7 +235,7 @@ def test_each_of_several_models_scores_by_its_own_name_and_weight(tmp_path):
             return [Scored(float(len(s.ids)), 1.0) for s in samples]
 
     models = {"reward.sources.length": Length(), "reward.sources.tokens": Numbers()}
-    both = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", models)
+    both = Rewards(RewardConfig.of("generate", sources=sources), tmp_path / "reward.log", models)
     (outcome,), metrics = both.score([replace(row("x", "x"), ids=[4, 2])])
     both.close()
     assert outcome.reward == 6 + 10 * 2 and outcome.score == pytest.approx((0.5 + 10 * 1) / 11)
@@ -249,17 +251,18 @@ def test_each_of_several_models_scores_by_its_own_name_and_weight(tmp_path):
     "if source.weight >= 0 and",
 )
 def test_a_row_that_nobody_scores_is_refused_before_training():
-    config = RewardConfig(
+    config = RewardConfig.of(
+        "generate",
         sources={
             "a": NamedSourceConfig(rule="math", datasets=["gsm8k"]),
             "b": NamedSourceConfig(rule="math", datasets=["chat"], weight=0.0),
-        }
+        },
     )
     check_routes(config, [("x.jsonl:1", "gsm8k")])
     for datasource in ("chat", "other"):
         with pytest.raises(UserError, match=rf"x.jsonl:2: its datasource '{datasource}' has no source.*gsm8k"):
             check_routes(config, [("x.jsonl:1", "gsm8k"), ("x.jsonl:2", datasource)])
-    check_routes(RewardConfig(rule="math"), [("x.jsonl:1", "anything")])
+    check_routes(RewardConfig.of("generate", rule="math"), [("x.jsonl:1", "anything")])
 
 
 TESTED = '{"asserts": ["assert add(1, 2) == 3"]}'
@@ -273,14 +276,14 @@ LENT = '{"asserts": ["assert is_close(add(1, 2), 3)"]}'
     "if False:",
 )
 def test_labels_that_cannot_judge_a_program_are_refused_before_anything_starts():
-    config = RewardConfig(rule="code")
+    config = RewardConfig.of("generate", rule="code")
     check_labels(config, [("x.jsonl:1", "default", TESTED)])
     said = r"^x.jsonl:2: reward.rule=code: .* they use is_close, which they do not define: .*\(1 of the first 2 labels"
     with pytest.raises(UserError, match=said):
         check_labels(config, [("x.jsonl:1", "default", TESTED), ("x.jsonl:2", "default", LENT)])
     with pytest.raises(UserError, match=r"^x.jsonl:1: reward.rule=code: the label holds no tests"):
         check_labels(config, [("x.jsonl:1", "default", "42")])
-    check_labels(RewardConfig(rule="exact_match"), [("x.jsonl:1", "default", LENT)])
+    check_labels(RewardConfig.of("generate", rule="exact_match"), [("x.jsonl:1", "default", LENT)])
 
 
 @pytest.mark.notices(
@@ -291,7 +294,7 @@ def test_labels_that_cannot_judge_a_program_are_refused_before_anything_starts()
 )
 def test_only_labels_that_the_rule_code_reads_are_looked_at_and_only_as_many_as_may_be_bad():
     code = NamedSourceConfig(rule="code", datasets=["programs"])
-    config = RewardConfig(sources={"a": NamedSourceConfig(rule="exact_match"), "b": code})
+    config = RewardConfig.of("generate", sources={"a": NamedSourceConfig(rule="exact_match"), "b": code})
     check_labels(config, [("x.jsonl:1", "words", LENT), ("x.jsonl:2", "programs", TESTED)])
     with pytest.raises(UserError, match=r"^x.jsonl:3: reward.sources.b.rule=code: "):
         check_labels(config, [("x.jsonl:3", "programs", LENT)])
@@ -306,8 +309,9 @@ def test_sources_that_are_open_are_closed_when_the_next_cannot_be_used(tmp_path)
     """No process is left behind."""
     with pytest.raises(UserError, match="no such file"):
         Rewards(
-            RewardConfig(
-                sources={"a": NamedSourceConfig(rule="exact_match"), "b": NamedSourceConfig(remote_url="/none.py")}
+            RewardConfig.of(
+                "generate",
+                sources={"a": NamedSourceConfig(rule="exact_match"), "b": NamedSourceConfig(remote_url="/none.py")},
             ),
             tmp_path / "reward.log",
         )
@@ -315,7 +319,7 @@ def test_sources_that_are_open_are_closed_when_the_next_cannot_be_used(tmp_path)
 
 def test_calls_of_two_threads_get_the_outcomes_of_their_own_rows(rewards):
     """An evaluation is scored while rollouts are made ahead of training."""
-    one = rewards(RewardConfig(rule="exact_match"))
+    one = rewards(RewardConfig.of("generate", rule="exact_match"))
     rows = [[row("a", response) for _ in range(300)] for response in ("a", "b")]
     with ThreadPoolExecutor(2) as pool:
         right, wrong = pool.map(lambda part: one.score(part)[0], rows)

@@ -61,7 +61,9 @@ class Scores(Scorer):
 
     def __init__(self, folder, engines, broken=(), **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(folder), "ppo")
-        super().__init__(RewardConfig(**config), load_tokenizer("builtin:tiny", PromptDataConfig()), None, journal)
+        super().__init__(
+            RewardConfig.of("generate", **config), load_tokenizer("builtin:tiny", PromptDataConfig()), None, journal
+        )
         self.engines, self.broken, self.parts = engines, broken, []
 
     def outcomes(self, episodes, samples):

@@ -23,6 +23,6 @@ def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
     for number, ledger in enumerate(ledgers):
         ledger.fork, ledger.turn_rewards[-1] = number, 0.5
     ledgers[-1].failure = "no luck"
-    scorer = Scorer(RewardConfig(), None, None, None, AgentConfig(on_error="zero"))
+    scorer = Scorer(RewardConfig.of("generate"), None, None, None, AgentConfig(on_error="zero"))
     assert scorer.score_failure(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
     assert not any(ledger.turn_rewards.any() for ledger in ledgers)

@@ -16,7 +16,7 @@ from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import PolicyConfig
-from rlhf_suite.config.reward import RewardConfig, RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
@@ -207,15 +207,17 @@ def test_penalties_are_those_of_episodes():
     cut = [ledger(PROMPT, [50], sample=1), ledger(PROMPT, [51], sample=1, fork=1)]
     cut[1].ending = Ending.CUT
     samples = scored([*long, *cut], [1.0] * 4)
-    shaped = Shaper(RLRewardConfig(overlong_buffer_len=6), lambda prompt: 10).shape(samples)
+    shaped = Shaper(RewardConfig.of("ppo", overlong_buffer_len=6), lambda prompt: 10).shape(samples)
     assert shaped.rewards.tolist() == pytest.approx([1 - 1 / 6] * 2 + [1] * 2)
-    shaped = Shaper(RLRewardConfig(stop_properly_penalty_coef=0.5), lambda prompt: 10).shape(samples)
+    shaped = Shaper(RewardConfig.of("ppo", stop_properly_penalty_coef=0.5), lambda prompt: 10).shape(samples)
     assert shaped.rewards.tolist() == [1, 1, 0.5, 0.5]
 
 
 def test_greedy_baselines_may_have_forks_too():
     greedy = [replace(t, greedy=True) for t in forked(0)]
-    shaped = Shaper(RLRewardConfig(), lambda prompt: 10).shape(scored([*forked(0), *greedy], [1.0, 1.0, 3.0, 3.0]))
+    shaped = Shaper(RewardConfig.of("ppo"), lambda prompt: 10).shape(
+        scored([*forked(0), *greedy], [1.0, 1.0, 3.0, 3.0])
+    )
     assert shaped.greedy is not None and (shaped.rewards.tolist(), shaped.greedy.tolist()) == ([1, 1], [3, 3])
 
 
@@ -237,7 +239,7 @@ def score(tmp_path):
     def scored_by(source: Counting, trajectories: list[Trajectory], **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         tokenizer = load_tokenizer("builtin:tiny", PromptDataConfig())
-        return score_ledgers(Scorer(RewardConfig(**config), tokenizer, source, journal), trajectories)
+        return score_ledgers(Scorer(RewardConfig.of("generate", **config), tokenizer, source, journal), trajectories)
 
     return scored_by
 

@@ -11,7 +11,7 @@ from hand_made_samples import scored, trajectory
 
 from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
@@ -22,7 +22,7 @@ from rlhf_suite.rl.shaping import Shaper
 
 def shaped(samples: ScoredTrajectories, **config) -> list[float]:
     # ten tokens after a prompt of two
-    shaper = Shaper(RLRewardConfig(**config), max_new_tokens=lambda prompt: 12 - prompt)
+    shaper = Shaper(RewardConfig.of("ppo", **config), max_new_tokens=lambda prompt: 12 - prompt)
     return shaper.shape(samples).rewards.tolist()
 
 
@@ -58,13 +58,15 @@ def test_an_episode_that_is_cut_off_is_as_overlong_as_a_single_turn():
     episode.append_model(np.arange(4), np.zeros(4, np.float32), 0)
     episode.append_environment([7] * 8)
     episode.append_model(np.arange(4), np.zeros(4, np.float32), 0)
-    shaper = Shaper(RLRewardConfig(overlong_buffer_len=4), lambda prompt: 16)
+    shaper = Shaper(RewardConfig.of("ppo", overlong_buffer_len=4), lambda prompt: 16)
     assert shaper.shape(scored([single, episode], [1.0, 1.0])).rewards.tolist() == [0.0, 0.0]
 
 
 def test_what_penalties_change_is_logged_like_parts_of_a_reward():
     samples = scored([trajectory(own=7, finish="length"), trajectory(own=5)], [1.0, 1.0])
-    shaper = Shaper(RLRewardConfig(overlong_buffer_len=4, stop_properly_penalty_coef=0.5), lambda prompt: 12 - prompt)
+    shaper = Shaper(
+        RewardConfig.of("ppo", overlong_buffer_len=4, stop_properly_penalty_coef=0.5), lambda prompt: 12 - prompt
+    )
     result = shaper.shape(samples)
     assert result.rewards.tolist() == [0.25, 1.0]
     assert result.extra == [
@@ -91,7 +93,7 @@ def test_the_clip_is_of_the_raw_or_of_the_shaped_reward():
 def test_greedy_samples_become_baselines_of_their_group():
     plain = [trajectory(group=g, sample=s) for g in (0, 1) for s in (0, 1)]
     greedy = [trajectory(group=g, greedy=True) for g in (0, 1)]
-    result = Shaper(RLRewardConfig(), lambda _: 10).shape(scored([*plain, *greedy], [1, 2, 3, 4, 5, 6]))
+    result = Shaper(RewardConfig.of("ppo"), lambda _: 10).shape(scored([*plain, *greedy], [1, 2, 3, 4, 5, 6]))
     assert result.rewards.tolist() == [1, 2, 3, 4] and not any(t.greedy for t in result.trajectories)
     assert result.greedy is not None and result.greedy.tolist() == [5, 5, 6, 6]
 

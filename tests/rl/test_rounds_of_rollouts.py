@@ -12,7 +12,7 @@ from hand_made_samples import scored, trajectory
 
 from given import prompt
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -36,7 +36,7 @@ class Answers(Scorer):
     complete when the one behind it has been scored, and the last group of a round is the first that is complete."""
 
     def __init__(self, journal: Journal, waits: bool = False) -> None:
-        super().__init__(RLRewardConfig(), None, SimpleNamespace(reads_text_alone=True), journal)
+        super().__init__(RewardConfig.of("ppo"), None, SimpleNamespace(reads_text_alone=True), journal)
         self.asked: dict[int, list[int]] = {}  # prompts by stream of random numbers
         self.waits, self.open = waits, dict[int, tuple[Future[list[Trajectory]], int]]()
         self.happened: list[str] = []  # in this order
@@ -90,7 +90,7 @@ def rollouts(tmp_path):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
         filters = Filters(config, [prompt(index) for index in range(PROMPTS)], 0)
-        builder = RolloutBuilder(filters, answers, Shaper(RLRewardConfig(), lambda _: 9), journal)
+        builder = RolloutBuilder(filters, answers, Shaper(RewardConfig.of("ppo"), lambda _: 9), journal)
         rounds = replace(batches, batch_size=round_size or (4 if config.filters else 3))
         order = GroupOrder(batches, rounds, 100, config.filters, stream_by_round=config.filters)
         schedule, loop = stream or WithTheStep(config.dynamic_filtering_max_rounds, rests), LoopThread("test")

@@ -44,7 +44,7 @@ def tokenizer():
 def rewards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward")
     (folder / "digits.py").write_text(REWARD)
-    config = RewardConfig(remote_url=str(folder / "digits.py"))
+    config = RewardConfig.of("generate", remote_url=str(folder / "digits.py"))
     with closing(Rewards(config, folder / "log")) as sources:
         yield sources
 
@@ -55,7 +55,7 @@ def score(tokenizer, rewards, tmp_path):
 
     def scored(*answers: str, **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-        scorer = Scorer(RewardConfig(**config), tokenizer, rewards, journal)
+        scorer = Scorer(RewardConfig.of("generate", **config), tokenizer, rewards, journal)
         return score_ledgers(scorer, [sample(tokenizer, i, text) for i, text in enumerate(answers)])
 
     return scored
@@ -101,7 +101,7 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     ids = np.array(tokenizer("4<|im_end|>")["input_ids"])
     one.append_model(ids, np.zeros(len(ids), np.float32), 0)
     rules = {name: NamedSourceConfig(rule=name) for name in ("exact_match", "math", "repetition")}
-    config = RewardConfig(sources=rules)
+    config = RewardConfig.of("generate", sources=rules)
     with closing(Rewards(config, tmp_path / "log")) as rewards:
         scorer = Scorer(config, tokenizer, rewards, journal)
         scored, _ = score_ledgers(scorer, [one, sample(tokenizer, 1, "3")])
@@ -137,7 +137,7 @@ def test_rewards_of_environments_stand_alone_or_have_those_of_the_sources_added(
     tokenizer, tmp_path, rewards, adds, wanted
 ):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-    scorer = Scorer(RewardConfig(), tokenizer, rewards, journal, AgentConfig(add_reward=adds))
+    scorer = Scorer(RewardConfig.of("generate"), tokenizer, rewards, journal, AgentConfig(add_reward=adds))
     samples = [sample(tokenizer, number, str(number + 1)) for number in range(4)]
     samples[0].reward, samples[0].score = 7.0, 1.0
     samples[0].reward_turn(0.5)
@@ -166,7 +166,7 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
 
     def score(of_agent: str | None, samples, **config):
         agent = AgentConfig(on_error=of_agent)
-        return score_ledgers(Scorer(RewardConfig(**config), tokenizer, rewards, journal, agent), samples)
+        return score_ledgers(Scorer(RewardConfig.of("generate", **config), tokenizer, rewards, journal, agent), samples)
 
     def samples():
         return [sample(tokenizer, 0, "1"), failed(tokenizer, 1), *(sample(tokenizer, i, "4") for i in (2, 3))]
@@ -192,7 +192,7 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
 
 def test_failures_of_the_parts_of_a_step_are_counted_together(tokenizer, rewards, tmp_path):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-    scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), tokenizer, rewards, journal)
+    scorer = Scorer(RewardConfig.of("generate", on_error="drop", max_error_rate=0.5), tokenizer, rewards, journal)
     groups = [[sample(tokenizer, i, text) for i, text in enumerate("12x456") if i // 2 == group] for group in range(3)]
     parts = [scorer.score(groups[2:]), scorer.score([groups[1], groups[0]])]
     errors = [part.counts["reward/errors"] for part in parts]

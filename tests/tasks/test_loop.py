@@ -27,7 +27,7 @@ DATA = RowRangeConfig(prompt_dataset="builtin:reverse", label_key="label")  # 20
 SECTIONS = {
     "actor": TrainedModelConfig(model_name_or_path="org/first"),
     "data": DATA,
-    "reward": RewardConfig(rule="exact_match"),
+    "reward": RewardConfig.of("rejection_sampling", rule="exact_match"),
     "logger": LoggerConfig(progress=False),
 }
 
@@ -144,14 +144,17 @@ def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_
 
 
 def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
-    sections = SECTIONS | {"reward": RewardConfig(model_name_or_path="org/rm"), "data": replace(DATA, max_len=20_000)}
+    sections = SECTIONS | {
+        "reward": RewardConfig.of("rejection_sampling", model_name_or_path="org/rm"),
+        "data": replace(DATA, max_len=20_000),
+    }
     config = RejectionSamplingRun(
         **sections,
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
         loop=LoopConfig.of("rejection_sampling", num_iterations=1),
     )
     answered = generate_run(config, "org/first", 0, Share(0, 2048))
-    assert answered.reward == RewardConfig()
+    assert answered.reward == RewardConfig.of("generate")
     done(tmp_path / "iter_0/generate", answered)
     scored = score_run(config, tmp_path / "iter_0/generate/generations.jsonl")
     assert (scored.data.max_len, scored.score.max_tokens_per_gpu) == (20_000, 20_000)

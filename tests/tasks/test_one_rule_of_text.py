@@ -94,7 +94,7 @@ class Answered:
 
     def rollout_rows(self) -> list[Sample]:
         """What rewards are asked in task=ppo."""
-        return Scorer(RewardConfig(), self.tokenizer, None, None).samples(self.trajectories)
+        return Scorer(RewardConfig.of("generate"), self.tokenizer, None, None).samples(self.trajectories)
 
     def generated(self, folder, scorer=None):
         """The file that task=generate writes of these answers, and of their scores."""
@@ -150,7 +150,9 @@ def test_a_reward_model_gives_every_answer_the_same_score_on_every_way(
     ranks, model, answered, wanted, served, tmp_path
 ):
     path, found = answered.generated(tmp_path), {}
-    found["ppo, generate by HTTP"] = rewards_of(RewardConfig(remote_url=served.url), tmp_path, answered.rollout_rows())
+    found["ppo, generate by HTTP"] = rewards_of(
+        RewardConfig.of("generate", remote_url=served.url), tmp_path, answered.rollout_rows()
+    )
     line = f"task=score data.dataset={path} score.output_path={tmp_path}"
     local = f"reward.model_name_or_path={model}"
     ranks(1).call(batch_run, tmp_path / "a", f"{line}/local.jsonl {local}")
@@ -190,7 +192,7 @@ def test_a_file_is_asked_the_same_text_on_every_way(answered, tmp_path):
         return texts
 
     wanted = [answered.tokenizer.decode(t.ids, skip_special_tokens=False) for t in answered.trajectories]
-    rewards_of(RewardConfig(remote_url=str(file)), tmp_path, answered.rollout_rows())
+    rewards_of(RewardConfig.of("generate", remote_url=str(file)), tmp_path, answered.rollout_rows())
     assert seen() == wanted
     batch_run(None, tmp_path / "a", f"task=score data.dataset={path} reward.remote_url={file}")
     assert seen() == wanted
@@ -208,8 +210,8 @@ def test_the_column_of_scores_means_the_same_on_every_way(answered, tmp_path):
         "def reward_func(queries, prompts, labels, columns):\n"
         "    return {'rewards': [-float(len(q)) for q in queries], 'scores': [len(q) % 7 / 7 for q in queries]}\n"
     )
-    rewards = Rewards(RewardConfig(remote_url=str(file)), tmp_path / "reward.log")
-    scorer = Scorer(RewardConfig(), answered.tokenizer, rewards, None)
+    rewards = Rewards(RewardConfig.of("generate", remote_url=str(file)), tmp_path / "reward.log")
+    scorer = Scorer(RewardConfig.of("generate"), answered.tokenizer, rewards, None)
     path = answered.generated(tmp_path, scorer)
     rewards.close()
     line = f"task=score data.dataset={path} reward.remote_url={file} score.output_path={tmp_path}"

@@ -69,9 +69,9 @@ def read(path):
     "    return stats",
 )
 def test_scores_are_standardised_only_centred_or_left_alone(model):
-    assert score_constants(str(model), NormalizationConfig()) is None
-    assert score_constants(str(model), NormalizationConfig(normalize_enable=True)) == (0.5, 2.0)
-    centred = NormalizationConfig(normalize_enable=True, normalize_mean_only=True)
+    assert score_constants(str(model), NormalizationConfig.of("serve_rm")) is None
+    assert score_constants(str(model), NormalizationConfig.of("serve_rm", normalize_enable=True)) == (0.5, 2.0)
+    centred = NormalizationConfig.of("serve_rm", normalize_enable=True, normalize_mean_only=True)
     assert score_constants(str(model), centred) == (0.5, 1.0)
 
 

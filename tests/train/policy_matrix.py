@@ -37,7 +37,7 @@ from rlhf_suite.config.algo import (
     KLConfig,
 )
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
-from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
@@ -180,7 +180,8 @@ def rewarded(folder: Path, case: Case) -> Experience:
     count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
     texts = ([""] * count,) * 2  # responses, queries
     given, scores = rollout.trajectories[:count], scores_of(rollout, case)[:count]
-    shaping = RLRewardConfig(
+    shaping = RewardConfig.of(
+        "ppo",
         clip_range=list(credit_formulas.CLIP_RANGE),
         overlong_buffer_len=credit_formulas.OVERLONG_BUFFER,
         overlong_penalty_factor=credit_formulas.OVERLONG_FACTOR,

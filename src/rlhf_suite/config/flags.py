@@ -265,11 +265,17 @@ def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def group(
-    cls: type, defaults: Mapping[str, Any] | None = None, when: When | tuple[When, ...] = (), strict: str = ""
+    cls: type,
+    defaults: Mapping[str, Any] | None = None,
+    when: When | tuple[When, ...] = (),
+    strict: str = "",
+    tasks: tuple[str, ...] = (),
 ) -> Any:
     """Declare a section of flags: with other defaults than its class where a task needs them, by dotted name within the
-    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` as of each flag."""
-    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "section": cls, "values": defaults or {}}
+    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` and `tasks` as of each
+    flag."""
+    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "tasks": tasks}
+    metadata |= {"section": cls, "values": defaults or {}}
     return dataclasses.field(default_factory=partial(with_defaults, cls, metadata["values"]), metadata=metadata)
 
 

@@ -13,7 +13,7 @@ from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.generate import ScoreConfig
 from rlhf_suite.config.models import ModelConfig, SeeingActorConfig, SFTActorConfig
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import JudgeConfig, RewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import (
     ConditionalSFTRun,
     DPORun,
@@ -99,7 +99,7 @@ def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
     data = ScoreDataConfig(dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
-    reward = like(JudgeConfig, run.reward, rule=None, remote_url=None)
+    reward = like(class_of(RewardConfig, "score"), run.reward, rule=None, remote_url=None)
     return ScoreRun(ds=like(RewardModelConfig, run.ds), data=data, reward=reward, score=score, launch=run.launch)
 
 
@@ -111,7 +111,8 @@ def like(cls: type[T], section: object, **changes: Any) -> T:
 
 def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     # A model scores in a stage of its own.
-    reward = run.reward if run.reward.model_name_or_path is None else RewardConfig()
+    cls = class_of(RewardConfig, "generate")
+    reward = like(cls, run.reward) if run.reward.model_name_or_path is None else cls()
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
     return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 

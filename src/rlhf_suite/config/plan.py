@@ -17,7 +17,7 @@ from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
-from rlhf_suite.config.reward import TextRewardConfig, reward_models
+from rlhf_suite.config.reward import RewardConfig, reward_models
 from rlhf_suite.config.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
@@ -227,7 +227,7 @@ def teacher_paths(run: Run) -> dict[str, str]:
 
 def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | None]:
     """Return the paths of the models that a section of `model_sections` names, by the keys of what names each."""
-    if isinstance(section, TextRewardConfig):
+    if isinstance(section, RewardConfig):
         return dict(reward_models(section))
     return dict(teacher_paths(run)) if isinstance(section, RLTeacherConfig) else {name: section.model_name_or_path}
 

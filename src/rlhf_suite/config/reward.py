@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import SHAPE, When, flag, group, is_one_of, is_set, is_true
+from rlhf_suite.config.sections import LOOPS, Section
 
+BY_MODEL = ("ppo", "generate", "score", *LOOPS)  # tasks in which a reward model may score
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
 NO_TAG = r"(?!</?(?:think|answer)>)"
@@ -82,8 +84,19 @@ class NamedSourceConfig(SourceConfig):
 
 
 @dataclass
-class TextRewardConfig(SourceConfig):
-    """What gives the scores of texts"""
+class NormalizationConfig(Section):
+    """Normalised scores of a reward model"""
+
+    normalize_enable: bool = flag(False, tasks=(*BY_MODEL, "serve_rm"))
+    """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
+    normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"), tasks=(*BY_MODEL, "serve_rm"))
+    """Scores are only centred, score - mean, and not divided by std"""
+
+
+@dataclass
+class RewardConfig(NormalizationConfig, SourceConfig):
+    """Where the reward comes from (a rule, a .py file, HTTP servers, a reward model or, in task=ppo and task=score, a
+    process reward model), and in task=ppo its shape"""
 
     sources: dict[str, NamedSourceConfig] = flag({})
     """Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"""
@@ -101,53 +114,31 @@ class TextRewardConfig(SourceConfig):
     """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
     num_retries: int = flag(0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"))
     """How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds"""
-
-
-@dataclass
-class NormalizationConfig:
-    """Normalised scores of a reward model"""
-
-    normalize_enable: bool = flag(False)
-    """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
-    normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"))
-    """Scores are only centred, score - mean, and not divided by std"""
-
-
-@dataclass
-class RewardConfig(NormalizationConfig, TextRewardConfig):
-    """Where the reward comes from"""
-
-    offload: bool = flag(False, resume=SHAPE, when=MODEL)
+    offload: bool = flag(False, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
     """Keep the reward model's weights in host memory, and bring them to the GPU once for all that it computes in a
     step"""
-    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL)
-    on_error: str = flag("stop", choices=("stop", "drop"))
+    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    on_error: str = flag("stop", choices=("stop", "drop"), tasks=BY_MODEL)
     """What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is
     dropped"""
-    max_error_rate: float = flag(0.5, ge=0, le=1, when=is_one_of(".on_error", "drop"))
+    max_error_rate: float = flag(0.5, ge=0, le=1, when=is_one_of(".on_error", "drop"), tasks=BY_MODEL)
     """End the run when a larger share of a batch's samples has no reward"""
-
-
-@dataclass
-class JudgeConfig(RewardConfig):
-    """One source of scores: a rule, a .py file, HTTP servers, a reward model or a process reward model"""
-
-    process: ProcessRewardConfig = group(ProcessRewardConfig)
-
-
-@dataclass
-class RLRewardConfig(JudgeConfig):
-    """One source of reward (a rule, a .py file, HTTP servers, a reward model or a process reward model); its shape"""
-
-    clip_range: list[float] = flag([-10.0, 10.0], "The raw score is clamped to this range, before any baseline")
-    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them")
-    overlong_buffer_len: int | None = flag(None, ge=1)
+    process: ProcessRewardConfig = group(ProcessRewardConfig, tasks=("ppo", "score"))
+    clip_range: list[float] = flag([-10.0, 10.0], tasks=("ppo",))
+    """The raw score is clamped to this range, before any baseline"""
+    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them", tasks=("ppo",))
+    overlong_buffer_len: int | None = flag(None, ge=1, tasks=("ppo",))
     """Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off"""
-    overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"))
+    overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"), tasks=("ppo",))
     """The overlong penalty of a response of full length"""
-    stop_properly_penalty_coef: float | None = flag(None, le=1)
+    stop_properly_penalty_coef: float | None = flag(None, le=1, tasks=("ppo",))
     """Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off"""
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether a process reward model gives scores."""
+        return self.has("process") and self.process.enable
 
 
 def urls(remote_url: str | None) -> list[str]:
@@ -155,10 +146,11 @@ def urls(remote_url: str | None) -> list[str]:
     return [url.strip() for url in (remote_url or "").split(",") if url.strip()]
 
 
-def has_source(config: TextRewardConfig) -> bool:
+def has_source(config: RewardConfig) -> bool:
     """Return whether anything gives scores."""
-    process = isinstance(config, JudgeConfig) and config.process.enable
-    return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
+    return (
+        config.scores_steps or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
+    )
 
 
 def key_of(source: str) -> str:
@@ -166,7 +158,7 @@ def key_of(source: str) -> str:
     return f"reward.sources.{source}" if source else "reward"
 
 
-def reward_models(config: TextRewardConfig) -> dict[str, str]:
+def reward_models(config: RewardConfig) -> dict[str, str]:
     """Return the paths of the reward models of a run, by the keys of the sections that name them."""
     sections: dict[str, SourceConfig] = {"": config, **config.sources}
     paths = {key_of(name): section.model_name_or_path for name, section in sections.items()}

@@ -56,7 +56,7 @@ from rlhf_suite.config.models import (
     TextActorConfig,
     TrainedModelConfig,
 )
-from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import EngineConfig, GenerationConfig, RolloutConfig, VLLMConfig
 from rlhf_suite.config.sections import adapt
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
@@ -217,7 +217,7 @@ class PPORun(TrainedRun, task="ppo"):
     critic: CriticConfig = group(CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"))
     ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
     teacher: RLTeacherConfig = group(RLTeacherConfig, when=is_positive("algo.distill.coef"))
-    reward: RLRewardConfig = group(RLRewardConfig, when=IF_NOT_REPLAYED)
+    reward: RewardConfig = group(RewardConfig, when=IF_NOT_REPLAYED)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
     agent: AgentConfig = group(AgentConfig, when=IF_NOT_REPLAYED)
@@ -254,7 +254,7 @@ class ScoreRun(ResumableRun, task="score"):
 
     ds: RewardModelConfig = group(RewardModelConfig)
     data: ScoreDataConfig = group(ScoreDataConfig)
-    reward: JudgeConfig = group(JudgeConfig)
+    reward: RewardConfig = group(RewardConfig)
     score: ScoreConfig = group(ScoreConfig)
 
 
@@ -265,7 +265,7 @@ class CheckRewardRun(Run, task="check_reward"):
     MODEL: ClassVar[str] = "data.dataset"
 
     data: CheckedDataConfig = group(CheckedDataConfig)
-    reward: TextRewardConfig = group(TextRewardConfig)
+    reward: RewardConfig = group(RewardConfig)
 
 
 @dataclass

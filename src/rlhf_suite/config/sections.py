@@ -44,11 +44,17 @@ class Section(metaclass=SectionClass):
     """
 
     TASK: ClassVar[str] = ""
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __new__(cls, *_: object, **__: object) -> Self:
         if not cls.TASK:
             raise TypeError(f"{cls.__name__} differs between tasks: make it with {cls.__name__}.of(<task>)")
         return super().__new__(cls)
+
+    def has(self, name: str) -> bool:
+        """Return whether the section's task has a flag, or a group of flags, that other tasks have."""
+        assert name in self.__dataclass_fields__, f"no task has {name!r} in {type(self).__name__}"
+        return any(field.name == name for field in fields(self))
 
     @classmethod
     def of(cls, task: str, **values: Any) -> Self:
@@ -98,12 +104,12 @@ def field_of(name: str, field: dataclasses.Field[Any], task: str, owner: str) ->
     """Return a field as a task has it: the same one where nothing differs."""
     declared: Mapping[str, Any] = field.metadata
     of_task: dataclasses.Field[Any] = field
+    if declared["tasks"] and task not in declared["tasks"]:
+        return Absent(f"task={task} has no flag {name!r} in {owner}")
     if "section" in declared:
         if issubclass(declared["section"], Section):
             make = partial(with_defaults, class_of(declared["section"], task), declared["values"])
             of_task = dataclasses.field(default_factory=make, metadata=declared)
-    elif declared["tasks"] and task not in declared["tasks"]:
-        return Absent(f"task={task} has no flag {name!r} in {owner}")
     elif task in declared["defaults"]:
         of_task = with_default(declared["defaults"][task], declared)
     return of_task

@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 
 from rlhf_suite.background import together
-from rlhf_suite.config.reward import TextRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
@@ -70,7 +70,7 @@ class RowLimit:
     is_wrong: bool = False
 
 
-def row_limit(config: TextRewardConfig, count: int) -> RowLimit:
+def row_limit(config: RewardConfig, count: int) -> RowLimit:
     """Return the limit of each of `count` rows that are scored one at a time."""
     if config.rule is not None and reward_rule.needs(config.rule, "time_limit"):
         cpu_s = config.timeout_s / SHARE
@@ -85,7 +85,7 @@ class IsolatedScorer:
     reused.
     """
 
-    def __init__(self, config: TextRewardConfig, log: Path) -> None:
+    def __init__(self, config: RewardConfig, log: Path) -> None:
         """Start the process, whose output goes to the file `log`.
 
         Raises:
@@ -274,7 +274,7 @@ class Work:
 class ParallelScorer:
     """Score rows by a rule in several processes at the same time. A row's outcome depends on no other row."""
 
-    def __init__(self, config: TextRewardConfig, log: Path) -> None:
+    def __init__(self, config: RewardConfig, log: Path) -> None:
         """Start the first process; the others start with the first call that has rows for them.
 
         Raises:

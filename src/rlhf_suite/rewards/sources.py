@@ -20,10 +20,8 @@ from types import MappingProxyType
 
 from rlhf_suite.background import together
 from rlhf_suite.config.reward import (
-    JudgeConfig,
     NamedSourceConfig,
     RewardConfig,
-    TextRewardConfig,
     is_http,
     key_of,
     urls,
@@ -63,7 +61,7 @@ class Rewards:
 
     def __init__(
         self,
-        config: TextRewardConfig,
+        config: RewardConfig,
         log: Path,
         models: Mapping[str, RewardSource] = MappingProxyType({}),
         process: RewardSource | None = None,
@@ -189,20 +187,20 @@ def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = N
     return Scored(reward if alone is None else alone, score / weights, extra, retries, steps)
 
 
-def list_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
+def list_sources(config: RewardConfig) -> dict[str, NamedSourceConfig]:
     """Return reward.sources, or the one source that `reward` names itself."""
     if config.sources:
         return config.sources
-    process = isinstance(config, JudgeConfig) and config.process.enable
-    return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=process)}
+    steps = config.scores_steps
+    return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=steps)}
 
 
-def find_trained_source(config: TextRewardConfig) -> str | None:
+def find_trained_source(config: RewardConfig) -> str | None:
     """Return the one of several sources that reward.reward_key names, in <source> or <source>/<name>."""
     return config.reward_key.partition("/")[0] if config.sources and config.reward_key is not None else None
 
 
-def with_key(config: TextRewardConfig, source: str) -> TextRewardConfig:
+def with_key(config: RewardConfig, source: str) -> RewardConfig:
     """Return the flags of one source: reward.reward_key is a name of its own, null where it names another source."""
     if not config.sources or config.reward_key is None:
         return config
@@ -210,7 +208,7 @@ def with_key(config: TextRewardConfig, source: str) -> TextRewardConfig:
     return replace(config, reward_key=part if name == source and part else None)
 
 
-def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
+def open_text(config: RewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
     """Open a source that reads text: servers, a rule in processes of its own, or a file in one."""
     if is_http(source.remote_url):
         return RemoteReward(urls(source.remote_url), config.http, Choice(config.reward_key, config.combine))
@@ -240,7 +238,7 @@ def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> 
         raise UserError(f"{bad[0]} ({len(bad)} of the first {judged} labels are such)")
 
 
-def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:
+def check_routes(config: RewardConfig, rows: Iterable[tuple[str, str]]) -> None:
     """Refuse rows (where, datasource) that no source with a weight above 0 scores."""
     trained = find_trained_source(config)
     takers = [

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlhf_suite.algo.scores import clip_scores, overlong_penalty, stop_properly
-from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.trajectory import ENVIRONMENT, PROMPT, EpisodeRows, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories
 
@@ -20,7 +20,7 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 class Shaper:
     """Shapes rewards by the flags of `reward`. `max_new_tokens`: how many tokens may follow a prompt of so many."""
 
-    def __init__(self, config: RLRewardConfig, max_new_tokens: Callable[[int], int]) -> None:
+    def __init__(self, config: RewardConfig, max_new_tokens: Callable[[int], int]) -> None:
         self.config, self.max_new_tokens = config, max_new_tokens
 
     def shape(self, scored: ScoredTrajectories) -> ScoredTrajectories:

@@ -11,8 +11,8 @@ from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import (
-    JudgeConfig,
     NamedSourceConfig,
+    RewardConfig,
     SourceConfig,
     has_source,
     is_http,
@@ -44,7 +44,7 @@ def list_given(key: str, source: SourceConfig) -> list[str]:
     chosen = [f"{key}.{name}={value}" for name, value in flags.items() if value is not None]
     if isinstance(source, NamedSourceConfig) and source.process:
         chosen.append(f"{key}.process=true")
-    if isinstance(source, JudgeConfig) and source.process.enable and not source.sources:
+    if isinstance(source, RewardConfig) and source.scores_steps and not source.sources:
         chosen.append("reward.process.enable=true")
     return chosen
 
@@ -92,7 +92,7 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
 def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     sources = run.reward.sources
     of_steps = [name for name, source in sources.items() if source.process]
-    enabled = isinstance(run.reward, JudgeConfig) and run.reward.process.enable
+    enabled = run.reward.scores_steps
     if sources and bool(of_steps) != enabled:
         problem = (
             f"{'no source' if enabled else of_steps[0]} has process: true, reward.process.enable is {spell(enabled)}"
@@ -222,7 +222,7 @@ def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
         if source.model_name_or_path is not None or source.process:
             problem = "several sources can only score text here, which a reward model does not do"
             fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
-            if not isinstance(run.reward, JudgeConfig):
+            if not run.reward.has("process"):
                 fix = "serve it with task=serve_rm and name it by remote_url, or remove it for this check"
             yield Problem(f"reward.sources.{name}", problem, fix)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlhf_suite.config.agent import agents_of
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
+from rlhf_suite.config.reward import TOKEN, is_http, urls
 from rlhf_suite.config.rules.rewards import list_named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.config.teacher import list_teachers
@@ -104,9 +104,8 @@ def token_fits_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def uses_token(run: Run) -> bool:
     """Return whether the run sends the token to reward servers, or requires it as a server."""
-    reward = getattr(run, "reward", None)
-    if isinstance(reward, TextRewardConfig):
-        return any(is_http(source.remote_url) for source in list_named(run).values())  # type: ignore[arg-type]
+    if isinstance(run, ScoredTextRun | LoopRun):
+        return any(is_http(source.remote_url) for source in list_named(run).values())
     return isinstance(run, ServeRMRun)
 
 
