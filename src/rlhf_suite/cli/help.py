@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_suite.composition.arguments import CommandLine
@@ -12,7 +13,7 @@ from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, by_section
 from rlhf_suite.config.formatting import describe_type, did_you_mean, spell
 from rlhf_suite.config.launchers import LAUNCHERS, settings_of
-from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.names import flags_of, may_hold
 from rlhf_suite.config.runs import TASKS
 
 INTRODUCTION = """\
@@ -43,6 +44,44 @@ Options:
 Lists are written '[a,b]', nothing is null, a text with = or , or {{ is quoted twice: 'flag="a=b"'."""
 
 
+# The flags that most runs set, which the help of a task begins with.
+CORE = (
+    "actor.model_name_or_path",
+    "reward.model_name_or_path",
+    "lora.path",
+    "teacher.model_name_or_path",
+    "data.dataset",
+    "data.prompt_dataset",
+    "data.input_key",
+    "data.output_key",
+    "data.chosen_key",
+    "data.rejected_key",
+    "data.steps_key",
+    "data.label_key",
+    "data.apply_chat_template",
+    "data.max_len",
+    "reward.rule",
+    "algo.loss",
+    "algo.beta",
+    "algo.kd_coef",
+    "algo.advantage.estimator",
+    "algo.kl.init_coef",
+    "rollout.n_samples_per_prompt",
+    "loop.num_iterations",
+    "train.batch_size",
+    "train.max_epochs",
+    "train.num_episodes",
+    "actor.adam.lr",
+    "eval.dataset",
+    "generate.output_path",
+    "score.output_path",
+    "chat.system",
+    "chat.temperature",
+    "serve.host",
+    "serve.port",
+    "ckpt.output_dir",
+)
+
 COMMANDS = {
     "rlhf-suite why <run folder>": "what a run does, waits for or ended with",
     "rlhf-suite report <folder>": "a page with the curves and answers of runs, or of a sweep",
@@ -68,6 +107,8 @@ def print_help(line: CommandLine) -> int:
         below = [info for key, info in infos.items() if key.startswith(prefix)]
         if not below:
             return unknown("prefix", prefix, [*infos, *by_section(infos.values())])
+        if not prefix:
+            print_core(infos)
         print_flags(below)
     return 0
 
@@ -81,27 +122,42 @@ def introduction(own: Path | None) -> str:
     return INTRODUCTION.format(tasks=tasks, presets=presets, commands=commands)
 
 
+def print_core(infos: Mapping[str, FlagInfo]) -> None:
+    """Print the flags that most runs set, if a run reads them with the defaults of all others; they stand in their
+    sections too."""
+    print("The flags that most runs set; below them all flags by section")
+    values = {key: info.default for key, info in infos.items()}
+    for key in CORE:
+        if key in infos and all(may_hold(condition, values) for condition in infos[key].meta.when):
+            print_flag(infos[key])
+
+
 def print_flags(infos: list[FlagInfo]) -> None:
     """Print flags by section: `key = default`, then the meaning, type and bounds below it.
 
     What each choice of an algorithm means is printed where one flag alone is asked for.
     """
     is_alone = len(infos) == 1
-    width = max(shutil.get_terminal_size().columns, 60)
     for flags in by_section(infos).values():
         print(f"\n{flags[0].owner.__doc__}")
         for info in flags:
-            print(f"  {info.key} = {spell(info.default)}")
-            text = f"{info.help} ({describe_type(info)})"
-            print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            print_flag(info)
             if info.meta.algorithms is None or not is_alone:
                 continue
             for name, declaration in info.meta.algorithms.builtin().items():
-                print(
-                    textwrap.fill(
-                        f"{name}: {declaration.help}", width, initial_indent=" " * 8, subsequent_indent=" " * 12
-                    )
-                )
+                print_wrapped(f"{name}: {declaration.help}", " " * 8, " " * 12)
+
+
+def print_flag(info: FlagInfo) -> None:
+    """Print a flag with its default, and below it what it means, its type and its bounds."""
+    print(f"  {info.key} = {spell(info.default)}")
+    print_wrapped(f"{info.help} ({describe_type(info)})", " " * 6, " " * 6)
+
+
+def print_wrapped(text: str, first: str, later: str) -> None:
+    """Print a text in lines as wide as the terminal, after these indents."""
+    width = max(shutil.get_terminal_size().columns, 60)
+    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=later))
 
 
 def unknown(kind: str, name: str, names: list[str]) -> int:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.config.flags import FlagInfo, by_section, walk
+from rlhf_suite.config.flags import FlagInfo, walk
 from rlhf_suite.config.formatting import describe_type, spell
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.metrics import FAMILIES, METRICS
 from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.sections import LOOPS, SUPERVISED
 from rlhf_suite.registry import KINDS, Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
-HEADER = ("| flag | default | type | meaning |", "| --- | --- | --- | --- |")
+HEADER = ("| flag | default | type | tasks | meaning |", "| --- | --- | --- | --- | --- |")
+HEADER_OF_SETTINGS = ("| flag | default | type | meaning |", "| --- | --- | --- | --- |")
 NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.export -->"
+GROUPS = {"supervised": SUPERVISED, "loops": LOOPS}
+INTRODUCTION = f"""\
+`python run.py --help task=<task> [prefix]` prints the flags of a task. Where tasks differ in a default, a type, a
+meaning or a condition, lines that begin with their names say so, and the line above is that of the others.
+
+{chr(10).join(f"- {name}: {', '.join(tasks)}" for name, tasks in GROUPS.items())}"""
 
 
 def markdown() -> str:
-    """Return the table of every flag of every task by section; a section that several tasks share is written once."""
-    lines = [NOTE, "", "# Flags", "", "`python run.py --help task=<task> [prefix]` prints the same."]
-    for (key, rows), tasks in sorted(sections().items(), key=lambda item: item[0][0]):
-        names = ", ".join(f"task={task}" for task in tasks)
-        lines += ["", f"## `{key}` ({names})" if key else f"## The run itself ({names})", ""]
-        lines += [*HEADER, *rows]
+    """Return the tables of all flags by section, each flag once with the tasks that have it."""
+    lines = [NOTE, "", "# Flags", "", INTRODUCTION]
+    for section, flags in sorted(sections().items()):
+        lines += ["", f"## `{section}`" if section else "## The run itself", "", *HEADER]
+        lines += [row(key, infos) for key, infos in flags.items()]
     for name, settings in LAUNCHERS.items():
-        lines += ["", f"## `{PREFIX}`: {settings.__doc__}", "", *HEADER, *map(row, settings_of(name))]
+        lines += ["", f"## `{PREFIX}`: {settings.__doc__}", "", *HEADER_OF_SETTINGS, *map(setting, settings_of(name))]
     for algorithm in KINDS.values():
         lines += algorithms(algorithm)
     return "\n".join(lines) + "\n"
@@ -50,20 +57,55 @@ def algorithms(algorithm: Kind) -> Iterator[str]:
             ", ".join(declaration.needs),
             ", ".join(f"`{flag}`" for flag in declaration.reads or ()),
         )
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield join_cells(*cells)
 
 
-def sections() -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """Return the tasks that have a section, by the key of the section and its table."""
-    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+def sections() -> dict[str, dict[str, dict[str, FlagInfo]]]:
+    """Return what each task declares, by section, flag and task."""
+    declared: dict[str, dict[str, dict[str, FlagInfo]]] = {}
     for task, root in TASKS.items():
-        for key, infos in by_section(info for info in walk(root) if info.key != "task").items():
-            rows.setdefault((key, tuple(map(row, infos))), []).append(task)
-    return rows
+        for info in walk(root):
+            if info.key != "task":
+                declared.setdefault(info.key.rpartition(".")[0], {}).setdefault(info.key, {})[task] = info
+    return declared
 
 
-def row(info: FlagInfo) -> str:
-    cells = (f"`{info.key}`", f"`{spell(info.default)}`", describe_type(info), info.help)
+def row(key: str, infos: Mapping[str, FlagInfo]) -> str:
+    """Return the row of a flag from what the tasks that have it declare."""
+    meaning = by_task({task: info.meaning for task, info in infos.items()})
+    conditions = {task: " and ".join(when.text for when in info.meta.when) for task, info in infos.items()}
+    is_same = len({*conditions.values()}) == 1
+    for text in filter(None, dict.fromkeys(conditions.values())):
+        named = [task for task in infos if conditions[task] == text]
+        meaning += f". Read when {text}" if is_same else f"<br>*{name_tasks(named)}*: read when {text}"
+    default = by_task({task: f"`{spell(info.default)}`" for task, info in infos.items()})
+    kind = by_task({task: describe_type(info) for task, info in infos.items()})
+    return join_cells(f"`{key}`", default, kind, name_tasks(infos), meaning)
+
+
+def by_task(texts: Mapping[str, str]) -> str:
+    """Return the text that most tasks have, and below it the others with their tasks."""
+    tasks: dict[str, list[str]] = {}
+    for task, text in texts.items():
+        tasks.setdefault(text, []).append(task)
+    first, *others = sorted(tasks, key=lambda text: -len(tasks[text]))
+    return "<br>".join([first, *(f"*{name_tasks(tasks[text])}*: {text}" for text in others)])
+
+
+def name_tasks(tasks: Collection[str]) -> str:
+    """Return the names of tasks, and of groups of tasks where all of a group are among them."""
+    if len(tasks) == len(TASKS):
+        return "all"
+    whole = {task: name for name, group in GROUPS.items() for task in group if {*group} <= {*tasks}}
+    return ", ".join(dict.fromkeys(whole.get(task, task) for task in tasks))
+
+
+def setting(info: FlagInfo) -> str:
+    """Return the row of a setting of a launcher."""
+    return join_cells(f"`{info.key}`", f"`{spell(info.default)}`", describe_type(info), info.help)
+
+
+def join_cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
 
 

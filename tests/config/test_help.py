@@ -1,0 +1,64 @@
+"""What the help of a task and docs/flags.md say about flags."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlhf_suite.cli.help import CORE, print_help
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.config.export import markdown
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.runs import TASKS
+
+REFERENCE = markdown()
+
+
+def shown(words, capsys):
+    """The flags that help begins with, and those in its sections."""
+    assert print_help(parse(["--help", *words])) == 0
+    out = capsys.readouterr().out
+    core, _, rest = out.partition("\n\n") if out.startswith("The flags that most runs set") else ("", "", out)
+    return [re.findall(r"^  (\w[\w.]*) = ", text, re.MULTILINE) for text in (core, rest)]
+
+
+@pytest.mark.notices(
+    "help begins with flags that no run of the task reads",
+    "cli/help.py",
+    "if key in infos and all(may_hold(condition, values) for condition in infos[key].meta.when)",
+    "if key in infos",
+)
+@pytest.mark.parametrize("task", TASKS)
+def test_the_help_of_a_task_begins_with_what_most_runs_set(task, capsys):
+    core, rest = shown([f"task={task}"], capsys)
+    assert 3 <= len(core) <= 17 and sorted(rest) == sorted(flags_of(task)), core
+    assert core == [key for key in CORE if key in core]
+    assert task != "ppo" or "teacher.model_name_or_path" not in core
+
+
+def test_the_help_below_a_prefix_has_the_flags_below_it_alone(capsys):
+    first, rest = shown(["task=ppo", "algo.kl"], capsys)
+    assert first == [] and {*rest} == {key for key in flags_of("ppo") if key.startswith("algo.kl.")}
+
+
+def test_every_flag_that_help_begins_with_is_one():
+    assert {*CORE} <= {*flags_of(None)} and len({*CORE}) == len(CORE)
+
+
+def test_the_reference_has_each_flag_once():
+    rows = [re.split(r"(?<!\\)\|", line) for line in REFERENCE.splitlines() if line.startswith("| `")]
+    assert sorted(row[1].strip(" `") for row in rows if len(row) == 7) == sorted(flags_of(None).keys() - {"task"})
+
+
+@pytest.mark.notices(
+    "the reference has the default of one task for all of them",
+    "config/export.py",
+    "first, *others = sorted(tasks, key=lambda text: -len(tasks[text]))",
+    "first, *others = sorted(tasks, key=lambda text: -len(tasks[text]))[:1]",
+)
+def test_the_reference_names_the_tasks_in_which_a_flag_differs():
+    row = next(line for line in REFERENCE.splitlines() if line.startswith("| `train.max_epochs`"))
+    assert "| `1`<br>*sft, loops*: `2` | int >= 1 | supervised, ppo, loops |" in row
+    row = next(line for line in REFERENCE.splitlines() if line.startswith("| `explain`"))
+    assert "| `false` | bool | all |" in row and "<br>*supervised, ppo*: read when plan=false |" in row
