@@ -12,6 +12,7 @@ import pytest
 
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.flags import walk
+from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import TASKS, DPORun, Run, SFTRun
 from rlhf_suite.config.sections import Section
 
@@ -53,6 +54,20 @@ def test_a_section_has_the_defaults_of_its_task():
     assert EvalConfig.of("dpo", split="validation").split == "validation"
 
 
+@pytest.mark.notices(
+    "a section says that it has the flags of other tasks",
+    "config/sections.py",
+    "return any(field.name == name for field in fields(self))",
+    "return True",
+)
+def test_a_section_says_which_flags_of_other_tasks_it_has():
+    """A name that no task has is a mistake of the code, and not an absent flag."""
+    assert RewardConfig.of("score").has("process") and not RewardConfig.of("generate").has("process")
+    assert not hasattr(RewardConfig.of("generate"), "process")
+    with pytest.raises(AssertionError, match="no task has 'proces'"):
+        RewardConfig.of("score").has("proces")
+
+
 def test_a_section_that_differs_between_tasks_is_made_for_one():
     with pytest.raises(TypeError, match=r"make it with EvalConfig.of\(<task>\)"):
         EvalConfig()
@@ -83,5 +98,5 @@ def test_flags_that_differ_between_tasks_are_declared_in_sections_and_name_tasks
     assert SETTINGS
     for task, owner, field in SETTINGS:
         assert issubclass(owner, Section | Run), (task, owner, field.name)
-        assert {*field.metadata["tasks"], *field.metadata["defaults"]} <= {*TASKS}, (owner, field.name)
-        assert not field.metadata["tasks"] or {*field.metadata["defaults"]} <= {*field.metadata["tasks"]}
+        assert {*field.metadata["tasks"], *field.metadata.get("defaults", ())} <= {*TASKS}, (owner, field.name)
+        assert not field.metadata["tasks"] or {*field.metadata.get("defaults", ())} <= {*field.metadata["tasks"]}

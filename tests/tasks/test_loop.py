@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
-from rlhf_suite.config.eval import LoopEvalConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.loop import LoopConfig
+from rlhf_suite.config.loop import LoopConfig, LoopEvalConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.record import fingerprint, save

@@ -67,16 +67,3 @@ class EvalConfig(Section):
         given = self.column_flags()
         for place in range(count):
             yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}
-
-
-@dataclass
-class LoopEvalConfig:
-    """Held-out prompts, answered greedily and scored before the first iteration and after each"""
-
-    dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
-    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
-    max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
-    input_key: str | None = flag(None, when=HELD_OUT)
-    """Column of the prompt in the held-out sources; null: data.input_key"""
-    label_key: str | None = flag(None, when=HELD_OUT)
-    """Column of the label in the held-out sources; null: data.label_key"""

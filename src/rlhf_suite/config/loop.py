@@ -1,9 +1,10 @@
-"""`loop`: how often a loop generates, selects and trains, and what it selects."""
+"""`loop`: how often a loop generates, selects and trains, and what it selects; `eval` of a loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_suite.config.eval import HELD_OUT
 from rlhf_suite.config.flags import flag
 from rlhf_suite.config.sections import Section
 
@@ -24,3 +25,16 @@ class LoopConfig(Section):
     standardize_enable: bool = flag(False, tasks=("conditional_sft",))
     """Write rewards as (reward - mean) / deviation over all answers of the iteration; loop.target_reward is then in
     these units too"""
+
+
+@dataclass
+class LoopEvalConfig:
+    """Held-out prompts, answered greedily and scored before the first iteration and after each"""
+
+    dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
+    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
+    max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
+    input_key: str | None = flag(None, when=HELD_OUT)
+    """Column of the prompt in the held-out sources; null: data.input_key"""
+    label_key: str | None = flag(None, when=HELD_OUT)
+    """Column of the label in the held-out sources; null: data.label_key"""

@@ -39,12 +39,12 @@ from rlhf_suite.config.ds import (
     RLDeepSpeedConfig,
     ServedModelConfig,
 )
-from rlhf_suite.config.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig, LoopEvalConfig
+from rlhf_suite.config.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig
 from rlhf_suite.config.flags import FREE, flag, group, is_false, is_null, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.loop import LoopConfig
+from rlhf_suite.config.loop import LoopConfig, LoopEvalConfig
 from rlhf_suite.config.models import (
     CriticConfig,
     ModelConfig,
