@@ -28,8 +28,8 @@ SETTINGS = [
 @pytest.mark.notices(
     "a section has the flags of other tasks",
     "config/sections.py",
-    """elif declared["tasks"] and task not in declared["tasks"]""",
-    """elif declared["tasks"] == task""",
+    """if declared["tasks"] and task not in declared["tasks"]""",
+    """if declared["tasks"] == task""",
 )
 def test_a_flag_of_another_task_can_be_neither_read_nor_set():
     """Else a run would take the default of a flag that its command line cannot set."""
