@@ -95,6 +95,20 @@ def test_iterative_dpo_prefers_the_right_answers_of_its_model(preferred, sampled
 
 
 @pytest.mark.proof
+def test_a_callback_that_stops_ends_a_training_and_the_loop_goes_on(runs, warm, sampled, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import rlhf_suite as rs\n\nclass Stops:\n    def on_step(self, step, metrics, samples):\n"
+        "        return rs.Stop('enough') if step == 2 else None\n"
+    )
+    folder = runs / "stopped"
+    jobs.run(folder, [*iterative_dpo(folder, warm, sampled), f"train.callbacks=[{tmp_path / 'own.py'}:Stops]"])
+    loop, training = (json.loads((part / "status.json").read_text()) for part in (folder, folder / "iter_0/dpo"))
+    assert (training["state"], training["last_step"]) == ("done", 2)
+    assert training["ended_early"] == "A callback ended the run after step 2: enough"
+    assert (loop["state"], loop.get("ended_early")) == ("done", None) and (folder / "model").exists()
+
+
+@pytest.mark.proof
 def test_iterative_dpo_killed_while_it_trains_ends_with_the_same_model(runs, warm, sampled, preferred):
     folder = runs / "preferred_killed"
     again = iterative_dpo(folder, warm, sampled)

@@ -167,6 +167,26 @@ def test_the_example_writes_samples_once_also_in_a_continued_run(tmp_path):
     assert [row[0] for row in rows[1:]] == ["1", "1", "2", "2", "3", "3"] and rows[1][1:] == ["a", "c", "0.0"]
 
 
+def test_the_example_sends_metrics_to_one_run_of_mlflow_also_of_a_continued_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    state = {}
+    for start, status in ((0, "stopped"), (1, "done")):
+        callbacks = example("metrics_to_mlflow.py:MetricsToMlflow")
+        callbacks.load_state_dict(state)
+        callbacks.start(tmp_path / "run", start, 2)
+        callbacks.step(start + 1, {"train/loss": float(start)}, lambda: None)
+        callbacks.evaluation(start + 1, {"eval/loss": 2.0})
+        state = callbacks.state_dict()
+        callbacks.end(status)
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs(["0"])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.0), (2, 1.0)]
+
+
 def test_the_example_sends_metrics_to_a_table(tmp_path):
     for start in (0, 1):
         callbacks = example("metrics_to_sqlite.py:MetricsToSqlite")
