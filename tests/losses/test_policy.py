@@ -319,6 +319,12 @@ def test_a_loss_that_chooses_tokens_is_refused_without_them(name):
         policy_loss.load(name)(tokens, PolicyConfig(policy_loss_type=name))
 
 
+def test_importance_sampling_weighs_by_the_ratio_however_large():
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="importance_sampling"))
+    assert loss.total.item() == pytest.approx(-3 * 2.0 + 0.1 * 1.0)
+    assert gradient.tolist() == pytest.approx([-6.0, 0.1])
+
+
 def test_reinforce_takes_no_note_of_the_ratio():
     loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="reinforce"))
     assert gradient.tolist() == pytest.approx([-2.0, 1.0])

@@ -14,6 +14,7 @@ whatever the mode.
     dppo_kl     the same, where the KL of the sampled token against all others does not allow it
     clip_cov    as ppo, and 0 at tokens that are chosen by their covariance (`covariance`)    arXiv:2505.22617
     kl_cov      -rho_t A_t, and + beta |log rho_t| at tokens that are chosen by it
+    importance_sampling  -rho_t A_t: no clip
     reinforce   -A_t log pi: no ratio
 """
 
@@ -219,6 +220,12 @@ def kl_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     losses = -compute_ratio(tokens.log_ratio) * tokens.advantages
     pulled = losses + config.kl_cov_coef * tokens.log_ratio.abs()
     return TokenLosses(torch.where(tokens.chosen, pulled, losses))
+
+
+@policy_loss()
+def importance_sampling(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """The policy gradient by importance sampling, without a clip: L_t = -rho_t A_t."""
+    return TokenLosses(-compute_ratio(tokens.log_ratio) * tokens.advantages)
 
 
 @policy_loss()

@@ -14,13 +14,15 @@ from rlhf_suite.losses.reduce import LossSum, masked_mean, masked_sum
 from rlhf_suite.shapes import same_shape
 
 
-def next_token_loss(log_probs: Tensor, mask: Tensor) -> LossSum:
+def next_token_loss(log_probs: Tensor, mask: Tensor, weights: Tensor | None = None) -> LossSum:
     """Return the sum over masked tokens of -log p(token | earlier tokens of its sequence), in nats.
 
-    `log_probs` [T], `mask` [T] of 0 and 1. Unit: masked tokens. Metric: `gpt_loss`, the mean per masked token.
+    `log_probs` [T], `mask` [T] of 0 and 1, `weights` [T] of each token's loss (None: 1). Unit: masked tokens. Metric:
+    `gpt_loss`, the mean per masked token without its weight.
     """
     same_shape(log_probs, mask)
-    return LossSum(-masked_sum(log_probs, mask), {"gpt_loss": masked_mean(-log_probs, mask)})
+    losses = -log_probs if weights is None else -log_probs * weights
+    return LossSum(masked_sum(losses, mask), {"gpt_loss": masked_mean(-log_probs, mask)})
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: tuple[float, float]) -> LossSum:

@@ -29,6 +29,7 @@ from rlhf_suite.rl.model_groups import (
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
 
 G = TypeVar("G", bound=ModelGroup)
+PolicyKind = tuple[type[PolicyGroup], type[PolicyRole]]  # the handle on its ranks, and what each of them is
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
     rollouts: int,
     image_token: int | None = None,
     adapter: AdapterSpec | None = None,
+    trained: PolicyKind = (PolicyGroup, PolicyRole),
 ) -> Actors:
     """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
     run, which set the schedules; `image_token`: the placeholder of images, if the run has any; `adapter`: what engines
-    get beside the model's weights, if they do."""
+    get beside the model's weights, if they do; `trained`: the classes of the policy."""
     axes = plan.placement.sequence, plan.placement.tensor
     shares = any(len(pool.roles) > 1 for pool in plan.placement.pools)
     options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes, shares)
@@ -87,7 +89,7 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
         engines.sleep()
     judges = judge_paths(run)
     others = (ACTOR, CRITIC, PROCESS, *judges)
-    policy = start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
+    policy = start(*trained, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
     read = [model for name, model in plan.models.items() if name not in others]
     return Actors(
         engines,

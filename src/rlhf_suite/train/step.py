@@ -43,26 +43,77 @@ def optimizer_step(
     finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped (`skipped` 1).
     `name` makes an `index` of a row readable.
     """
+    done = accumulate(model, objective, micro_batches)
+    result = update(model, [done], step, on_nonfinite, name)
+    return model.world.combine(done.metrics) | result
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """Micro-batches whose gradients have been added up, with what an update needs to know of them."""
+
+    micro_batches: Sequence[TokenBatch]
+    finite: Sequence[torch.Tensor]  # of each, on the device: whether its loss is
+    metrics: Mapping[str, Metric]
+
+    @property
+    def suspects(self) -> list[int]:
+        """The `index` of every sequence of the micro-batches whose loss is not finite."""
+        bad = [batch for batch, flag in zip(self.micro_batches, self.finite, strict=True) if not flag]
+        return [number for batch in bad for number in require_column(batch.index, "index").tolist()]
+
+
+def accumulate(
+    model: TrainedModel,
+    objective: Objective[B],
+    micro_batches: Sequence[B],
+    counts: Mapping[str, float] | None = None,
+    *,
+    backward: bool = True,
+) -> Accumulated:
+    """Add the gradients of all micro-batches to those that wait for the next update; without `backward` compute their
+    losses alone.
+
+    The loss is a sum over units divided by `counts`, the number of each; None: that of these micro-batches, on all
+    ranks. Every rank calls it with its own micro-batches (possibly of different number).
+    """
     world = model.world
     micro_batches = equalise(model, micro_batches)
-    counts = global_counts(objective, micro_batches, world)
+    counts = global_counts(objective, micro_batches, world) if counts is None else counts
     metrics: dict[str, Metric] = {}
-    finite: list[torch.Tensor] = []  # of each micro-batch, on the device: whether its loss is
+    finite: list[torch.Tensor] = []
     with balance_experts(model, micro_batches):
         for number, micro_batch in enumerate(micro_batches, start=1):
             loss = add_balance_loss(model, objective, micro_batch.to(world.device))
             share = weigh_share(loss, counts)
             finite.append(share.detach().isfinite())
-            # The gradient of a loss that is not finite may be finite: no optimiser takes NaN.
-            model.backward(share * torch.where(finite[-1], 1.0, math.nan), last=number == len(micro_batches))
+            if backward:
+                # The gradient of a loss that is not finite may be finite: no optimiser takes NaN.
+                model.backward(share * torch.where(finite[-1], 1.0, math.nan), last=number == len(micro_batches))
             add_metrics(metrics, loss.metrics)
-    result = model.step(step)
+    return Accumulated(micro_batches, finite, metrics)
+
+
+def update(
+    model: TrainedModel,
+    accumulated: Sequence[Accumulated],
+    step: int,
+    on_nonfinite: str,
+    name: Callable[[int], str] = "sequence {}".format,
+    rate: float | None = None,
+) -> dict[str, float]:
+    """Update once with the gradients of what was accumulated; return `grad_norm`, `lr` and `skipped`. `rate`: the
+    learning rate in place of that of the schedule at `step`.
+
+    Raises:
+        RunError: a loss or the gradient norm is not finite, and `on_nonfinite` is "stop".
+    """
+    result = model.step(step, rate)
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
-        bad = [batch for batch, flag in zip(micro_batches, finite, strict=True) if not flag]
-        suspects = [number for batch in bad for number in require_column(batch.index, "index").tolist()]
-        raise nonfinite(step, [name(index) for index in sorted(world.gather(suspects))])
-    return world.combine(metrics) | result | {"skipped": float(skipped)}
+        suspects = [index for part in accumulated for index in part.suspects]
+        raise nonfinite(step, [name(index) for index in sorted(model.world.gather(suspects))])
+    return result | {"skipped": float(skipped)}
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
@@ -135,13 +186,18 @@ def add_balance_loss(model: TrainedModel, objective: Objective[B], batch: B) -> 
 
 def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: World) -> dict[str, float]:
     """Return the number of each unit over all micro-batches of the step and all ranks."""
-    units = [{**objective.units(batch), ALL_TOKENS: count_tokens(batch)} for batch in micro_batches]
+    units = [count_units(objective, batch) for batch in micro_batches]
     names = sorted(units[0])
     local = torch.tensor([sum(float(unit[name]) for unit in units) for name in names], dtype=torch.float64)
     return dict(zip(names, world.sum(local).tolist(), strict=True))
 
 
-def weigh_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
+def count_units(objective: Objective[B], batch: B) -> dict[str, torch.Tensor]:
+    """Return the number of each unit in a batch."""
+    return {**objective.units(batch), ALL_TOKENS: count_tokens(batch)}
+
+
+def weigh_share(loss: StepLoss, counts: Mapping[str, float]) -> torch.Tensor:
     """Return the share of a micro-batch in the loss of the step: the sum over units of total / global count. Of a unit
     that the step has none of, the total is 0."""
     shares = [total / (counts[name] or 1.0) for name, total in loss.sums.items()]

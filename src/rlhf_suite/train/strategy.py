@@ -148,19 +148,20 @@ class TrainedModel:
             self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.world.mesh.replicas)
 
-    def step(self, step: int) -> dict[str, float]:
-        """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
+    def step(self, step: int, rate: float | None = None) -> dict[str, float]:
+        """Update with the gradients since the last step, at the learning rate `rate`, or that of optimiser step `step`
+        (0-based).
 
         Return the gradient norm before clipping, and the rate. Nothing was updated where the norm is not finite.
         """
-        factor = learning_rate_factor(step, self.total_steps, self.config)
+        factor = learning_rate_factor(step, self.total_steps, self.config) if rate is None else 1.0
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * factor
+            group["lr"] = peak * factor if rate is None else rate
         self.engine.step()
         norm = self._plain_norm if is_plain(self.ds) else float(self.engine.get_global_grad_norm())
         if not math.isfinite(norm):
             self._forget_gradients()
-        return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self._peaks[0] * factor}
+        return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self.optimizer.param_groups[0]["lr"]}
 
     def _forget_gradients(self) -> None:
         """Drop the gradients of a skipped step. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
