@@ -53,7 +53,7 @@ def run_task(run: Any, folder: Path) -> dict[str, float]:
     """Run the task of a configuration as the command line does, with the plan that it resolves; its metrics."""
     import importlib
 
-    from rlhf_suite.cli.execute import launch_of, plan_workers
+    from rlhf_suite.preflight.devices import launch_of, plan_workers
 
     task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
     plan = plan_workers(run)

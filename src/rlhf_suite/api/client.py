@@ -342,9 +342,10 @@ class Client:
         parts = self._of("sample")
         if isinstance(prompt, str):
             prompt = tokens(parts.tokenizer, prompt, begin_ids(parts.tokenizer))
-        found = prompt if isinstance(prompt, Prompt) else as_prompt(prompt, number)
-        token_ids(found.ids, f"prompt {number}", self._vocabulary, parts.run.data.max_len - 1)
-        return found
+        if not isinstance(prompt, Prompt):
+            prompt = as_prompt(prompt, number)
+        token_ids(prompt.ids, f"prompt {number}", self._vocabulary, parts.run.data.max_len - 1)
+        return prompt
 
     def _request(self, data: Sequence[Datum], loss: str | None, count: Count | None) -> tuple[Experience, LossRequest]:
         """Return data laid end to end, and the loss that is asked for."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.settings import ask, check_places, refuse
-from rlhf_suite.cli.execute import launch_of, plan_workers
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.record import fingerprint, save
@@ -23,6 +22,7 @@ from rlhf_suite.launch.environment import pass_on_trust
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
 from rlhf_suite.preflight.folders import for_run, lock_folders
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.build import connect_weight_sync
@@ -32,6 +32,7 @@ from rlhf_suite.rl.primitives import SteppedPolicyGroup, SteppedPolicyRole
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.tasks.warm_start import with_warm_starts
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.waits import allow_silence
@@ -163,10 +164,14 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     save(run, record.config, plan)
     allow_silence(run.launch.timeout_s)
     pass_on_trust(run.launch)
-    run = replace(run, launch=launch_of(run, plan))
+    fitting, remarks = fit_to_gpus(replace(run, launch=launch_of(run, plan)))
+    assert isinstance(fitting, PPORun)
+    run = fitting
+    for remark in remarks:
+        show_line(remark, to_stderr=True)
     plan = with_warm_starts(plan, run.data.prompt_dataset)
     tokenizer = load_tokenizer(plan.models[ACTOR].path, run.data)
-    prompts = load_prompts(run.data, RLEvalConfig(), run.train.seed, tokenizer).train if has_prompts else None
+    prompts = load_prompts(run.data, EvalConfig.of(run.task), run.train.seed, tokenizer).train if has_prompts else None
     stack.enter_context(ray_cluster(run.launch, record.path, plan.placement.num_devices))
     slots = reserve(plan.placement, run.launch.timeout_s)
     adapter, _ = engine_adapter(run, plan.models[ACTOR])

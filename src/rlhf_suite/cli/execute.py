@@ -19,9 +19,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.object_store import object_store_mb
-from rlhf_suite.config.plan import PlannedRun, WorkerPlan, is_on_ray, resolve
+from rlhf_suite.config.plan import WorkerPlan, is_on_ray
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.references import guard_environment, make_unresolved_problem
@@ -33,9 +31,8 @@ from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.nodes import join_node, lead_nodes
 from rlhf_suite.launch.out_of_memory import advise
 from rlhf_suite.launch.slurm import is_first_node
-from rlhf_suite.preflight.devices import fit_to_gpus
+from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
 from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
-from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -101,21 +98,6 @@ def describe_unexpected(error: Exception, folder: Path) -> str:
     except OSError as refused:
         return f"{said}\n{traceback.format_exc()}({log.name} cannot be written: {refused.strerror})"
     return f"{said}\nthe traceback is in {log}"
-
-
-def plan_workers(run: Run) -> WorkerPlan | None:
-    """Return what is decided about a run with workers; None for others."""
-    from rlhf_suite.launch.ray_cluster import machine
-
-    return resolve(run, machine(run.launch), route_bytes(run)) if isinstance(run, PlannedRun) else None
-
-
-def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
-    """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has."""
-    from rlhf_suite.launch.environment import device_kind
-
-    store = object_store_mb(run, (), device_kind(run.launch)) if plan is None else plan.object_store_mb
-    return replace(run.launch, object_store_mb=store)
 
 
 def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import OmegaConf
 
 from rlhf_suite.config.formatting import number_of
+from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Role
-from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, is_on_ray, resolve
+from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, WorkerPlan, is_on_ray, resolve
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PPORun, Run
 from rlhf_suite.doctor.gpus import Driver, read_driver
@@ -25,6 +27,7 @@ from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
 from rlhf_suite.launch.slurm import is_first_node
+from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.preflight.jobs import Preflight
 
 ELSEWHERE = "start it where there are more (hydra/launcher=slurm, or launch.ray_address)"
@@ -194,3 +197,14 @@ def fit_to_driver(run: AnyTrainedRun, driver: Driver | None) -> tuple[AnyTrained
 def say_what_does_not_fit(problem: str) -> str:
     """Return what to say of a run that the plan expects not to fit."""
     return f"By the plan this run does not fit: {problem}. plan=true shows what takes the memory and what would fit."
+
+
+def plan_workers(run: Run) -> WorkerPlan | None:
+    """Return what is decided about a run with workers; None for others."""
+    return resolve(run, machine(run.launch), route_bytes(run)) if isinstance(run, PlannedRun) else None
+
+
+def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
+    """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has."""
+    store = object_store_mb(run, (), device_kind(run.launch)) if plan is None else plan.object_store_mb
+    return replace(run.launch, object_store_mb=store)
