@@ -88,6 +88,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.proof
 def test_on_shared_devices_responses_are_continued_after_each_sync(runs, warm):
     folder = runs / "shared_devices"
     jobs.run(folder, [*SHARED, f"actor.model_name_or_path={warm}"])

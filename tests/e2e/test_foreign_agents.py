@@ -112,6 +112,7 @@ def samples(folder):
     return [sample for step in (1, 2, 3) for sample in jobs.rollout(folder, step)]
 
 
+@pytest.mark.proof
 def test_files_of_other_libraries_and_servers_train(folder, server, samples, record_property):
     steps = jobs.train_rows(folder)
     assert len(steps) == 3 and all(np.isfinite(row["train/policy_loss"]) for row in steps)
@@ -139,6 +140,7 @@ def test_the_same_agents_train_the_same_in_workers(runs, words, folder):
     assert jobs.digest(mine) == jobs.digest(folder)
 
 
+@pytest.mark.proof
 def test_engine_and_trainer_agree_on_every_turn(samples, record_property):
     gaps = []
     for sample in samples:

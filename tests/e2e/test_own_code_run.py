@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
+pytestmark = pytest.mark.proof
+
 EXAMPLE = Path(__file__).parents[2] / "experiments" / "own_code" / "own.py"
 FORK = EXAMPLE.with_name("async_fork.py")
 RENAMED = """

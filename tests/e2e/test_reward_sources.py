@@ -123,6 +123,7 @@ def mixed(runs):
 WEIGHTS = {"model": 0.5, "other": 0.75, "right": 1.0, "digits": 0.25, "steps": 0.125}
 
 
+@pytest.mark.proof
 def test_rules_files_models_and_judges_of_steps_add_up_by_weight_where_they_score(
     runs, words, reward_model, other_reward_model, judge, mixed
 ):

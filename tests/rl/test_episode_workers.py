@@ -259,6 +259,7 @@ def test_turns_of_an_engine_that_dies_are_written_by_the_one_in_its_place(cluste
     "self.workers.timeline.add(result.intervals)",
     "pass",
 )
+@pytest.mark.proof
 @pytest.mark.notices(
     "the tokens of episode workers are not counted",
     "rl/episode_workers.py",
