@@ -197,7 +197,7 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
 
 def decoding(samples: ScoredTrajectories) -> float:
     """Return the CPU microseconds per token that the texts of the first 2,000 responses take."""
-    tokenizer = load_tokenizer("builtin:small", DataConfig())
+    tokenizer = load_tokenizer("builtin:small", DataConfig.of("sft"))
     made = samples.trajectories[:2000]
     whole = [each.ids % len(tokenizer) for each in made]
     answers = [each.response_ids % len(tokenizer) for each in made]

@@ -19,9 +19,9 @@ import json, sys
 from pathlib import Path
 from vllm import LLM, SamplingParams
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 model, prompts, output = sys.argv[1:]
-tokenizer = load_tokenizer(model, PromptDataConfig())
+tokenizer = load_tokenizer(model, DataConfig.of("ppo"))
 rows = [json.loads(line)["input"] for line in Path(prompts).read_text().splitlines()]
 llm = LLM(model=model, dtype="float32", max_model_len={MAX_LEN}, max_num_seqs={SEQUENCES}, enforce_eager=True,
           generation_config="vllm", skip_tokenizer_init=True, enable_prefix_caching=False, block_size=32,

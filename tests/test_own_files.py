@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlhf_suite import python_source
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.record import own_code
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows, Row
@@ -104,7 +104,7 @@ def test_rows_that_a_neighbour_would_format_otherwise_are_encoded_again(tmp_path
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     own = write(tmp_path, own="from own_words import mark\ndef f(row):\n    return {'input': mark(row['input'])}\n")
     (tmp_path / "rows.jsonl").write_text('{"input": "a"}\n')
-    config = SFTDataConfig(row_format=f"{own}/own.py:f", dataset=f"{tmp_path}/rows.jsonl")
+    config = DataConfig.of("sft", row_format=f"{own}/own.py:f", dataset=f"{tmp_path}/rows.jsonl")
 
     def loaded():
         for name in [name for name in sys.modules if name.startswith("own_")]:
@@ -122,7 +122,7 @@ def test_rows_that_a_neighbour_would_format_otherwise_are_encoded_again(tmp_path
 
 def test_a_continued_run_knows_that_a_neighbour_has_changed(tmp_path):
     write(tmp_path, own="import own_helper\ndef f(row):\n    return row\n", own_helper="X = 1\n")
-    config = SFTDataConfig(row_format=f"{tmp_path}/own.py:f")
+    config = DataConfig.of("sft", row_format=f"{tmp_path}/own.py:f")
     before = own_code(config)
     assert [each.partition(" sha256:")[0] for each in before] == [f"{tmp_path}/own.py", f"{tmp_path}/own_helper.py"]
     write(tmp_path, own_helper="X = 2\n")

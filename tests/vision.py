@@ -10,7 +10,7 @@ import torch
 from PIL import Image as Pillow
 
 from image_families import make_seeing
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.images import expand_placeholders
@@ -42,7 +42,7 @@ class Seeing:
             create(self.folder, SHAPES["vision"])
         else:
             make_seeing(self.folder, model_type, **text)
-        self.tokenizer = load_tokenizer(str(self.folder), RenderConfig())
+        self.tokenizer = load_tokenizer(str(self.folder), DataConfig.of("sft"))
         processor = vision_processor(str(self.folder), "images")
         assert processor is not None
         self.processor = processor

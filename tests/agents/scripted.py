@@ -17,7 +17,7 @@ from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Session, Shared
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 
@@ -102,7 +102,7 @@ def open_session(
     stops = tuple(stop_ids) or (tokenizer.eos_token_id,)
     shared = Shared(
         policy,
-        Bridge(tokenizer, RenderConfig(apply_chat_template=True), stops),
+        Bridge(tokenizer, DataConfig.of("sft", apply_chat_template=True), stops),
         TurnReader(tokenizer, stops, parser),
         Limits(**({"max_len": 4000} | limits)),
     )

@@ -14,7 +14,7 @@ from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Session, Shared
-from rlhf_suite.config.data import PromptDataConfig, RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.images import open_image
 from rlhf_suite.data.row import Row
@@ -52,11 +52,11 @@ class Crops:
 
 def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **limits):
     """Run an episode about one image; the policy and the episode."""
-    config = PromptDataConfig(apply_chat_template=True, image_key="image", max_len=400)
+    config = DataConfig.of("ppo", apply_chat_template=True, image_key="image", max_len=400)
     row = Row({"input": "what is it?", "image": PICTURES[0]}, "rows", 1)
     prompt = PromptEncoder(seeing.tokenizer, config, keeps_chat=True, reader=seeing.processor).encode(row)
     stops, policy = (seeing.tokenizer.eos_token_id,), Scripted(seeing.tokenizer, script)
-    bridge = Bridge(seeing.tokenizer, RenderConfig(apply_chat_template=True), stops)
+    bridge = Bridge(seeing.tokenizer, DataConfig.of("sft", apply_chat_template=True), stops)
     reader, limits = TurnReader(seeing.tokenizer, stops, None), Limits(**{"max_len": 400} | limits)
     shared = Shared(policy, bridge, reader, limits, images=seeing.processor, max_images=max_images)
     ledger = Trajectory.start(prompt, 0, 0)

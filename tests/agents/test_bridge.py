@@ -7,7 +7,7 @@ from chat_templates import FAMILIES
 from scripted import make_tokenizer
 
 from rlhf_suite.agents.bridge import TRIED, Bridge
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.render import tokens
 from rlhf_suite.errors import UserError
 from tokenizer_kinds import KINDS, tokenizer_of
@@ -31,7 +31,9 @@ def tokenizers():
 
 
 def bridge_of(tokenizer, stops) -> Bridge:
-    return Bridge(tokenizer, RenderConfig(apply_chat_template=True), tokenizer.convert_tokens_to_ids(list(stops)))
+    return Bridge(
+        tokenizer, DataConfig.of("sft", apply_chat_template=True), tokenizer.convert_tokens_to_ids(list(stops))
+    )
 
 
 def found(tokenizer, name: str, kind: str) -> str:
@@ -147,7 +149,7 @@ def test_tokens_that_merge_across_the_stop_are_refused():
 def test_what_others_say_has_the_tokens_that_it_has_in_the_whole_conversation(kind):
     """Many tokenizers put a space in front of a text of its own."""
     tokenizer = tokenizer_of(kind)
-    bridge = Bridge(tokenizer, RenderConfig(apply_chat_template=True), [tokenizer.eos_token_id])
+    bridge = Bridge(tokenizer, DataConfig.of("sft", apply_chat_template=True), [tokenizer.eos_token_id])
     bridge.check(["user"])
     said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Paris."}]
     answer = [{"role": "user", "content": "what is 4?"}]

@@ -10,8 +10,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.flags import walk
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import TASKS, DPORun, Run, SFTRun
 from rlhf_suite.config.sections import Section
@@ -71,6 +73,43 @@ def test_a_section_says_which_flags_of_other_tasks_it_has():
 def test_a_section_that_differs_between_tasks_is_made_for_one():
     with pytest.raises(TypeError, match=r"make it with EvalConfig.of\(<task>\)"):
         EvalConfig()
+
+
+@pytest.mark.notices(
+    "a flag without a value is null where a task never has null",
+    "config/sections.py",
+    """if task in field.metadata.get("never_null", ()):""",
+    "if False:",
+)
+def test_a_flag_may_be_null_in_some_tasks_alone():
+    types = {task: flags_of(task)["data.chosen_key"] for task in ("dpo", "kto")}
+    assert [info.type.optional for info in types.values()] == [False, True]
+    assert [info.default for info in types.values()] == ["chosen", None]
+    assert DataConfig.of("dpo").column("chosen_key") == "chosen"
+    with pytest.raises(AssertionError, match=r"task=kto declares that data\.chosen_key may be null"):
+        DataConfig.of("kto").column("chosen_key")
+
+
+def test_a_condition_that_always_holds_is_not_one():
+    """A pair of task=dpo always has a better answer, that of task=kto only if it is named."""
+    assert flags_of("dpo")["data.rejected_key"].meta.when == ()
+    assert [when.flag for when in flags_of("kto")["data.rejected_key"].meta.when] == ["data.chosen_key"]
+
+
+@pytest.mark.notices(
+    "a stage does not take over the flags that it has in common with its loop",
+    "config/sections.py",
+    "section: Self = cls(**shared | changes)",
+    "section: Self = cls(**changes)",
+)
+def test_a_section_becomes_that_of_another_task():
+    asked = DataConfig.of("conditional_sft", prompt_dataset="rows", max_len=64, reward_template="{prompt} {reward}")
+    trained = asked.as_of("sft", dataset="answers")
+    assert (trained.dataset, trained.max_len, trained.reward_template) == ("answers", 64, "{prompt} {reward}")
+    assert trained.input_template == asked.input_template and type(trained) is type(DataConfig.of("sft"))
+    assert trained.as_of("sft") == trained and asked.as_of("generate").prompt_dataset == "rows"
+    with pytest.raises(TypeError, match="prompt_dataset"):
+        asked.as_of("sft", prompt_dataset="rows")
 
 
 def test_a_section_can_be_copied_and_compared():

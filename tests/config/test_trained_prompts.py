@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import PairDataConfig, PromptDataConfig, SFTDataConfig, StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, format_of, read
 from rlhf_suite.config.runs import TASKS
@@ -154,15 +154,15 @@ def test_plain_text_and_solutions_with_marks_have_no_prompts(model):
     assert not found_for("task=sft", *words).notes
     marked = found_for("task=prm", f"actor.model_name_or_path={folder}", "data.dataset=builtin:reverse_steps")
     assert marked.runs[0].data.input_template is None
-    assert PromptFormat.of(StepDataConfig()) is None
+    assert PromptFormat.of(DataConfig.of("prm")) is None
 
 
 def test_texts_that_hold_whole_dialogues_are_put_into_no_template():
     markers = ["Human:", "Assistant:"]
-    assert PromptFormat.of(SFTDataConfig(turn_markers=markers)) == PromptFormat()
-    assert PromptFormat.of(PairDataConfig(input_template=TEMPLATE)) == PromptFormat()
-    assert PromptFormat.of(PairDataConfig(input_template=TEMPLATE, prompt_key="prompt")) == PLAIN
-    assert PromptFormat.of(PromptDataConfig()) == PromptFormat()
+    assert PromptFormat.of(DataConfig.of("sft", turn_markers=markers)) == PromptFormat()
+    assert PromptFormat.of(DataConfig.of("dpo", input_template=TEMPLATE)) == PromptFormat()
+    assert PromptFormat.of(DataConfig.of("dpo", input_template=TEMPLATE, prompt_key="prompt")) == PLAIN
+    assert PromptFormat.of(DataConfig.of("ppo")) == PromptFormat()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"input_template": 3}', '{"apply_chat_template": "yes"}'])

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.sources import DATASET, locate
@@ -105,16 +105,16 @@ def test_rows_of_all_formats_are_encoded_to_the_same_tokens_labels_and_columns(t
     rows = [random_row(draw, whole=number == 0) for number in range(8)]
     shared = {"apply_chat_template": True, "tools_key": "tools", "max_len": 4096}
     encoders = [
-        ConversationEncoder(tokenizer, SFTDataConfig(**shared)),
-        ConversationEncoder(tokenizer, SFTDataConfig(**shared, input_key="prompt", output_key="output")),
-        ConversationEncoder(tokenizer, SFTDataConfig(**shared, multiturn=True)),
-        PairEncoder(tokenizer, PairDataConfig(**shared, prompt_key="prompt", chosen_key="output")),
+        ConversationEncoder(tokenizer, DataConfig.of("sft", **shared)),
+        ConversationEncoder(tokenizer, DataConfig.of("sft", **shared, input_key="prompt", output_key="output")),
+        ConversationEncoder(tokenizer, DataConfig.of("sft", **shared, multiturn=True)),
+        PairEncoder(tokenizer, DataConfig.of("dpo", **shared, prompt_key="prompt", chosen_key="output")),
         PromptEncoder(
             tokenizer,
-            PromptDataConfig(**shared, input_key="prompt", label_key="label", reward_columns=["extra", "label"]),
+            DataConfig.of("ppo", **shared, input_key="prompt", label_key="label", reward_columns=["extra", "label"]),
             keeps_chat=True,
         ),
-        PromptEncoder(tokenizer, GenerateDataConfig(**shared, input_key="prompt", label_key="label")),
+        PromptEncoder(tokenizer, DataConfig.of("generate", **shared, input_key="prompt", label_key="label")),
     ]
 
     def encoded(path):
@@ -190,7 +190,7 @@ def test_integers_with_a_gap_are_integers(tmp_path, tokenizer, gap):
         assert isinstance(found[0]["label"], int) and isinstance(found[0]["score"], float)
         assert found[0]["reward"] == 1.5 and isinstance(found[2]["reward"], float)
     frame.to_parquet(tmp_path / "pandas.parquet")
-    config = PromptDataConfig(label_key="label", input_template=None)
+    config = DataConfig.of("ppo", label_key="label", input_template=None)
     assert PromptEncoder(tokenizer, config).encode(Row(read(tmp_path / "pandas.parquet")[0], "", 1)).label == "72"
 
 

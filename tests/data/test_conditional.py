@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import GenerateDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 from rlhf_suite.errors import UserError
@@ -14,7 +14,7 @@ ROW = {"input": "hello", "output": "yes", "reward": 4.756}
 
 def text(tokenizer, values=ROW, **config):
     settings = {"reward_key": "reward", "output_key": "output", "input_template": "User: {}\nAssistant: "} | config
-    example = ConversationEncoder(tokenizer, SFTDataConfig(**settings)).encode(Row(values, "f", 1))
+    example = ConversationEncoder(tokenizer, DataConfig.of("sft", **settings)).encode(Row(values, "f", 1))
     split = example.mask.index(1)
     return tokenizer.decode(example.ids[:split]), tokenizer.decode(example.ids[split:])
 
@@ -54,9 +54,9 @@ def test_a_target_reward_gives_the_prompt_of_training_rows_with_that_reward(toke
     template = None if chat else "User: {}\nAssistant: "
     shared = {"input_template": template, "apply_chat_template": chat, "reward_template": "{prompt} [{reward:.1f}]"}
     row = Row(ROW, "f", 1)
-    learned = ConversationEncoder(tokenizer, SFTDataConfig(**shared, output_key="output", reward_key="reward"))
-    asked = PromptEncoder(tokenizer, GenerateDataConfig(**shared, target_reward=4.8))
+    learned = ConversationEncoder(tokenizer, DataConfig.of("sft", **shared, output_key="output", reward_key="reward"))
+    asked = PromptEncoder(tokenizer, DataConfig.of("generate", **shared, target_reward=4.8))
     example = learned.encode(row)
     assert asked.encode(row).ids == example.ids[: example.mask.index(1)]
     assert "hello [4.8]" in asked.encode(row).text
-    assert "[" not in PromptEncoder(tokenizer, GenerateDataConfig(**shared)).encode(row).text
+    assert "[" not in PromptEncoder(tokenizer, DataConfig.of("generate", **shared)).encode(row).text

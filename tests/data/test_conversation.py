@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.config.tools import ChatTextConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.models.builtin import byte_tokenizer
 
-PLAIN = ChatTextConfig(apply_chat_template=False)
+PLAIN = DataConfig.of("chat", apply_chat_template=False)
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages|length }}"
 
 
@@ -38,23 +37,25 @@ def test_without_a_chat_template_turns_follow_each_other_in_the_input_template(t
 
 
 def test_a_tokenizers_chat_template_is_used_where_there_is_one(tokenizer):
-    talk = with_turns(tokenizer, config=ChatTextConfig())
+    talk = with_turns(tokenizer, config=DataConfig.of("chat"))
     ids, _ = talk.add_message("three")
     assert ids == tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True)["input_ids"]
     assert [message["content"] for message in talk.messages] == ["Be brief.", "one", "1", "two", "2", "three"]
     tokenizer.chat_template = None
-    ids, _ = Conversation(tokenizer, ChatTextConfig(), 100).add_message("one")
+    ids, _ = Conversation(tokenizer, DataConfig.of("chat"), 100).add_message("one")
     assert tokenizer.decode(ids) == "User: one\nAssistant: "
 
 
 def test_the_last_message_asks_for_a_reward_and_what_is_saved_does_not(tokenizer):
     """As in a row of training: the reward is in the last user message alone."""
-    config = ChatTextConfig(apply_chat_template=False, target_reward=4.0, reward_template="{prompt} [{reward:.1f}]")
+    config = DataConfig.of(
+        "chat", apply_chat_template=False, target_reward=4.0, reward_template="{prompt} [{reward:.1f}]"
+    )
     talk = with_turns(tokenizer, config=config)
     ids, _ = talk.add_message("three")
     text = "Be brief.\nUser: one\nAssistant: 1\nUser: two\nAssistant: 2\nUser: three [4.0]\nAssistant: "
     assert tokenizer.decode(ids) == text and talk.turns[-1]["content"] == "three"
-    templated = with_turns(tokenizer, config=ChatTextConfig(target_reward=4.0))
+    templated = with_turns(tokenizer, config=DataConfig.of("chat", target_reward=4.0))
     ids, _ = templated.add_message("three")
     asked = [*templated.messages[:-1], {"role": "user", "content": "three <rm_score>: 4.00 "}]
     assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
@@ -87,7 +88,7 @@ def test_a_message_that_does_not_fit_alone_changes_nothing(tokenizer):
 
 def test_a_system_message_that_the_template_rejects_does_not_replace_the_present_one(tokenizer):
     tokenizer.chat_template = NO_SYSTEM
-    talk = Conversation(tokenizer, ChatTextConfig(), 100)
+    talk = Conversation(tokenizer, DataConfig.of("chat"), 100)
     with pytest.raises(RowError, match="no system"):
         talk.set_system("Be brief.")
     assert talk.system is None and talk.add_message("one")[1] == 0
@@ -108,7 +109,7 @@ def test_reset_forgets_the_turns_and_saved_rows_are_message_lists(tokenizer, tmp
 def test_a_saved_conversation_is_a_row_to_train_on(tokenizer, tmp_path):
     with_turns(tokenizer).save(tmp_path / "a.jsonl")
     row = Row(json.loads((tmp_path / "a.jsonl").read_text()), "a.jsonl", 1)
-    config = SFTDataConfig(input_key="messages", apply_chat_template=True, multiturn=True)
+    config = DataConfig.of("sft", input_key="messages", apply_chat_template=True, multiturn=True)
     example = ConversationEncoder(tokenizer, config).encode(row)
     trained = [token for token, is_trained in zip(example.ids, example.mask, strict=True) if is_trained]
     assert tokenizer.decode(trained) == "1<|im_end|>2<|im_end|>"

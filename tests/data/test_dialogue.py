@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder
@@ -31,7 +31,7 @@ def parts(tokenizer, example):
     "text[: last.start()], text[last.end() :].rstrip()",
 )
 def test_the_last_turns_are_the_responses_of_a_pair(tokenizer):
-    encoder = PairEncoder(tokenizer, PairDataConfig(turn_markers=MARKERS))
+    encoder = PairEncoder(tokenizer, DataConfig.of("dpo", turn_markers=MARKERS))
     pair = encoder.encode(row(chosen=f"{START} the capital\n", rejected=f"{START} the user"))
     assert [parts(tokenizer, example) for example in pair.examples] == [
         (START, " the capital<|im_end|>"),  # the words they have in common are part of both answers
@@ -40,7 +40,7 @@ def test_the_last_turns_are_the_responses_of_a_pair(tokenizer):
 
 
 def test_a_dialogue_is_rendered_with_the_chat_template(tokenizer):
-    config = SFTDataConfig(apply_chat_template=True, multiturn=True, turn_markers=MARKERS)
+    config = DataConfig.of("sft", apply_chat_template=True, multiturn=True, turn_markers=MARKERS)
     example = ConversationEncoder(tokenizer, config).encode(row(input=f"{START} Paris."))
     assert tokenizer.decode(example.ids) == (
         "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\nhello user<|im_end|>\n"
@@ -73,7 +73,7 @@ def test_a_dialogue_is_rendered_with_the_chat_template(tokenizer):
     ],
 )
 def test_dialogues_that_do_not_fit_are_bad_rows(tokenizer, chat, chosen, reason):
-    encoder = PairEncoder(tokenizer, PairDataConfig(turn_markers=MARKERS, apply_chat_template=chat))
+    encoder = PairEncoder(tokenizer, DataConfig.of("dpo", turn_markers=MARKERS, apply_chat_template=chat))
     with pytest.raises(RowError, match=reason):
         encoder.encode(row(chosen=chosen, rejected=f"{START} no"))
 
@@ -85,7 +85,7 @@ def test_dialogues_that_do_not_fit_are_bad_rows(tokenizer, chat, chosen, reason)
     "    if False:",
 )
 def test_a_dialogue_that_ends_with_the_user_is_a_bad_row(tokenizer):
-    config = SFTDataConfig(turn_markers=MARKERS)
+    config = DataConfig.of("sft", turn_markers=MARKERS)
     with pytest.raises(RowError, match="the last turn of a dialogue does not begin with 'Assistant:'"):
         ConversationEncoder(tokenizer, config).encode(row(input="Human: a\nAssistant: b\nHuman: c"))
 
@@ -93,13 +93,16 @@ def test_a_dialogue_that_ends_with_the_user_is_a_bad_row(tokenizer):
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("blank", ["", " ", None])
 def test_blank_columns_of_a_prompt_in_several_columns_are_skipped(tokenizer, chat, blank):
-    config = SFTDataConfig(input_key="task, given", output_key="out", apply_chat_template=chat, input_template="{}=")
+    config = DataConfig.of(
+        "sft", input_key="task, given", output_key="out", apply_chat_template=chat, input_template="{}="
+    )
     encoder = ConversationEncoder(tokenizer, config)
     both = encoder.encode(row(task="the task", given="the input", out="yes"))
     assert "the task\n\nthe input" in parts(tokenizer, both)[0]
     one = encoder.encode(row(task="the task", given=blank, out="yes"))
     alone = ConversationEncoder(
-        tokenizer, SFTDataConfig(input_key="task", output_key="out", apply_chat_template=chat, input_template="{}=")
+        tokenizer,
+        DataConfig.of("sft", input_key="task", output_key="out", apply_chat_template=chat, input_template="{}="),
     )
     assert one == alone.encode(row(task="the task", out="yes"))
 
@@ -113,6 +116,6 @@ def test_blank_columns_of_a_prompt_in_several_columns_are_skipped(tokenizer, cha
     ],
 )
 def test_columns_that_cannot_be_joined_are_bad_rows(tokenizer, values, reason):
-    encoder = ConversationEncoder(tokenizer, SFTDataConfig(input_key="task,given", output_key="out"))
+    encoder = ConversationEncoder(tokenizer, DataConfig.of("sft", input_key="task,given", output_key="out"))
     with pytest.raises(RowError, match=reason):
         encoder.encode(row(out="yes", **values))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.files import TEXT_BYTES
 from rlhf_suite.data.row import BadRows, Row, RowError
@@ -21,7 +21,7 @@ def row(text):
 
 
 def encoder(tokenizer, max_len):
-    return DocumentEncoder(tokenizer, SFTDataConfig(input_key="text", max_len=max_len))
+    return DocumentEncoder(tokenizer, DataConfig.of("sft", input_key="text", max_len=max_len))
 
 
 def test_a_short_document_is_one_window(tokenizer):

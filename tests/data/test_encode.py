@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, DataError, Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder
 
-CONFIG = SFTDataConfig(output_key="output", max_len=24)
+CONFIG = DataConfig.of("sft", output_key="output", max_len=24)
 
 
 def make_rows(count):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from rlhf_suite.config.data import ImageDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data import images
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.data.images import (
@@ -95,7 +95,7 @@ def test_every_form_of_an_image_gives_its_file(tmp_path, kind):
     ],
 )
 def test_what_is_no_image_is_refused_with_its_place(tmp_path, value, reason):
-    config = ImageDataConfig(image_key="image")
+    config = DataConfig.of("sft", image_key="image")
     with pytest.raises(RowError, match=reason) as error:
         row_images(Row({"image": value}, str(tmp_path / "rows.jsonl"), 3), config)
     assert str(error.value).startswith(f"{tmp_path}/rows.jsonl:3: column 'image'")
@@ -296,7 +296,7 @@ def test_an_image_is_what_the_engine_would_serve():
     "if not values:",
 )
 def test_a_row_has_at_most_as_many_images_as_the_flag_allows():
-    config = ImageDataConfig(image_key="image", max_images_per_prompt=2)
+    config = DataConfig.of("sft", image_key="image", max_images_per_prompt=2)
     assert row_images(Row({"image": PICTURES[:2]}, "r", 1), config) == PICTURES[:2]
     assert row_images(Row({"image": PICTURES[0]}, "r", 1), config) == PICTURES[:1]
     assert row_images(Row({"image": None}, "r", 1), config) == []

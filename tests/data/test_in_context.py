@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, ScoreDataConfig, SFTDataConfig, StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.render import begin_ids, encode_after, pieces, tokens
 from rlhf_suite.data.row import Row
@@ -41,7 +41,9 @@ def whole(tokenizer, text):
 
 def test_an_answer_has_the_tokens_of_the_whole_text(tokenizer):
     text, config = "User: hello\nAssistant: Paris.", {"input_template": TEMPLATE, "output_key": "output"}
-    example = ConversationEncoder(tokenizer, SFTDataConfig(**config)).encode(row(input="hello", output=" Paris."))
+    example = ConversationEncoder(tokenizer, DataConfig.of("sft", **config)).encode(
+        row(input="hello", output=" Paris.")
+    )
     count = len(whole(tokenizer, TEMPLATE.format("hello"))) - 1
     if whole(tokenizer, text)[:count] == whole(tokenizer, TEMPLATE.format("hello"))[:-1]:
         assert example.ids == whole(tokenizer, text)
@@ -63,7 +65,7 @@ def decoded(tokenizer, ids):
 
 
 def test_every_turn_is_trained_on_behind_the_tokens_that_it_is_sampled_behind(tokenizer):
-    config = SFTDataConfig(apply_chat_template=True, multiturn=True)
+    config = DataConfig.of("sft", apply_chat_template=True, multiturn=True)
     example = ConversationEncoder(tokenizer, config).encode(row(input=CHAT))
     for place in (1, 3):
         prompt = tokens(tokenizer, tokenizer.apply_chat_template(CHAT[:place], tokenize=False))
@@ -76,17 +78,17 @@ def test_preferences_and_scores_read_what_a_server_reads(tokenizer):
     texts = {"input": "hello", "prompt": "hello", "chosen": "</s>", "output": "</s>", "rejected": "[INST] 5</s>"}
     rows = row(**texts | {"label": 1, "response": "</s>"})
     expected = whole(tokenizer, "User: hello\nAssistant:")
-    pair = PairEncoder(tokenizer, PairDataConfig(input_template=TEMPLATE, prompt_key="prompt")).encode(rows)
+    pair = PairEncoder(tokenizer, DataConfig.of("dpo", input_template=TEMPLATE, prompt_key="prompt")).encode(rows)
     assert [each.ids for each in pair.examples] == [
         expected,
         whole(tokenizer, "User: hello\nAssistant:[INST] 5</s>")[:-1],
     ]
-    assert LabelledEncoder(tokenizer, LabelledDataConfig(input_template=TEMPLATE)).encode(rows).ids == expected
-    assert ResponseEncoder(tokenizer, ScoreDataConfig(input_template=TEMPLATE)).encode(rows).ids == expected
+    assert LabelledEncoder(tokenizer, DataConfig.of("kto", input_template=TEMPLATE)).encode(rows).ids == expected
+    assert ResponseEncoder(tokenizer, DataConfig.of("score", input_template=TEMPLATE)).encode(rows).ids == expected
 
 
 def test_a_response_that_is_cut_off_is_scored_behind_its_prompt(tokenizer):
-    encoder = ResponseEncoder(tokenizer, ScoreDataConfig(input_template="[INST]{}[/INST]"))
+    encoder = ResponseEncoder(tokenizer, DataConfig.of("score", input_template="[INST]{}[/INST]"))
     found = encoder.encode(row(prompt="hello", response=" Paris", finish_reason="length"))
     assert found.ids == whole(tokenizer, "[INST]hello[/INST] Paris")[:-1]
 
@@ -94,12 +96,12 @@ def test_a_response_that_is_cut_off_is_scored_behind_its_prompt(tokenizer):
 @pytest.mark.parametrize("step", ["is 4", "2"])
 def test_steps_have_no_space_of_their_own(tokenizer, step):
     algo, data = PRMAlgoConfig(placeholder_token="[INST]", reward_tokens=["[INST]", "[/INST]"]), {"label_key": "labels"}
-    encoder = StepEncoder(tokenizer, StepDataConfig(**data, input_key="q", steps_key="steps"), algo)
+    encoder = StepEncoder(tokenizer, DataConfig.of("prm", **data, input_key="q", steps_key="steps"), algo)
     listed = encoder.encode(row(q="2 +", steps=[step, "so 5"], labels=["[INST]", "[/INST]"]))
     text = f"2 +\n{step}[INST]\nso 5[INST]"
     assert decoded(tokenizer, listed.ids) == decoded(tokenizer, whole(tokenizer, text)[:-1])
     assert len(listed.ids) - listed.ids[::-1].index(encoder.placeholder) == len(listed.ids)
-    marked = StepEncoder(tokenizer, StepDataConfig(**data, input_key="q"), algo)
+    marked = StepEncoder(tokenizer, DataConfig.of("prm", **data, input_key="q"), algo)
     trained = marked.encode(row(q=f"2 + {step}[INST] so 5[INST]", labels=["[INST]", "[/INST]"]))
     form = StepFormat("[INST]", ["[INST]", "[/INST]"], " ", False, None, False, 99)
     assert SolutionEncoder(tokenizer, form, "\n").encode("2 + ", f"{step}\nso 5").ids == trained.ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import LabelledDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
@@ -51,36 +51,36 @@ def test_a_single_prompt_is_refused():
 )
 def test_labels_are_one_or_zero(tokenizer, label, number):
     row = Row({"input": "hello", "output": "user", "label": label}, "f", 1)
-    assert LabelledEncoder(tokenizer, LabelledDataConfig()).encode(row).numbers == {"label": number}
+    assert LabelledEncoder(tokenizer, DataConfig.of("kto")).encode(row).numbers == {"label": number}
 
 
 @pytest.mark.parametrize("label", [0.5, 2, "good", None, "", "truth", [1]])
 def test_other_labels_are_bad_rows(tokenizer, label):
     row = Row({"input": "hello", "output": "user", "label": label}, "f", 1)
     with pytest.raises(RowError, match="column 'label'"):
-        LabelledEncoder(tokenizer, LabelledDataConfig()).encode(row)
+        LabelledEncoder(tokenizer, DataConfig.of("kto")).encode(row)
 
 
 PAIR = {"prompt": "hello", "chosen": "user", "rejected": "there"}
 
 
 def test_a_pair_is_a_desirable_and_an_undesirable_response(tokenizer):
-    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    config = DataConfig.of("kto", prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     good, bad = LabelledEncoder(tokenizer, config).encode(Row(PAIR, "f", 1))
-    single = LabelledEncoder(tokenizer, LabelledDataConfig())
+    single = LabelledEncoder(tokenizer, DataConfig.of("kto"))
     for example, answer, label in ((good, "user", 1), (bad, "there", 0)):
         assert example == single.encode(Row({"input": "hello", "output": answer, "label": label}, "f", 1))
 
 
 def test_pairs_of_dialogues_need_no_column_of_the_prompt(tokenizer):
-    config = LabelledDataConfig(chosen_key="chosen", rejected_key="rejected", turn_markers=["Human:", "Assistant:"])
+    config = DataConfig.of("kto", chosen_key="chosen", rejected_key="rejected", turn_markers=["Human:", "Assistant:"])
     values = {name: f"Human: hello\n\nAssistant: {text}" for name, text in (("chosen", "user"), ("rejected", "there"))}
     good, bad = LabelledEncoder(tokenizer, config).encode(Row(values, "f", 1))
     assert (good.numbers["label"], bad.numbers["label"]) == (1, 0) and good.mask.index(1) == bad.mask.index(1)
 
 
 def test_the_responses_of_a_pair_have_their_labels_and_count_as_one_row(tokenizer):
-    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    config = DataConfig.of("kto", prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     bad = BadRows("skip")
     rows = [Row(PAIR, "f", 1), Row(PAIR | {"rejected": "user"}, "f", 2), Row(PAIR | {"rejected": ""}, "f", 3)]
     assert len(list(encode_rows(LabelledEncoder(tokenizer, config), rows, bad))) == 2

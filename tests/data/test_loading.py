@@ -14,13 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import (
-    LabelledDataConfig,
-    PromptDataConfig,
-    RewardPairDataConfig,
-    SFTDataConfig,
-    StepDataConfig,
-)
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data import builtin, store
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.files import num_rows
@@ -34,7 +28,7 @@ from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder, 
 from rlhf_suite.errors import UserError
 
 ROW = {"prompt": "hello", "chosen": "user", "rejected": "there", "margin": 0.1, "label": 1, "steps": ["a", "b"]}
-SFT = SFTDataConfig(input_key="prompt", output_key="chosen")
+SFT = DataConfig.of("sft", input_key="prompt", output_key="chosen")
 
 
 class Counting:
@@ -69,16 +63,16 @@ def load(encoder, path, config=SFT, bad=None, **sources):
 
 
 def encoders(tokenizer):
-    pairs = RewardPairDataConfig(prompt_key="prompt")
-    steps = StepDataConfig(input_key="prompt", steps_key="steps", label_key="labels", max_len=99)
+    pairs = DataConfig.of("rm", input_template="User: {}\nAssistant: ", prompt_key="prompt")
+    steps = DataConfig.of("prm", input_key="prompt", steps_key="steps", label_key="labels", max_len=99)
     return {
         "examples": ConversationEncoder(tokenizer, SFT),
         "pairs with margins": PairEncoder(tokenizer, pairs, "margin"),
-        "labelled": LabelledEncoder(tokenizer, LabelledDataConfig(input_key="prompt", output_key="chosen")),
+        "labelled": LabelledEncoder(tokenizer, DataConfig.of("kto", input_key="prompt", output_key="chosen")),
         "steps": StepEncoder(tokenizer, steps, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])),
         "documents": DocumentEncoder(tokenizer, replace(SFT, max_len=3)),
         "prompts": PromptEncoder(
-            tokenizer, PromptDataConfig(input_key="prompt", label_key="steps", reward_columns=["margin", "steps"])
+            tokenizer, DataConfig.of("ppo", input_key="prompt", label_key="steps", reward_columns=["margin", "steps"])
         ),
     }
 
@@ -359,7 +353,7 @@ def test_the_contents_digest_depends_on_the_contents_of_the_files(tmp_path, toke
 
 
 def test_max_samples_counts_rows_also_where_a_row_makes_several_items(tokenizer, tmp_path):
-    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    config = DataConfig.of("kto", prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     items = load(LabelledEncoder(tokenizer, config), write(tmp_path / "a.jsonl"), config, max_samples=10)
     assert [item.numbers["label"] for item in items] == [1.0, 0.0] * 10
 

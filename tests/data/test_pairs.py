@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import PairDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Group
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import PairEncoder
@@ -12,7 +12,9 @@ from rlhf_suite.data.row import BadRows, Row, RowError
 
 
 def encode(tokenizer, values, margin_key=None, **config):
-    return PairEncoder(tokenizer, PairDataConfig(**config), margin_key).encode(Row(values, "set.jsonl", 7))
+    return PairEncoder(
+        tokenizer, DataConfig.of("dpo", **{"input_template": "User: {}\nAssistant: "} | config), margin_key
+    ).encode(Row(values, "set.jsonl", 7))
 
 
 def parts(tokenizer, example):
@@ -63,7 +65,7 @@ def test_pairs_that_are_equal_after_the_cut_are_dropped_and_counted(tokenizer):
     same = {"prompt": "hello", "chosen": "a b c", "rejected": "a b c"}
     long = {"prompt": "hello", "chosen": "a " * 50 + "x", "rejected": "a " * 50 + "y"}
     good = {"prompt": "hello", "chosen": "yes", "rejected": "no"}
-    encoder = PairEncoder(tokenizer, PairDataConfig(prompt_key="prompt", input_template=None, max_len=16))
+    encoder = PairEncoder(tokenizer, DataConfig.of("dpo", prompt_key="prompt", input_template=None, max_len=16))
     bad = BadRows("skip")
     rows = [Row(values, "f", line) for line, values in enumerate((same, long, good))]
     encoded = list(encode_rows(encoder, rows, bad))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.sources import hub_names, source_problems
 from rlhf_suite.data.row import Row
@@ -37,7 +37,7 @@ def written(folder, text: str, name: str = "game.py") -> str:
 
 
 def prompts_of(file: str):
-    data = PromptDataConfig(prompt_dataset=file, input_key="input", label_key="label")
+    data = DataConfig.of("ppo", prompt_dataset=file, input_key="input", label_key="label")
     return load_prompts(data, EvalConfig.of("ppo"), 42, byte_tokenizer())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.steps import SolutionEncoder, StepEncoder, StepFormat
 
@@ -16,7 +16,7 @@ QUESTION = "what is 1 2"
 
 def encoders(tokenizer, step_separator=None, data_separator="\n", max_len=200, **flags):
     """Training's encoder and the one of a model that was trained so."""
-    data = StepDataConfig(max_len=max_len, step_separator=data_separator, **flags)
+    data = DataConfig.of("prm", max_len=max_len, step_separator=data_separator, **flags)
     form = StepFormat.of(data, ALGO)
     assert form is not None
     saved = StepFormat.read(form.to_json())
@@ -95,4 +95,4 @@ def test_another_separator_splits_the_response_and_changes_no_layout(tokenizer):
 
 
 def test_a_model_of_the_whole_vocabulary_has_no_format():
-    assert StepFormat.of(StepDataConfig(), PRMAlgoConfig(reward_tokens=None)) is None
+    assert StepFormat.of(DataConfig.of("prm"), PRMAlgoConfig(reward_tokens=None)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.steps import StepEncoder
@@ -16,7 +16,7 @@ TEXT = "1 2;3;4 5 6;7;"
 
 def encoder(tokenizer, names=("+", "-"), max_len=99):
     algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=names and list(names))
-    return StepEncoder(tokenizer, StepDataConfig(max_len=max_len), algo)
+    return StepEncoder(tokenizer, DataConfig.of("prm", max_len=max_len), algo)
 
 
 def encode(tokenizer, labels, text=TEXT, **options):
@@ -62,8 +62,8 @@ LISTED = {"question": "what is 1?", "steps": ["hello; there", "the user", "0"], 
 
 def step_encoder(tokenizer, chat=False, max_len=99):
     algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
-    config = StepDataConfig(
-        max_len=max_len, input_key="question", steps_key="steps", label_key="labels", apply_chat_template=chat
+    config = DataConfig.of(
+        "prm", max_len=max_len, input_key="question", steps_key="steps", label_key="labels", apply_chat_template=chat
     )
     return StepEncoder(tokenizer, config, algo)
 
@@ -129,4 +129,4 @@ def test_labels_that_do_not_fit_are_bad_rows(tokenizer, labels, options, reason)
 
 def test_a_placeholder_of_several_tokens_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"algo\.placeholder_token: 'step done' is \d+ tokens"):
-        StepEncoder(tokenizer, StepDataConfig(), PRMAlgoConfig(placeholder_token="step done"))
+        StepEncoder(tokenizer, DataConfig.of("prm"), PRMAlgoConfig(placeholder_token="step done"))

@@ -8,7 +8,7 @@ import pytest
 from templates import LLAMA3, MISTRAL, QWEN3, R1
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, PromptDataConfig, SFTDataConfig, StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
@@ -55,8 +55,8 @@ def encode(tokenizer, template, messages, multiturn=True, **config):
     """The examples of a conversation."""
     tokenizer.chat_template = template
     values = {"messages": messages, "tools": config.pop("tools", None)}
-    config = SFTDataConfig(
-        input_key="messages", apply_chat_template=True, multiturn=multiturn, tools_key="tools", **config
+    config = DataConfig.of(
+        "sft", input_key="messages", apply_chat_template=True, multiturn=multiturn, tools_key="tools", **config
     )
     made = ConversationEncoder(tokenizer, config).encode(Row(values, "set.jsonl", 7))
     return made if isinstance(made, list) else [made]
@@ -129,7 +129,7 @@ def test_the_last_response_alone_is_trained_on_after_the_same_prompt(tokenizer, 
 
 def test_each_difference_from_the_row_is_noted_once_per_row(tokenizer):
     tokenizer.chat_template = R1
-    encoder = ConversationEncoder(tokenizer, SFTDataConfig(apply_chat_template=True, multiturn=True))
+    encoder = ConversationEncoder(tokenizer, DataConfig.of("sft", apply_chat_template=True, multiturn=True))
     bad = BadRows("skip")
     rows = [Row({"input": chat}, "f", line) for line, chat in enumerate((PLAIN, THOUGHT, PLAIN[:2]), start=1)]
     assert len(list(encode_rows(encoder, rows, bad))) == 5
@@ -264,14 +264,14 @@ def test_pairs_labelled_answers_and_steps_use_the_same_prompts(tokenizer):
         "labels": [1],
     }
     row = Row(values, "f", 1)
-    pair = PairEncoder(tokenizer, PairDataConfig(apply_chat_template=True, prompt_key="prompt")).encode(row)
+    pair = PairEncoder(tokenizer, DataConfig.of("dpo", apply_chat_template=True, prompt_key="prompt")).encode(row)
     assert [runs(tokenizer, each) for each in pair.examples] == [
         [(prompt, f"add\n</think>\n\n2{END}")], [(prompt, f"\n</think>\n\n3{END}")],
     ]  # fmt: skip
-    labelled = LabelledDataConfig(apply_chat_template=True, input_key="prompt", output_key="chosen")
+    labelled = DataConfig.of("kto", apply_chat_template=True, input_key="prompt", output_key="chosen")
     example = LabelledEncoder(tokenizer, labelled).encode(row)
     assert example.ids == pair.examples[0].ids and example.mask == pair.examples[0].mask
-    steps = StepDataConfig(apply_chat_template=True, input_key="prompt", steps_key="steps", label_key="labels")
+    steps = DataConfig.of("prm", apply_chat_template=True, input_key="prompt", steps_key="steps", label_key="labels")
     algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
     assert tokenizer.decode(StepEncoder(tokenizer, steps, algo).encode(row).ids) == f"{prompt}so 2;"
 
@@ -280,7 +280,7 @@ def test_pairs_labelled_answers_and_steps_use_the_same_prompts(tokenizer):
 def test_rollouts_have_the_same_prompts(tokenizer, case):
     template, messages, tools, _, _ = CASES[case]
     tokenizer.chat_template = template
-    config = PromptDataConfig(apply_chat_template=True, tools_key="tools")
+    config = DataConfig.of("ppo", apply_chat_template=True, tools_key="tools")
     prompt = PromptEncoder(tokenizer, config).encode(Row({"input": messages[:-1], "tools": tools}, "f", 1))
     assert prompt.text == asked(tokenizer, messages, tools)[-1]
 

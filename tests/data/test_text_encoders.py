@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.messages import UNNAMED
 from rlhf_suite.data.row import BadRows, Row, RowError
@@ -24,12 +24,12 @@ def assistant(text, **extra):
     return {"role": "assistant", "content": text, **extra}
 
 
-def chat_config(**values) -> SFTDataConfig:
-    return SFTDataConfig(**{"apply_chat_template": True, **values})
+def chat_config(**values) -> DataConfig:
+    return DataConfig.of("sft", **{"apply_chat_template": True, **values})
 
 
-def plain_config(**values) -> SFTDataConfig:
-    return SFTDataConfig(**{"output_key": "output", **values})
+def plain_config(**values) -> DataConfig:
+    return DataConfig.of("sft", **{"output_key": "output", **values})
 
 
 def trained_pieces(tokenizer, example) -> list[str]:
@@ -324,7 +324,7 @@ def test_calls_of_tools_that_no_prompt_names_are_said_in_one_line(tokenizer, mul
         encoder = ConversationEncoder(tokenizer, chat_config(multiturn=multiturn, tools_key=key))
         assert len([*encode_rows(encoder, rows, bad)]) == 3
         assert bad.noted == {UNNAMED: count} and "data.tools_key" in bad.summary()
-    prompts = PromptEncoder(tokenizer, PromptDataConfig(apply_chat_template=True))
+    prompts = PromptEncoder(tokenizer, DataConfig.of("ppo", apply_chat_template=True))
     assert prompts.encode(row(input=[user("a"), calls, user("b")])).notes == (UNNAMED,)
     assert prompts.encode(row(input=[user("a")])).notes == ()
 
@@ -332,7 +332,7 @@ def test_calls_of_tools_that_no_prompt_names_are_said_in_one_line(tokenizer, mul
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SFTDataConfig(), "data.output_key is not set"),
+        (DataConfig.of("sft"), "data.output_key is not set"),
         (plain_config(multiturn=True), "data.multiturn=true needs data.apply_chat_template=true"),
         (plain_config(input_template="no slot"), "data.input_template='no slot' must have {} once"),
         (plain_config(input_template="{} {}"), "must have {} once"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
@@ -32,7 +32,7 @@ def run_sft(world, folder, **changes):
             adam=AdamConfig(lr=1e-3),
             lr_scheduler="constant_with_warmup",
         ),
-        data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_len=64),
+        data=DataConfig.of("sft", dataset="builtin:reverse", output_key="output", input_template=None, max_len=64),
         train=replace(TrainConfig.of("sft", batch_size=64, micro_batch_size=64, max_steps=5), **train),
         eval=EvalConfig.of("sft", dataset="builtin:reverse_eval"),
         ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=changes.get("packing", True)),

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.tools import LONGEST, ChatConfig, ChatTextConfig
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 
@@ -63,7 +64,7 @@ def prompts(talker):
 @pytest.mark.parametrize("kind", ["model", "windowed"])
 def test_responses_are_those_of_a_model_that_reads_everything_again(kind, request):
     path = request.getfixturevalue(kind)
-    talker = ChatModel(str(path), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(path), GREEDY, DataConfig.of("chat"), "cpu")
     for ids in prompts(talker):
         pieces = []
         answer = talker.respond(ids, pieces.append)
@@ -75,7 +76,7 @@ def test_responses_are_those_of_a_model_that_reads_everything_again(kind, reques
 
 
 def test_what_was_read_or_written_is_not_read_again(model):
-    talker = ChatModel(str(model), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(model), GREEDY, DataConfig.of("chat"), "cpu")
     read = []
     talker.model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(args[0].shape[1]))
     first, _, _ = prompts(talker)
@@ -90,7 +91,7 @@ def test_what_was_read_or_written_is_not_read_again(model):
 
 
 def test_an_interrupted_response_keeps_its_text_and_does_not_affect_later_ones(model):
-    talker = ChatModel(str(model), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(model), GREEDY, DataConfig.of("chat"), "cpu")
     first, longer, _ = prompts(talker)
     layer, calls = talker.model.model.layers[0], []
 
@@ -113,7 +114,7 @@ def test_an_interrupted_response_keeps_its_text_and_does_not_affect_later_ones(m
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_sampling_follows_the_flags_and_not_the_model(model, penalty):
     config = ChatConfig(temperature=0.5, top_p=0.9, max_new_tokens=5, repetition_penalty=penalty)
-    found = ChatModel(str(model), config, ChatTextConfig(), "cpu").model.generation_config
+    found = ChatModel(str(model), config, DataConfig.of("chat"), "cpu").model.generation_config
     assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.5, 0.9, 0)
     assert (found.repetition_penalty, found.max_new_tokens) == (penalty, 5)
     assert found.eos_token_id == sorted({7, AutoTokenizer.from_pretrained(model).eos_token_id})
@@ -121,7 +122,7 @@ def test_sampling_follows_the_flags_and_not_the_model(model, penalty):
 
 def test_a_conversation_longer_than_the_model_was_made_for_is_refused(model):
     with pytest.raises(UserError, match=r"chat\.max_len=999999: .* was made for \d+ tokens\. Write chat\.max_len="):
-        ChatModel(str(model), ChatConfig(max_len=999_999), ChatTextConfig(), "cpu")
+        ChatModel(str(model), ChatConfig(max_len=999_999), DataConfig.of("chat"), "cpu")
 
 
 @pytest.mark.notices(
@@ -136,5 +137,5 @@ def test_a_conversation_has_the_room_that_the_model_has_and_at_most_4096_tokens(
         copy = shutil.copytree(model, tmp_path / str(made_for))
         settings = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": made_for}))
-        assert ChatModel(str(copy), ChatConfig(), ChatTextConfig(), "cpu").max_len == room
-    assert ChatModel(str(model), ChatConfig(max_len=64), ChatTextConfig(), "cpu").max_len == 64
+        assert ChatModel(str(copy), ChatConfig(), DataConfig.of("chat"), "cpu").max_len == room
+    assert ChatModel(str(model), ChatConfig(max_len=64), DataConfig.of("chat"), "cpu").max_len == 64

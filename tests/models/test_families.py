@@ -197,7 +197,7 @@ def test_what_a_family_cannot_do_is_refused(made, kind):
 def test_a_reward_model_of_each_type_is_saved_and_loaded_again(made, tmp_path, kind):
     ds = DeepSpeedConfig(param_dtype="fp32")
     model = load_model(made(kind), head="value", ds=ds)
-    save_hf(model, load_tokenizer(made(kind), DataConfig()), tmp_path / "saved")
+    save_hf(model, load_tokenizer(made(kind), DataConfig.of("sft")), tmp_path / "saved")
     again = load_model(str(tmp_path / "saved"), head="value", ds=ds)
     assert not again.head_is_new
     tensors = again.state_dict()

@@ -116,7 +116,7 @@ def test_padding_is_never_the_token_that_ends_a_sequence(folder, tmp_path):
     path = copy_of(folder(), tmp_path / "model")
     eos = AutoTokenizer.from_pretrained(path).eos_token
     edit(path / "tokenizer_config.json", pad_token=eos)
-    tokenizer = load_tokenizer(str(path), DataConfig())
+    tokenizer = load_tokenizer(str(path), DataConfig.of("sft"))
     assert tokenizer.pad_token == "<|pad|>" and tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
@@ -132,11 +132,11 @@ def test_the_chat_template_comes_from_text_or_a_file(folder, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text(text)
     for value in (text, str(file)):
-        tokenizer = load_tokenizer(str(folder()), DataConfig(tokenizer_chat_template=value))
+        tokenizer = load_tokenizer(str(folder()), DataConfig.of("sft", tokenizer_chat_template=value))
         assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "[hi]"
 
 
 @pytest.mark.parametrize(("value", "message"), [("nowhere.jinja", "nor a file"), ("{% for %}", "Jinja chat template")])
 def test_a_bad_chat_template_is_refused_at_once(folder, value, message):
     with pytest.raises(UserError, match=message):
-        load_tokenizer(str(folder()), DataConfig(tokenizer_chat_template=value))
+        load_tokenizer(str(folder()), DataConfig.of("sft", tokenizer_chat_template=value))

@@ -29,7 +29,7 @@ IDS = torch.tensor([[72, 101, 108, 108, 111, 7, 200]])
 
 @pytest.fixture
 def tokenizer(folder):
-    return load_tokenizer(str(folder()), DataConfig())
+    return load_tokenizer(str(folder()), DataConfig.of("sft"))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from rlhf_suite.models.save import save_hf
 def test_the_head_that_the_checkpoint_names_is_read_whatever_the_flag_says(load, folder, batch, tmp_path, name):
     """OpenRLHF keeps the tensors of the language model, adds `<name>.weight` and writes the name into config.json."""
     model = load(head="value")
-    save_hf(model, load_tokenizer(str(folder()), DataConfig()), tmp_path)
+    save_hf(model, load_tokenizer(str(folder()), DataConfig.of("sft")), tmp_path)
     file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     tensors = load_file(file)
     tensors[f"{name}.weight"] = tensors.pop("score.weight")

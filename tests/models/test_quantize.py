@@ -9,7 +9,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig, ServedModelConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
@@ -41,7 +41,7 @@ def adapted(model):
 
 @pytest.fixture
 def tokenizer(folder):
-    return load_tokenizer(str(folder()), DataConfig())
+    return load_tokenizer(str(folder()), DataConfig.of("sft"))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_chat_answers_as_the_dequantised_model(base, tokenizer, tmp_path):
     save_hf(quantized(path), tokenizer, tmp_path / "whole")
     answers = {}
     for name, folder, in_4bit in (("4 bits", path, True), ("whole", tmp_path / "whole", False), ("exact", path, False)):
-        talker = ChatModel(str(folder), settings, ChatTextConfig(), "cpu", load_in_4bit=in_4bit)
+        talker = ChatModel(str(folder), settings, DataConfig.of("chat"), "cpu", load_in_4bit=in_4bit)
         answers[name] = talker.respond(ids, lambda _: None).text
     assert answers["4 bits"] == answers["whole"] != answers["exact"]
 

@@ -39,7 +39,7 @@ def exported(tmp_path):
         model = load_model(str(tmp_path / "base"), head=head, ds=PLAIN)
         if lora:
             make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=lora))
-        own = load_tokenizer(str(tmp_path / "base"), DataConfig())
+        own = load_tokenizer(str(tmp_path / "base"), DataConfig.of("sft"))
         said = rehearse(FolderParts.of(model, own))
         assert save_hf(model, own, tmp_path / "saved") == []
         return tmp_path / "saved", said, model
@@ -117,7 +117,7 @@ class Unsaved(type(plain_tokenizer())):
 
 def broken(model, folder):
     """The parts of a folder whose tokenizer cannot be written."""
-    tokenizer = load_tokenizer(str(folder()), DataConfig())
+    tokenizer = load_tokenizer(str(folder()), DataConfig.of("sft"))
     tokenizer.__class__ = Unsaved
     return FolderParts.of(model, tokenizer)
 
@@ -136,7 +136,7 @@ def test_a_base_that_could_not_be_saved_is_refused_before_it_is_trained(load, fo
 def test_a_configuration_of_another_shape_is_refused(load, folder):
     model = load()
     model.model.config.intermediate_size += 1
-    parts = FolderParts.of(model, load_tokenizer(str(folder()), DataConfig()))
+    parts = FolderParts.of(model, load_tokenizer(str(folder()), DataConfig.of("sft")))
     with pytest.raises(UserError, match=r"mlp.*has the shape .*, and by its configuration"):
         rehearse(parts)
 
@@ -148,7 +148,7 @@ def test_a_configuration_of_another_shape_is_refused(load, folder):
     "",
 )
 def test_a_tokenizer_that_reads_other_tokens_when_it_is_loaded_is_refused(load, folder):
-    parts = FolderParts.of(load(), load_tokenizer(str(folder()), DataConfig()))
+    parts = FolderParts.of(load(), load_tokenizer(str(folder()), DataConfig.of("sft")))
     parts.tokenizer.backend_tokenizer.pre_tokenizer = None
     parts.tokenizer.save_pretrained = plain_tokenizer().save_pretrained
     with pytest.raises(UserError, match="the tokenizer has another"):

@@ -31,7 +31,7 @@ CLOSE = {"atol": 2e-6, "rtol": 1e-6}
 
 @pytest.fixture
 def tokenizer(folder):
-    return load_tokenizer(str(folder()), DataConfig())
+    return load_tokenizer(str(folder()), DataConfig.of("sft"))
 
 
 def transformers_logits(path, ids, cls=AutoModelForCausalLM, **kwargs):

@@ -10,7 +10,7 @@ import torch
 
 from plain_judge import PlainJudge
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch, collate
 from rlhf_suite.data.steps import StepFormat
@@ -35,7 +35,7 @@ def judge(folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("judge") / "model"
     shutil.copytree(folder(), path)
     config = json.loads((path / "config.json").read_text())
-    data = StepDataConfig(step_separator="", max_len=MAX_LEN)
+    data = DataConfig.of("prm", step_separator="", max_len=MAX_LEN)
     config[KEY] = StepFormat.of(data, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-", "0"])).to_json()
     (path / "config.json").write_text(json.dumps(config))
     return path

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import DataConfig, PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.render import NUM_EMBEDDINGS, NoEmbedding, tokens
 from rlhf_suite.data.row import BadRows, Row
@@ -65,12 +65,12 @@ def write_rows(folder, *texts):
 )
 def test_texts_with_such_a_token_cannot_be_used_and_others_can(more, tmp_path):
     folder = more("<tool>", "<answer>")
-    tokenizer = load_tokenizer(str(folder), DataConfig())
+    tokenizer = load_tokenizer(str(folder), DataConfig.of("sft"))
     rows = getattr(tokenizer, NUM_EMBEDDINGS)
     encoders = (
-        ConversationEncoder(tokenizer, SFTDataConfig(output_key="output")),
-        PromptEncoder(tokenizer, PromptDataConfig()),
-        DocumentEncoder(tokenizer, SFTDataConfig()),
+        ConversationEncoder(tokenizer, DataConfig.of("sft", output_key="output")),
+        PromptEncoder(tokenizer, DataConfig.of("ppo")),
+        DocumentEncoder(tokenizer, DataConfig.of("sft")),
     )
     for encoder in encoders:
         bad = BadRows("skip")
@@ -99,7 +99,7 @@ def test_a_run_whose_rows_need_them_ends_before_its_first_step(more, tmp_path, c
 
 
 def test_a_padding_token_of_the_tokenizer_alone_needs_no_row(more):
-    tokenizer = load_tokenizer(str(more("<pad>", pad_token="<pad>")), DataConfig())
+    tokenizer = load_tokenizer(str(more("<pad>", pad_token="<pad>")), DataConfig.of("sft"))
     assert not [*embedding_notices(tokenizer, "x")]
 
 
@@ -117,14 +117,14 @@ def test_a_model_that_lacks_common_words_or_the_end_is_refused_early_and_late(mo
     AutoTokenizer.from_pretrained(cut, eos_token="a").save_pretrained(cut)  # a token that has a row
     for folder in (cut, more("<stop>", eos_token="<stop>")):
         with pytest.raises(UserError, match=r"tokens, and the model has embeddings of .*resize_token_embeddings\("):
-            load_tokenizer(str(folder), DataConfig())
+            load_tokenizer(str(folder), DataConfig.of("sft"))
         line = f"task=sft actor.model_name_or_path={folder} data.dataset=builtin:reverse data.output_key=output"
         found = preflight(parse(line.split()))
         (problem,) = [each for each in inspect(found.runs) if "embeddings" in each.what]
         assert problem.key == "actor.model_name_or_path" and "resize_token_embeddings" in problem.fix
     line = f"task=sft actor.model_name_or_path={tiny} data.dataset=builtin:reverse data.output_key=output"
     assert inspect(preflight(parse(line.split())).runs) == []
-    assert not hasattr(load_tokenizer(str(tiny), DataConfig()), NUM_EMBEDDINGS)
+    assert not hasattr(load_tokenizer(str(tiny), DataConfig.of("sft")), NUM_EMBEDDINGS)
 
 
 @pytest.mark.notices(

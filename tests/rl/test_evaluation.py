@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from given import prompt
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import RewardConfig
@@ -62,7 +62,7 @@ class Scores(Scorer):
     def __init__(self, folder, engines, broken=(), **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(folder), "ppo")
         super().__init__(
-            RewardConfig.of("generate", **config), load_tokenizer("builtin:tiny", PromptDataConfig()), None, journal
+            RewardConfig.of("generate", **config), load_tokenizer("builtin:tiny", DataConfig.of("ppo")), None, journal
         )
         self.engines, self.broken, self.parts = engines, broken, []
 

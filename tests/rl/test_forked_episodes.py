@@ -12,7 +12,7 @@ from scored_ledgers import score_ledgers
 from given import prompt
 from rlhf_suite.algo.advantage import WITH_TIME
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import PolicyConfig
@@ -238,7 +238,7 @@ def score(tmp_path):
 
     def scored_by(source: Counting, trajectories: list[Trajectory], **config):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-        tokenizer = load_tokenizer("builtin:tiny", PromptDataConfig())
+        tokenizer = load_tokenizer("builtin:tiny", DataConfig.of("ppo"))
         return score_ledgers(Scorer(RewardConfig.of("generate", **config), tokenizer, source, journal), trajectories)
 
     return scored_by

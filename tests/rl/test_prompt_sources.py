@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from given import prompt
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.trajectory import Trajectory
@@ -34,7 +34,7 @@ def files(tmp_path):
 
 
 def prompts_of(files: str, **flags):
-    data = PromptDataConfig(prompt_dataset=files.partition(",")[0], label_key="label", cache_enable=False)
+    data = DataConfig.of("ppo", prompt_dataset=files.partition(",")[0], label_key="label", cache_enable=False)
     columns = {"input_key": ["input", "question"], "label_key": ["label", "answer"]}
     return load_prompts(data, EvalConfig.of("ppo", dataset=files, **columns, **flags), 42, byte_tokenizer())
 
@@ -52,7 +52,7 @@ def test_the_limit_of_samples_holds_for_each_set(files):
 
 def test_the_sources_of_a_mixture_of_prompts_are_known(files, tmp_path):
     (tmp_path / "words.jsonl").write_text("".join(json.dumps({"input": f"spell {n}"}) + "\n" for n in range(3)))
-    data = PromptDataConfig(prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
+    data = DataConfig.of("ppo", prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
     prompts = load_prompts(data, EvalConfig.of("ppo"), 42, byte_tokenizer())
     expected = ["words" if prompt.text.startswith("spell") else "sums" for prompt in prompts.train]
     assert [prompt.source for prompt in prompts.train] == expected and set(expected) == {"sums", "words"}

@@ -12,7 +12,7 @@ from scored_ledgers import score_ledgers
 
 from given import prompt
 from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import NamedSourceConfig, RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
@@ -37,7 +37,7 @@ PROMPTS = [prompt(number, [], f"prompt {number}", f"source {number}", label=str(
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer("builtin:tiny", PromptDataConfig())
+    return load_tokenizer("builtin:tiny", DataConfig.of("ppo"))
 
 
 @pytest.fixture(scope="module")

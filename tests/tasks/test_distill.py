@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.config.teacher import TeacherConfig
@@ -37,7 +37,9 @@ def test_a_teacher_with_other_tokens_is_refused():
 @pytest.mark.stack
 def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
     """Models have more rows than the tokenizer has tokens: what they say there is padding."""
-    run = DistillRun(teacher=TeacherConfig(model_name_or_path="builtin:tiny"), data=SFTDataConfig(output_key="output"))
+    run = DistillRun(
+        teacher=TeacherConfig(model_name_or_path="builtin:tiny"), data=DataConfig.of("distill", output_key="output")
+    )
     task, tokens = make_task(run, byte_tokenizer()), len(byte_tokenizer())
     logits = torch.zeros(2, tokens + 7)
     logits[:, tokens:] = 50.0
@@ -53,7 +55,7 @@ def test_plain_text_is_distilled_to_its_last_token(pretrains, trained):
     run = DistillRun(
         actor=TextActorConfig(pretrain_mode_enable=pretrains),
         teacher=TeacherConfig(model_name_or_path="builtin:tiny"),
-        data=SFTDataConfig(**columns),
+        data=DataConfig.of("distill", **columns),
     )
     row = Row({"text": "a" * 15, "answer": "bc"}, "rows.jsonl", 1)
     made = make_task(run, byte_tokenizer()).encoder.encode(row)

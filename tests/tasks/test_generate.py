@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import GenerateDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.row import DataError
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -17,7 +17,7 @@ def search(tmp_path, lines, **flags):
     """Look for a prompt in rows of JSON; returns how many chunks are left unread."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
-    data = GenerateDataConfig(prompt_dataset=str(file), max_len=16, **flags)
+    data = DataConfig.of("generate", prompt_dataset=str(file), max_len=16, **flags)
     source = prompt_rows(data)
     chunks = source.chunks(source.part(0, 1), 1)
     check_usable(PromptEncoder(load_tokenizer("builtin:tiny", data), data), chunks, data.on_bad_row)

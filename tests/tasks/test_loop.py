@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.loop import LoopConfig, LoopEvalConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
@@ -22,7 +22,7 @@ from rlhf_suite.tasks.loop import apart, shares_of
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
-DATA = RowRangeConfig(prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
+DATA = DataConfig.of("rejection_sampling", prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
 SECTIONS = {
     "actor": TrainedModelConfig(model_name_or_path="org/first"),
     "data": DATA,
@@ -101,8 +101,8 @@ def test_iterative_dpo_measures_against_the_iterations_model_or_the_first(tmp_pa
 
 @pytest.mark.parametrize("target", [None, 5.0])
 def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_seen(tmp_path, target):
-    data = ConditionalDataConfig(
-        prompt_dataset="builtin:reverse", label_key="label", reward_template="{prompt}{reward}"
+    data = DataConfig.of(
+        "conditional_sft", prompt_dataset="builtin:reverse", label_key="label", reward_template="{prompt}{reward}"
     )
     config = ConditionalSFTRun(
         **SECTIONS | {"data": data},

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from reward_server import RewardServer
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import ScoreDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.reward import RewardConfig
@@ -270,5 +270,8 @@ def test_servers_that_are_sent_responses_without_an_end_are_warned_of(served, tm
 def test_further_columns_reach_the_reward_alike_in_a_run_and_from_a_file(answered, tmp_path):
     asked = [row.columns for row in answered.rollout_rows()]
     assert asked == [{"level": {"n": [number // PER_PROMPT]}} for number in range(COUNT)]
-    data, lines = ScoreDataConfig(reward_columns=["level"]), answered.generated(tmp_path).read_text().splitlines()
+    data, lines = (
+        DataConfig.of("score", reward_columns=["level"]),
+        answered.generated(tmp_path).read_text().splitlines(),
+    )
     assert [text_sample(Row(json.loads(line), "f", 1), data, "response").columns for line in lines] == asked

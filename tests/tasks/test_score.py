@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from plain_judge import PlainJudge
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.reward import NormalizationConfig
 from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import RunError
@@ -108,7 +108,7 @@ def step_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prm") / "model"
     create_tiny(folder)
     config = json.loads((folder / "config.json").read_text())
-    data, algo = StepDataConfig(step_separator="", max_len=20), PRMAlgoConfig(";", ["+", "-"])
+    data, algo = DataConfig.of("prm", step_separator="", max_len=20), PRMAlgoConfig(";", ["+", "-"])
     config[KEY] = StepFormat.of(data, algo).to_json()
     (folder / "config.json").write_text(json.dumps(config))
     return folder

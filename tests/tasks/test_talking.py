@@ -9,7 +9,8 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.chat_model import ChatModel
@@ -37,8 +38,8 @@ def model(tmp_path_factory):
 def chat(model):
     """A chat in a pipe, answering at most four tokens."""
     config = ChatConfig(temperature=0, max_new_tokens=4, max_len=64)
-    chat_model = ChatModel(str(model), config, ChatTextConfig(), "cpu")
-    return Chat(chat_model, Conversation(chat_model.tokenizer, ChatTextConfig(), 60), is_terminal=False)
+    chat_model = ChatModel(str(model), config, DataConfig.of("chat"), "cpu")
+    return Chat(chat_model, Conversation(chat_model.tokenizer, DataConfig.of("chat"), 60), is_terminal=False)
 
 
 def answers(model, *conversations):

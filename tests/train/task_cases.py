@@ -20,13 +20,7 @@ from rlhf_suite.config.algo import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.data import (
-    ImagePairDataConfig,
-    LabelledDataConfig,
-    RewardPairDataConfig,
-    SFTDataConfig,
-    StepDataConfig,
-)
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import (
     PreferenceReferenceConfig,
 )
@@ -89,12 +83,18 @@ def step_rows(rng: random.Random, soft: bool = False) -> Values:
 
 
 def sft_config(folder: Path, common: Common) -> SFTRun:
-    data = SFTDataConfig(output_key="output", max_len=MAX_LEN)
+    data = DataConfig.of("sft", output_key="output", max_len=MAX_LEN)
     return SFTRun(actor=replace(SFTRun().actor, model_name_or_path=str(folder / "lm")), data=data, **common)
 
 
 def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
-    data = RewardPairDataConfig(prompt_key="prompt", margin_key="margin" if margin else None, max_len=MAX_LEN)
+    data = DataConfig.of(
+        "rm",
+        input_template="User: {}\nAssistant: ",
+        prompt_key="prompt",
+        margin_key="margin" if margin else None,
+        max_len=MAX_LEN,
+    )
     actor = replace(RMRun().actor, model_name_or_path=str(folder / "value"))
     return RMRun(actor=actor, data=data, algo=RMAlgoConfig(loss=loss), **common)
 
@@ -104,7 +104,7 @@ def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
     return DPORun(
         actor=replace(DPORun().actor, model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if without else str(folder / "reference")),
-        data=ImagePairDataConfig(prompt_key="prompt", max_len=MAX_LEN),
+        data=DataConfig.of("dpo", input_template="User: {}\nAssistant: ", prompt_key="prompt", max_len=MAX_LEN),
         algo=DPOAlgoConfig(
             loss=loss,
             beta=BETA,
@@ -120,7 +120,7 @@ def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
     return KTORun(
         actor=replace(KTORun().actor, model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if common["ds"].lora.rank > 0 else str(folder / "reference")),
-        data=LabelledDataConfig(max_len=MAX_LEN),
+        data=DataConfig.of("kto", max_len=MAX_LEN),
         algo=KTOAlgoConfig(loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
         **common,
     )
@@ -129,7 +129,7 @@ def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
 def prm_config(folder: Path, common: Common, names: list[str] | None) -> PRMRun:
     return PRMRun(
         actor=replace(PRMRun().actor, model_name_or_path=str(folder / "lm")),
-        data=StepDataConfig(max_len=MAX_LEN),
+        data=DataConfig.of("prm", max_len=MAX_LEN),
         algo=PRMAlgoConfig(placeholder_token=";", reward_tokens=names),
         **common,
     )
@@ -139,7 +139,7 @@ def distill_config(folder: Path, common: Common, divergence: str, top_k: int | N
     return DistillRun(
         actor=replace(DistillRun().actor, model_name_or_path=str(folder / "lm")),
         teacher=TeacherConfig(str(folder / ("lm" if common["ds"].lora.rank > 0 else "reference"))),
-        data=SFTDataConfig(output_key="output", max_len=MAX_LEN),
+        data=DataConfig.of("distill", output_key="output", max_len=MAX_LEN),
         algo=DistillAlgoConfig(kd_coef=KD, temperature=HEAT, divergence=divergence, top_k=top_k),
         **common,
     )

@@ -12,7 +12,7 @@ from plain_models import Gradients, balancing, formula_gradient, reference_model
 from splits import Split
 from task_cases import CASES, Plain
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.plan import models
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, sequences
@@ -34,7 +34,7 @@ def setup(folder: Path, name: str, split: Split) -> tuple[SupervisedRun, Task, l
     config = case.config(folder, {"train": train_config(split, BUDGET), "ds": ds_config(split)})
     config.actor.aux_loss_coef = split.aux
     make_task = importlib.import_module(f"rlhf_suite.tasks.{config.task}").make_task
-    task = make_task(config, load_tokenizer(str(folder / "plain"), SFTDataConfig()))
+    task = make_task(config, load_tokenizer(str(folder / "plain"), DataConfig.of("sft")))
     rows = [Row(values, "rows", line) for line, values in enumerate(case.rows(random.Random(4)))]
     items = list(task.assemble([task.encoder.encode(row) for row in rows]))
     return config, task, [items[row] for row in split.chosen(len(items))]

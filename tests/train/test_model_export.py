@@ -38,7 +38,7 @@ def train_and_export(world, folder, setup, batch, path):
         steps.one_step(model, batch, step, setup)
     with torch.no_grad():
         log_probs = token_log_probs(model, batch).log_probs
-    tokenizer = load_tokenizer(str(folder / "plain"), DataConfig())
+    tokenizer = load_tokenizer(str(folder / "plain"), DataConfig.of("sft"))
     export(model, tokenizer, path)
     if setup.lora:
         aside = path.with_name("adapter")

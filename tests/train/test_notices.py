@@ -7,7 +7,7 @@ import json
 import pytest
 
 import families
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.launch import TRUSTED
 from rlhf_suite.config.plan import Machine, resolve
@@ -19,13 +19,13 @@ from rlhf_suite.train.notices import batch_notices, chat_template_notices, descr
 
 def test_a_chat_template_that_is_not_used_is_said():
     tokenizer = byte_tokenizer()
-    assert not list(chat_template_notices(tokenizer, RenderConfig(), "builtin:tiny"))
+    assert not list(chat_template_notices(tokenizer, DataConfig.of("sft"), "builtin:tiny"))
     tokenizer.chat_template = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
-    (said,) = chat_template_notices(tokenizer, RenderConfig(), "models/chat")
+    (said,) = chat_template_notices(tokenizer, DataConfig.of("sft"), "models/chat")
     assert "models/chat has a chat template" in said and "add data.apply_chat_template=true" in said
-    assert not list(chat_template_notices(tokenizer, RenderConfig(apply_chat_template=True), "models/chat"))
+    assert not list(chat_template_notices(tokenizer, DataConfig.of("sft", apply_chat_template=True), "models/chat"))
     tokenizer.chat_template = None
-    assert not list(chat_template_notices(tokenizer, RenderConfig(), "models/base"))
+    assert not list(chat_template_notices(tokenizer, DataConfig.of("sft"), "models/base"))
 
 
 def test_a_batch_that_is_larger_than_the_data_is_said():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from killed_run import THOROUGH, steps_of
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import AdamConfig
@@ -123,7 +123,7 @@ def never_killed(world, folder):
     """The same run on two ranks without Ray: the losses and the model."""
     config = SFTRun(
         actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
-        data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
+        data=DataConfig.of("sft", dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
         train=TrainConfig.of("sft", batch_size=8, micro_batch_size=2, max_steps=5),
         ds=DeepSpeedConfig(param_dtype="fp32", zero_stage=2),
         logger=LoggerConfig(progress=False),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import RLDeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.config.plan import ModelPlan
@@ -33,7 +33,7 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
         "ppo", micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1)
     )
     rollout = RolloutConfig(temperature=TEMPERATURE, micro_batch_size=4)
-    settings = WorkerSettings(ds, train, rollout, PromptDataConfig(), str(folder / "plain"))
+    settings = WorkerSettings(ds, train, rollout, DataConfig.of("ppo"), str(folder / "plain"))
     language, scalar = ModelPlan("actor", str(folder / "lm")), ModelPlan("critic", str(folder / "value"), head="value")
     policy = PolicyRole(rank, language, settings, PolicyConfig(entropy_coef=0.01), KLConfig(), 4)
     critic = CriticRole(rank, scalar, settings, CriticConfig(), 4)

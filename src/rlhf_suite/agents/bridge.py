@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Schema
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import begin_ids, encode_after, tokens
 from rlhf_suite.data.row import Row, RowError
@@ -47,7 +47,7 @@ AFTER = {"user": "a user's message", "tool": "the answer of a tool"}
 class Bridge:
     """Continues conversations of one tokenizer, whose turns end with one of `stop_ids`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: RenderConfig, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, stop_ids: Sequence[int]) -> None:
         self.tokenizer, self.template = tokenizer, ChatTemplate(tokenizer, config)
         self.stops = {stop: str(tokenizer.convert_ids_to_tokens(stop)) for stop in stop_ids}
         self.begin = begin_ids(tokenizer)  # of a prompt of raw text

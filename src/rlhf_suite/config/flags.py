@@ -24,6 +24,7 @@ from rlhf_suite.python_source import parse_file
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
 # What a flag may do when a run is continued: change without a word, change with ds.use_universal_ckpt (it says where a
 # run works, and in what portions), change when ckpt.allow_changes names it, or never.
+SET = " is set"  # what `is_set` says
 FREE, SHAPE, NAMED, FIXED = "free", "shape", "named", "fixed"
 
 
@@ -124,7 +125,7 @@ def is_false(flag: str) -> When:
 
 
 def is_set(flag: str, remedy: str) -> When:
-    return When(flag, lambda value: value is not None, " is set", remedy)
+    return When(flag, lambda value: value is not None, SET, remedy)
 
 
 def is_null(flag: str) -> When:
@@ -240,6 +241,7 @@ def flag(  # noqa: PLR0913
     strict: str = "",
     tasks: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
+    never_null: tuple[str, ...] = (),
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
 
@@ -251,10 +253,10 @@ def flag(  # noqa: PLR0913
     why it is not read.
 
     In a `Section`, only `tasks` have the flag (none named: every task that has the section), and `defaults` are those
-    of tasks in which it has another one.
+    of tasks in which it has another one. In `never_null` it has a value always, though it may be null in others.
     """
     meta = Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)
-    return with_default(default, {"meta": meta, "tasks": tasks, "defaults": defaults or {}})
+    return with_default(default, {"meta": meta, "tasks": tasks, "defaults": defaults or {}, "never_null": never_null})
 
 
 def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
@@ -299,12 +301,14 @@ def with_defaults(cls: type, defaults: Mapping[str, Any]) -> Any:
 def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
     """Yield every flag below a section class or instance (an instance shows its task's own defaults).
 
-    A condition is dropped in a task that does not have the flag it depends on.
+    A condition is dropped in a task that does not have the flag it depends on, or where it holds always.
     """
     infos = list(walk_section(config() if isinstance(config, type) else config, prefix))
     keys = {info.key for info in infos}
+    never_null = {info.key for info in infos if not info.type.optional}
     for info in infos:
-        when = tuple(filter(None, (condition.among(keys) for condition in info.meta.when)))
+        known = filter(None, (condition.among(keys) for condition in info.meta.when))
+        when = tuple(one for one in known if one.says != SET or one.flag not in never_null)
         yield replace(info, meta=replace(info.meta, when=when))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import GenerateDataConfig, ImagePairDataConfig, ScoreDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.generate import ScoreConfig
 from rlhf_suite.config.models import ModelConfig, SeeingActorConfig, SFTActorConfig
@@ -25,8 +25,6 @@ from rlhf_suite.config.runs import (
     SFTRun,
     SupervisedRun,
 )
-from rlhf_suite.config.sections import class_of
-from rlhf_suite.config.train import TrainConfig
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SupervisedRun)
@@ -47,16 +45,15 @@ def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target:
 
     `target` is the reward that the prompts ask for. Prompts that come again get different answers.
     """
-    data = like(GenerateDataConfig, run.data, skip_samples=share.start, max_samples=share.count, target_reward=target)
+    data = run.data.as_of("generate", skip_samples=share.start, max_samples=share.count, target_reward=target)
     return _answers(run, model, data=data, rollout=replace(run.rollout, seed=run.rollout.seed + iteration))
 
 
 def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> GenerateRun:
     """Return the run that scores the likeliest answer to each held-out prompt."""
     held_out = run.eval
-    data = like(
-        GenerateDataConfig,
-        run.data,
+    data = run.data.as_of(
+        "generate",
         target_reward=target,
         prompt_dataset=held_out.dataset,
         prompt_split=held_out.split,
@@ -73,8 +70,8 @@ def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> S
 
     `output` is the folder of the trained model; None: in the folder of the run.
     """
-    data = like(
-        SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
+    data = run.data.as_of(
+        "sft", dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
         reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
     )  # fmt: skip
     return SFTRun(**_build_training(run, "sft", SFTActorConfig, model, output), data=data)
@@ -86,8 +83,8 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
     The second model is the reference; None: the first one is.
     """
     model, reference = models
-    data = like(
-        ImagePairDataConfig, run.data, dataset=str(rows), max_samples=None,
+    data = run.data.as_of(
+        "dpo", dataset=str(rows), max_samples=None,
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref = replace(run.ref, model_name_or_path=reference)
@@ -96,10 +93,10 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
     """Return the run in which a reward model scores an output of `generate_run`."""
-    data = ScoreDataConfig(dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
+    data = DataConfig.of("score", dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
-    reward = like(class_of(RewardConfig, "score"), run.reward, rule=None, remote_url=None)
+    reward = run.reward.as_of("score", rule=None, remote_url=None)
     return ScoreRun(ds=like(RewardModelConfig, run.ds), data=data, reward=reward, score=score, launch=run.launch)
 
 
@@ -111,8 +108,8 @@ def like(cls: type[T], section: object, **changes: Any) -> T:
 
 def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     # A model scores in a stage of its own.
-    cls = class_of(RewardConfig, "generate")
-    reward = like(cls, run.reward) if run.reward.model_name_or_path is None else cls()
+    by_model = run.reward.model_name_or_path is not None
+    reward = RewardConfig.of("generate") if by_model else run.reward.as_of("generate")
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
     return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 
@@ -122,7 +119,7 @@ def _build_training(run: LoopRun, task: str, actor: type, model: str, output: st
     return {
         "actor": like(actor, run.actor, model_name_or_path=model),
         "ckpt": CheckpointConfig.of(task, output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
-        "train": like(class_of(TrainConfig, task), run.train),
+        "train": run.train.as_of(task),
         **{name: getattr(run, name) for name in ("ds", "logger", "launch")},
     }
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.data import AnswerDataConfig, PairDataConfig, RenderConfig, StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.runs import Run
 from rlhf_suite.disk import write_json
 from rlhf_suite.foreign_files import MIB, UNREADABLE, DamagedFile, check_types, content, parse_json
@@ -28,13 +28,13 @@ class PromptFormat:
     chat_template_kwargs: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, data: RenderConfig) -> PromptFormat | None:
+    def of(cls, data: DataConfig) -> PromptFormat | None:
         """Return how the prompts of a section look; None if it says so in another way (solutions with marked steps)."""
         if data.apply_chat_template:
             return cls(True, None, tuple(data.chat_template_kwargs))
-        if isinstance(data, StepDataConfig) and data.steps_key is None:
+        if data.has("steps_key") and data.steps_key is None:
             return None
-        return cls(False, None if holds_dialogues(data) else getattr(data, "input_template", None))
+        return cls(False, None if holds_dialogues(data) else data.input_template)
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a model."""
@@ -66,18 +66,18 @@ def read(folder: Path) -> PromptFormat | None:
     )
 
 
-def holds_dialogues(data: RenderConfig) -> bool:
+def holds_dialogues(data: DataConfig) -> bool:
     """Return whether texts hold whole dialogues, which `data.input_template` is not put around."""
-    if isinstance(data, PairDataConfig) and data.prompt_key is None:
+    if data.TASK in ("rm", "dpo") and data.prompt_key is None:
         return True
-    return isinstance(data, AnswerDataConfig) and data.turn_markers is not None
+    return data.has("turn_markers") and data.turn_markers is not None
 
 
 def format_of(run: Run) -> PromptFormat | None:
     """Return how the prompts of a run look; None for a run that makes none."""
     data = getattr(run, "data", None)
     pretrains = getattr(getattr(run, "actor", None), "pretrain_mode_enable", False)
-    return PromptFormat.of(data) if isinstance(data, RenderConfig) and not pretrains else None
+    return PromptFormat.of(data) if data is not None and data.has("apply_chat_template") and not pretrains else None
 
 
 def adopt_prompts(run: Run, recorded: PromptFormat, chosen: Collection[str]) -> dict[str, Any]:

@@ -16,20 +16,7 @@ from rlhf_suite.config.algo import (
     RMAlgoConfig,
 )
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import (
-    CheckedDataConfig,
-    ConditionalDataConfig,
-    GenerateDataConfig,
-    ImagePairDataConfig,
-    LabelledDataConfig,
-    PromptDataConfig,
-    RewardPairDataConfig,
-    RowRangeConfig,
-    ScoreDataConfig,
-    SFTDataConfig,
-    SourceDataConfig,
-    StepDataConfig,
-)
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import (
     DeepSpeedConfig,
     FourBitConfig,
@@ -63,7 +50,6 @@ from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.tools import (
     AdapterConfig,
     ChatConfig,
-    ChatTextConfig,
     ServeConfig,
     ServedRewardConfig,
 )
@@ -127,7 +113,7 @@ class SupervisedRun(TrainedRun):
     """What every task on the supervised trainer has"""
 
     actor: TrainedModelConfig = group(TrainedModelConfig)
-    data: SourceDataConfig = group(SourceDataConfig)
+    data: DataConfig = group(DataConfig)
     train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig)
 
@@ -139,7 +125,6 @@ class SFTRun(SupervisedRun, task="sft"):
     EVALUATED: ClassVar[tuple[str, ...]] = LANGUAGE
 
     actor: SFTActorConfig = group(SFTActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
-    data: SFTDataConfig = group(SFTDataConfig)
 
 
 @dataclass
@@ -149,7 +134,6 @@ class RMRun(SupervisedRun, task="rm"):
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)
 
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 9e-6})
-    data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
 
@@ -161,7 +145,6 @@ class DPORun(SupervisedRun, task="dpo"):
 
     actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
-    data: ImagePairDataConfig = group(ImagePairDataConfig, {"max_len": 512, "input_template": None})
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
@@ -173,7 +156,6 @@ class KTORun(SupervisedRun, task="kto"):
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
-    data: LabelledDataConfig = group(LabelledDataConfig)
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
@@ -184,7 +166,6 @@ class PRMRun(SupervisedRun, task="prm"):
     EVALUATED: ClassVar[tuple[str, ...]] = ("acc", "loss", "aux_loss", "auc")
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
-    data: StepDataConfig = group(StepDataConfig)
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
@@ -196,7 +177,6 @@ class DistillRun(SupervisedRun, task="distill"):
 
     actor: TextActorConfig = group(TextActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     teacher: TeacherConfig = group(TeacherConfig)
-    data: SFTDataConfig = group(SFTDataConfig)
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 
@@ -223,7 +203,7 @@ class PPORun(TrainedRun, task="ppo"):
     agent: AgentConfig = group(AgentConfig, when=IF_NOT_REPLAYED)
     vllm: VLLMConfig = group(VLLMConfig, when=IF_NOT_REPLAYED)
     ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
-    data: PromptDataConfig = group(PromptDataConfig)
+    data: DataConfig = group(DataConfig)
     train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig, when=IF_NOT_REPLAYED)
 
@@ -239,7 +219,7 @@ class GenerateRun(ResumableRun, task="generate"):
 
     actor: ModelConfig = group(ModelConfig)
     ds: PrecisionConfig = group(PrecisionConfig)
-    data: GenerateDataConfig = group(GenerateDataConfig)
+    data: DataConfig = group(DataConfig)
     rollout: GenerationConfig = group(GenerationConfig)
     vllm: EngineConfig = group(EngineConfig)
     reward: RewardConfig = group(RewardConfig)
@@ -253,7 +233,7 @@ class ScoreRun(ResumableRun, task="score"):
     MODEL: ClassVar[str] = "data.dataset"
 
     ds: RewardModelConfig = group(RewardModelConfig)
-    data: ScoreDataConfig = group(ScoreDataConfig)
+    data: DataConfig = group(DataConfig)
     reward: RewardConfig = group(RewardConfig)
     score: ScoreConfig = group(ScoreConfig)
 
@@ -264,7 +244,7 @@ class CheckRewardRun(Run, task="check_reward"):
 
     MODEL: ClassVar[str] = "data.dataset"
 
-    data: CheckedDataConfig = group(CheckedDataConfig)
+    data: DataConfig = group(DataConfig)
     reward: RewardConfig = group(RewardConfig)
 
 
@@ -286,7 +266,7 @@ class LoopRun(ResumableRun):
 
     actor: TrainedModelConfig = group(TrainedModelConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
-    data: RowRangeConfig = group(RowRangeConfig)
+    data: DataConfig = group(DataConfig)
     rollout: GenerationConfig = group(GenerationConfig, {"n_samples_per_prompt": 8})
     vllm: EngineConfig = group(EngineConfig)
     reward: RewardConfig = group(RewardConfig)
@@ -317,7 +297,6 @@ class ConditionalSFTRun(LoopRun, task="conditional_sft"):
     """Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"""
 
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
-    data: ConditionalDataConfig = group(ConditionalDataConfig)
 
 
 @dataclass
@@ -337,7 +316,7 @@ class ChatRun(Run, task="chat"):
     """A conversation with a model in the terminal; trains nothing"""
 
     actor: ModelConfig = group(ModelConfig)
-    data: ChatTextConfig = group(ChatTextConfig)
+    data: DataConfig = group(DataConfig)
     ds: FourBitConfig = group(FourBitConfig)
     chat: ChatConfig = group(ChatConfig)
 

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from typing import Any, ClassVar, NoReturn, Self, get_type_hints
+from types import NoneType
+from typing import Any, ClassVar, NoReturn, Self, get_args, get_type_hints
 
 from rlhf_suite.config.flags import with_default, with_defaults
 
@@ -56,6 +57,14 @@ class Section(metaclass=SectionClass):
         assert name in self.__dataclass_fields__, f"no task has {name!r} in {type(self).__name__}"
         return any(field.name == name for field in fields(self))
 
+    def as_of(self, task: str, **changes: Any) -> Self:
+        """Return the section of another task with the values of the flags that both have, and `changes`."""
+        declared: type = next(base for base in type(self).__mro__ if not base.__dict__.get("TASK"))
+        cls = class_of(declared, task)
+        shared = {field.name: getattr(self, field.name) for field in fields(cls) if self.has(field.name)}
+        section: Self = cls(**shared | changes)
+        return section
+
     @classmethod
     def of(cls, task: str, **values: Any) -> Self:
         """Return the section of a task, with these values and the task's defaults of all other flags."""
@@ -84,6 +93,8 @@ def adapt(cls: type, task: str) -> None:
         if of_task is not field:
             # A class variable is not a field, and it hides the field of this name in the base.
             cls.__annotations__[name] = ClassVar[Any] if isinstance(of_task, Absent) else hints[name]
+            if task in field.metadata.get("never_null", ()):
+                (cls.__annotations__[name],) = (hint for hint in get_args(hints[name]) if hint is not NoneType)
             setattr(cls, name, of_task)
 
 

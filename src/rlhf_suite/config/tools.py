@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.data import RenderConfig, TargetRewardConfig
-from rlhf_suite.config.flags import flag, is_false, is_positive
+from rlhf_suite.config.flags import flag, is_positive
 from rlhf_suite.config.reward import NormalizationConfig
 
 LONGEST = 4096  # tokens of a text or a conversation, where neither the user nor the model sets another limit
 SAMPLED = is_positive(".temperature", "1")
-
-
-@dataclass
-class ChatTextConfig(RenderConfig, TargetRewardConfig):
-    """How turns become text"""
-
-    apply_chat_template: bool = flag(True, "Render the conversation with the tokenizer's chat template, if it has one")
-    input_template: str | None = flag("User: {}\nAssistant: ", when=is_false(".apply_chat_template"))
-    """Template of a turn with one {}"""
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.tools import ChatTextConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import RewardText, begin_ids, fill, tokens
 from rlhf_suite.data.row import Row, RowError
@@ -22,7 +22,7 @@ class Conversation:
     """User and assistant turns after an optional system message. A prompt may have at most
     `max_prompt_tokens` tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatTextConfig, max_prompt_tokens: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, max_prompt_tokens: int) -> None:
         self.tokenizer, self.config, self.max_prompt_tokens = tokenizer, config, max_prompt_tokens
         self.is_templated = config.apply_chat_template and tokenizer.chat_template is not None
         self.begin = [] if self.is_templated else begin_ids(tokenizer)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlhf_suite.config.data import ImageDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import Row, RowError, require_value
 
@@ -132,7 +132,7 @@ def collapse_images(ids: Sequence[int], images: Sequence[Image], placeholder: in
     return result + list(ids[done:])
 
 
-def row_images(row: Row, config: ImageDataConfig) -> list[bytes]:
+def row_images(row: Row, config: DataConfig) -> list[bytes]:
     """Return the image files of a row; none if the column is null or an empty list.
 
     Raises:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from hashlib import sha256
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
@@ -32,17 +32,17 @@ class PairEncoder:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        config: PairDataConfig,
+        config: DataConfig,
         margin_key: str | None = None,
         reader: ImageReader | None = None,
     ) -> None:
         self.config, self.margin_key = config, margin_key
         self.chosen, self.rejected = (
             ConversationEncoder(tokenizer, self.build_sft_config(key), reader)
-            for key in (config.chosen_key, config.rejected_key)
+            for key in (config.column("chosen_key"), config.column("rejected_key"))
         )
 
-    def build_sft_config(self, key: str) -> SFTDataConfig:
+    def build_sft_config(self, key: str) -> DataConfig:
         """Return the configuration that encodes the response in column `key`."""
         if self.config.prompt_key is not None:
             return build_sft_config(self.config, self.config.prompt_key, key)
@@ -76,7 +76,7 @@ class PairEncoder:
         Response tokens that are equal in both cancel out of losses over summed log-probs, so these losses do not depend
         on where exactly the prompt ends.
         """
-        keys = (self.config.chosen_key, self.config.rejected_key)
+        keys = (self.config.column("chosen_key"), self.config.column("rejected_key"))
         chosen, rejected = (text_of(row, key) for key in keys)
         common = commonprefix([chosen, rejected])
         while common and not common[-1].isspace():
@@ -96,7 +96,7 @@ def prompt_ids(example: Example) -> list[int]:
 class LabelledEncoder:
     """Encodes rows as responses whose number `label` is 1 (desirable) or 0: one per labelled row, two per pair."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         self.config, self.encoder = config, response_encoder(tokenizer, config)
 
     def encode(self, row: Row) -> Example | list[Example]:
@@ -108,18 +108,15 @@ class LabelledEncoder:
         if isinstance(self.encoder, PairEncoder):
             chosen, rejected = self.encoder.encode(row).examples
             return [replace(chosen, numbers={"label": 1.0}), replace(rejected, numbers={"label": 0.0})]
-        label = boolean(row, self.config.label_key)
+        label = boolean(row, self.config.column("label_key"))
         return replace(self.encoder.encode_last_response(row), numbers={"label": float(label)})
 
 
-def response_encoder(
-    tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig
-) -> PairEncoder | ConversationEncoder:
+def response_encoder(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PairEncoder | ConversationEncoder:
     """Return the encoder of the responses: pairs as in `task=dpo`, single responses as in `task=sft`."""
     if config.chosen_key is None or config.rejected_key is None:
         return ConversationEncoder(tokenizer, build_sft_config(config, config.input_key, config.output_key))
-    shared = {field.name: getattr(config, field.name) for field in fields(PairDataConfig)}
-    return PairEncoder(tokenizer, PairDataConfig(**shared))
+    return PairEncoder(tokenizer, config)
 
 
 class MismatchedPairs(LazySequence[Group]):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import TextConfig, says_reward, with_reward
+from rlhf_suite.config.data import DataConfig, says_reward, with_reward
 from rlhf_suite.data.messages import Message, not_blank
 from rlhf_suite.data.row import Row, RowError, join_columns, require_value
 from rlhf_suite.errors import UserError
@@ -20,7 +20,7 @@ NUM_EMBEDDINGS = "num_embeddings"  # attribute of a tokenizer that has more toke
 STARTS = ("\n", ":", "a", ")", "\u3002")  # texts of which one does not become one token with what follows
 
 
-def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, input_template: str | None) -> None:
+def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig, input_template: str | None) -> None:
     """Check that prompts can be rendered: there is a chat template, or `input_template` contains one {}.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from rlhf_suite.config.data import RowRangeConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.sources import PROMPTS, SourceFlags, locate, source_names
 from rlhf_suite.errors import UserError
@@ -83,7 +83,7 @@ class RowSource:
             yield range(start, start + len(chunk)), chunk
 
 
-def prompt_rows(config: RowRangeConfig) -> RowSource:
+def prompt_rows(config: DataConfig) -> RowSource:
     """Return the rows of `data.prompt_dataset`."""
     assert config.prompt_dataset is not None
     return RowSource(config.prompt_dataset, config.prompt_split, config.skip_samples, config.max_samples, PROMPTS)

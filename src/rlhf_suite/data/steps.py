@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.algo import PRMAlgoConfig
-from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
 from rlhf_suite.data.render import begin_ids, check_rendering, encode_after, fill, text_of, tokens
@@ -31,7 +31,7 @@ class StepEncoder:
     `weight`   its probability, 1 for hard labels; the rest is the probability of the other of two reward tokens
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: StepDataConfig, algo: PRMAlgoConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, algo: PRMAlgoConfig) -> None:
         self.tokenizer, self.config, self.names = tokenizer, config, algo.reward_tokens
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
@@ -63,7 +63,7 @@ class StepEncoder:
         Raises:
             RowError: the row cannot be used, with the reason.
         """
-        labels, notes = require_value(row, self.config.label_key), tuple[str, ...]()
+        labels, notes = require_value(row, self.config.column("label_key")), tuple[str, ...]()
         if not isinstance(labels, list):
             raise RowError(row.where, f"column {self.config.label_key!r} is not a list")
         if self.config.steps_key is None:
@@ -163,7 +163,7 @@ class StepFormat:
     chat_template_kwargs: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, data: StepDataConfig, algo: PRMAlgoConfig) -> StepFormat | None:
+    def of(cls, data: DataConfig, algo: PRMAlgoConfig) -> StepFormat | None:
         """Return the format of a training run; None if the whole vocabulary was trained, since then no token means
         good."""
         if algo.reward_tokens is None:
@@ -192,7 +192,8 @@ class SolutionEncoder:
         separator of training."""
         self.form, self.tokenizer = form, tokenizer
         self.separator = form.step_separator if step_separator is None else step_separator
-        data = StepDataConfig(
+        data = DataConfig.of(
+            "prm",
             input_template=form.input_template,
             apply_chat_template=form.apply_chat_template,
             chat_template_kwargs=form.chat_template_kwargs,

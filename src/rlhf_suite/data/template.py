@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import RenderConfig, variables_of
+from rlhf_suite.config.data import DataConfig, variables_of
 from rlhf_suite.data.messages import Message, list_called_functions
 from rlhf_suite.data.row import Row, RowError
 
@@ -41,7 +41,7 @@ class Turn:
 class ChatTemplate:
     """The chat template of a tokenizer, with the variables of data.chat_template_kwargs."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: RenderConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         self.tokenizer, self.variables = tokenizer, variables_of(config.chat_template_kwargs)
 
     def text(

@@ -12,18 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import (
-    AnswerDataConfig,
-    GenerateDataConfig,
-    ImageDataConfig,
-    PromptDataConfig,
-    PromptTextConfig,
-    SFTDataConfig,
-)
+from rlhf_suite.config.data import REWARD_TEMPLATE, DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, num_places, row_images, with_places
 from rlhf_suite.data.messages import (
@@ -92,7 +85,7 @@ class ConversationEncoder:
     """Encodes rows as examples for supervised tuning."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig, reader: ImageReader | None = None
+        self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, reader: ImageReader | None = None
     ) -> None:
         self.tokenizer, self.config = tokenizer, config
         self.reader = reader  # of the images of data.image_key
@@ -270,7 +263,7 @@ class PromptEncoder:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        config: PromptTextConfig,
+        config: DataConfig,
         keeps_chat: bool = False,
         reader: ImageReader | None = None,
     ) -> None:
@@ -280,8 +273,8 @@ class PromptEncoder:
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
         self.template = ChatTemplate(tokenizer, config)
-        conditions = config if isinstance(config, GenerateDataConfig) else GenerateDataConfig()
-        self.rewards, self.target = RewardText(conditions.reward_template), conditions.target_reward
+        self.target = config.target_reward if config.has("target_reward") else None
+        self.rewards = RewardText(config.reward_template if config.has("target_reward") else REWARD_TEMPLATE)
 
     def encode(self, row: Row) -> Prompt:
         """Return the prompt of a row. A prompt is never cut.
@@ -292,7 +285,6 @@ class PromptEncoder:
         messages, tools = self._chat(row) if self.config.apply_chat_template else ([], None)
         files, images = list[bytes](), None
         if self.reader is not None:
-            assert isinstance(self.config, ImageDataConfig)
             files = row_images(row, self.config)
             messages = with_places(messages, len(files), row)
         text = self.template.text(messages, row, tools, generation_prompt=True) if messages else self._plain(row)
@@ -312,7 +304,7 @@ class PromptEncoder:
     def _of_teachers(self, row: Row) -> list[int] | None:
         """Return the tokens of the prompt that teachers read; None where they read that of the policy."""
         data = self.config
-        if not isinstance(data, PromptDataConfig) or (key := data.teacher_prompt_key) is None:
+        if not data.has("teacher_prompt_key") or (key := data.teacher_prompt_key) is None:
             return None
         if row.values.get(key) is None:
             return None
@@ -332,12 +324,9 @@ class PromptEncoder:
         return self.rewards.messages(messages, self.target, row), tools_of(row, self.config.tools_key)
 
 
-def build_sft_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
+def build_sft_config(config: DataConfig, input_key: str, output_key: str | None) -> DataConfig:
     """Return the supervised-tuning configuration that encodes column `output_key` as the response to `input_key`."""
-    shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
-    if isinstance(config, ImageDataConfig):
-        shared |= {field.name: getattr(config, field.name) for field in fields(ImageDataConfig)}
-    return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
+    return config.as_of("sft", input_key=input_key, output_key=output_key)
 
 
 def with_images(
@@ -371,7 +360,7 @@ class DocumentEncoder:
     the document is trained on exactly once.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         self.tokenizer, self.config, self.begin = tokenizer, config, begin_ids(tokenizer)
 
     def encode(self, row: Row) -> list[Example]:

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicLayer
 
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import LoadedConfig
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.tools import LONGEST, ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import explain_load_errors, load_model, load_tokenizer, model_folder
 
@@ -36,7 +37,7 @@ class ChatModel:
     """
 
     def __init__(
-        self, path: str, config: ChatConfig, text: ChatTextConfig, device: str, *, load_in_4bit: bool = False
+        self, path: str, config: ChatConfig, text: DataConfig, device: str, *, load_in_4bit: bool = False
     ) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
         with explain_load_errors(FLAG, path):

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig, wanted_packing
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
@@ -79,7 +79,7 @@ def model_digest(path: str, flag: str) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
+def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
     """Return the tokenizer of a model, with the chat template of `data` if given, and a padding token other than EOS.
 
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders, in
@@ -356,7 +356,7 @@ def list_tensors(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
 
 
-def check_teacher(student: Tokenizer, path: str, data: RenderConfig, flag: str = "teacher.model_name_or_path") -> None:
+def check_teacher(student: Tokenizer, path: str, data: DataConfig, flag: str = "teacher.model_name_or_path") -> None:
     """Raise UserError unless the teacher's own tokenizer has the vocabulary of the student."""
     teacher = load_tokenizer(path, data, flag)
     check_same_vocabulary(student, teacher, path, flag)

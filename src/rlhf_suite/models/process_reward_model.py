@@ -67,4 +67,4 @@ def solution_encoder(path: str, flag: str, step_separator: str | None = None) ->
             f"{flag}={path}: its config.json has no {KEY}, so it was not trained by task=prm with algo.reward_tokens. "
             "Train one: python run.py task=prm 'algo.reward_tokens=[+,-]' ..."
         )
-    return SolutionEncoder(load_tokenizer(path, DataConfig(), flag), StepFormat.read(saved), step_separator)
+    return SolutionEncoder(load_tokenizer(path, DataConfig.of("prm"), flag), StepFormat.read(saved), step_separator)

@@ -8,10 +8,9 @@ ends it if the row does not say that it was cut off (`data.finish_key`).
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig, TextConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import encode_after, tokens
 from rlhf_suite.data.row import Row, RowError, join_columns
@@ -20,10 +19,14 @@ from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder, cu
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TEXT_FLAGS = (
+    *("apply_chat_template", "tokenizer_chat_template", "chat_template_kwargs", "tools_key"),
+    *("max_len", "on_bad_row", "input_key", "input_template"),
+)
 CUT_OFF = ("length", "max_tokens")  # what engines and servers call the end of a response that reached the limit
 
 
-def is_finished(row: Row, data: ScoredRowsConfig) -> bool:
+def is_finished(row: Row, data: DataConfig) -> bool:
     """Return whether the response ended by itself, by column `data.finish_key`; a row without that column is finished.
 
     Raises:
@@ -38,19 +41,19 @@ def is_finished(row: Row, data: ScoredRowsConfig) -> bool:
     return value not in CUT_OFF
 
 
-def whole_text(row: Row, data: ScoredRowsConfig) -> str | None:
+def whole_text(row: Row, data: DataConfig) -> str | None:
     """Return the text of prompt and response with special tokens, if the row has it in column `data.query_key`."""
     value = row.values.get(data.query_key) if data.query_key else None
     return value if isinstance(value, str) else None
 
 
-def reward_query(row: Row, data: ScoredRowsConfig, prompt: str, response: str) -> str:
+def reward_query(row: Row, data: DataConfig, prompt: str, response: str) -> str:
     """Return what rewards that read text are asked about the row's own response."""
     text = whole_text(row, data)
     return prompt + response + (data.response_end if is_finished(row, data) else "") if text is None else text
 
 
-def has_open_end(row: Row, data: ScoredRowsConfig) -> bool:
+def has_open_end(row: Row, data: DataConfig) -> bool:
     """Return whether a finished response looks cut off in `reward_query`: nothing says what its model ends with."""
     return not data.response_end and whole_text(row, data) is None and is_finished(row, data)
 
@@ -58,7 +61,7 @@ def has_open_end(row: Row, data: ScoredRowsConfig) -> bool:
 class ResponseEncoder:
     """Rows to the sequences that a reward model reads, encoded as it was trained and as rollouts are scored."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: ScoreDataConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
         self.tokenizer, self.data = tokenizer, data
         self.trained = ConversationEncoder(tokenizer, build_sft_config(data))
         self.prompts = PromptEncoder(tokenizer, prompt_config(data))
@@ -86,9 +89,9 @@ class ResponseEncoder:
         return cut(Example(ids, [0] * len(ids), row.where), self.data.max_len)
 
 
-def response_text(row: Row, data: ScoreDataConfig) -> str:
+def response_text(row: Row, data: DataConfig) -> str:
     """Return the text of the response, which may be empty; of a list of messages, the content of the last one."""
-    value = join_columns(row, data.output_key)
+    value = join_columns(row, data.column("output_key"))
     if isinstance(value, list) and data.apply_chat_template and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     if not isinstance(value, str):
@@ -96,17 +99,16 @@ def response_text(row: Row, data: ScoreDataConfig) -> str:
     return value
 
 
-def build_sft_config(data: ScoreDataConfig) -> SFTDataConfig:
+def build_sft_config(data: DataConfig) -> DataConfig:
     """Return the configuration of supervised tuning that encodes the response as the answer to the prompt."""
-    return SFTDataConfig(**text_flags(data), output_key=data.output_key)
+    return DataConfig.of("sft", **text_flags(data), output_key=data.output_key)
 
 
-def prompt_config(data: ScoreDataConfig) -> PromptTextConfig:
+def prompt_config(data: DataConfig) -> DataConfig:
     """Return the configuration that encodes the prompt as rollouts begin with it."""
-    return PromptTextConfig(**text_flags(data))
+    return DataConfig.of("generate", **text_flags(data))
 
 
-def text_flags(data: ScoreDataConfig) -> dict[str, Any]:
+def text_flags(data: DataConfig) -> dict[str, Any]:
     """Return the values of the flags that say how a row becomes text, and text tokens."""
-    names = [*(field.name for field in fields(TextConfig)), "input_key", "input_template"]
-    return {name: getattr(data, name) for name in names}
+    return {name: getattr(data, name) for name in TEXT_FLAGS}

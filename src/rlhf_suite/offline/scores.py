@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, join_columns, require_value
@@ -38,7 +38,7 @@ class Reader(Protocol):
 class TextReader:
     """Reads the text of a row, for a rule, a file or servers."""
 
-    def __init__(self, data: ScoreDataConfig, asks_servers: bool) -> None:
+    def __init__(self, data: DataConfig, asks_servers: bool) -> None:
         self.data, self.asks_servers = data, asks_servers
 
     def read(self, row: Row) -> tuple[Sample, str]:
@@ -46,7 +46,7 @@ class TextReader:
         return sample, OPEN_END if self.asks_servers and has_open_end(row, self.data) else ""
 
 
-def text_sample(row: Row, data: ScoredRowsConfig, response_key: str | None) -> Sample:
+def text_sample(row: Row, data: DataConfig, response_key: str | None) -> Sample:
     """Return what rewards that read text are asked about a row; RowError says why it cannot be scored. Without a column
     of responses the label is taken for one, and it is finished."""
     if response_key is None:
@@ -70,7 +70,7 @@ def datasource_of(row: Row) -> str:
 class TokenReader:
     """Reads the tokens that a rollout with the row's response would have, for a reward model."""
 
-    def __init__(self, data: ScoreDataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.encoder = ResponseEncoder(tokenizer, data)
 
     def read(self, row: Row) -> tuple[Sample, str]:
@@ -83,11 +83,12 @@ class SolutionReader:
     """Reads prompt and response for a process reward model, the prompt in the model's own template. The prompt of
     `task=generate` is rendered already, and is taken as it is, as rollouts are scored."""
 
-    def __init__(self, data: ScoreDataConfig, encoder: SolutionEncoder) -> None:
+    def __init__(self, data: DataConfig, encoder: SolutionEncoder) -> None:
         self.data, self.encoder = data, encoder
 
     def read(self, row: Row) -> tuple[Sample, str]:
-        prompt, response = text_of(row, self.data.input_key), label_text(join_columns(row, self.data.output_key))
+        prompt = text_of(row, self.data.input_key)
+        response = label_text(join_columns(row, self.data.column("output_key")))
         if self.data.input_key != PROMPT or whole_text(row, self.data) is None:
             prompt = self.encoder.render(prompt)
         return Sample("", prompt, response, "", datasource_of(row)), ""
@@ -157,7 +158,7 @@ class ScoredChunks:
         """Yield what is written of the rows of one prompt."""
         score = self.config.score
         if score.pairs:
-            made = pair(rows, scores, self.config.data.output_key)
+            made = pair(rows, scores, self.config.data.column("output_key"))
             if made is not None:
                 yield made
             return

@@ -209,7 +209,7 @@ class Planner:
         run = self.run
         if isinstance(run, KTORun) and (run.algo.loss == "vanilla" or name == ACTOR):
             return 1
-        return run.data.SEQUENCES_PER_ROW
+        return run.data.sequences_per_row
 
     @property
     def engine(self) -> EngineMemory:

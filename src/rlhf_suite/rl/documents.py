@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_suite.config.data import DataConfig, PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example, TokenBatch
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import DOCUMENTS, Sources
@@ -37,7 +37,7 @@ class Documents:
 
 
 def load_documents(
-    data: PromptDataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: Shown | None = None
+    data: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: Shown | None = None
 ) -> Documents | None:
     """Read and encode the documents of a run, which are cut as in continued pre-training; None if it has none. `shown`
     may show how many are encoded."""
@@ -45,9 +45,8 @@ def load_documents(
         return None
     from rlhf_suite.data.load import Loader, show_nothing  # pyarrow: a policy without documents needs none
 
-    shared = {flag.name: getattr(data, flag.name) for flag in fields(DataConfig)}
-    own = {"row_format": None, "max_samples": None, "input_key": data.pretrain_key}
-    config, bad = SFTDataConfig(**shared | own), BadRows(data.on_bad_row)
+    own = {"row_format": None, "max_samples": None, "image_key": None, "input_key": data.pretrain_key}
+    config, bad = data.as_of("sft", **own), BadRows(data.on_bad_row)
     loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad, shown or show_nothing)
     sources = Sources(data.pretrain_dataset, data.pretrain_split, None, data.pretrain_probs, DOCUMENTS)
     return Documents(loader.load(sources), bad.summary(), loader.contents_digest)

@@ -73,7 +73,7 @@ class TextJudge:
         constants: tuple[float, float] | None,
         batch_size: int,
     ) -> None:
-        self.model, self.tokenizer = model, load_tokenizer(model.path, DataConfig(), model.flag)
+        self.model, self.tokenizer = model, load_tokenizer(model.path, DataConfig.of("rm"), model.flag)
         self.begin = begin_ids(self.tokenizer)
         worker = (model, judge_settings(model, ds), MicroBatches(rows=batch_size))
         self.source = RewardModelSource(RewardGroup(LocalGroup(Judge, model.name, device, worker)), constants)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.combine import LazySequence
@@ -46,7 +46,7 @@ class Numbered(LazySequence[Prompt]):
 
 
 def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
-    data: PromptDataConfig,
+    data: DataConfig,
     evaluation: EvalConfig,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,

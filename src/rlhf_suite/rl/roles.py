@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, RLDeepSpeedConfig
 from rlhf_suite.config.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
@@ -55,7 +55,7 @@ class WorkerSettings:
     ds: RLDeepSpeedConfig
     train: TrainConfig
     rollout: RolloutConfig
-    data: PromptDataConfig
+    data: DataConfig
     tokenizer: str  # the folder or hub name of the tokenizer that is saved with each model
 
     @property

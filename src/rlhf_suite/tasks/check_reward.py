@@ -86,7 +86,7 @@ def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
 def rows(config: CheckRewardRun) -> list[RowOrError]:
     """Return the first `data.max_samples` rows after `data.skip_samples`; raise UserError if there are none."""
     data = config.data
-    assert data.dataset is not None
+    assert data.dataset is not None and data.max_samples is not None
     source = RowSource(data.dataset, data.dataset_split, data.skip_samples, data.max_samples, DATASET)
     rows = [*islice(iter(source), data.skip_samples, data.skip_samples + data.max_samples)]
     if not rows:

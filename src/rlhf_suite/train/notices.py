@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ALL_LINEAR
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.plan import ACTOR, WorkerPlan
@@ -22,7 +22,7 @@ from rlhf_suite.models.rows import rows_of
 SHOWN = 5  # tokens that a notice lists
 
 
-def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: RenderConfig, model: str) -> Iterator[str]:
+def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: DataConfig, model: str) -> Iterator[str]:
     """Say that the chat template of `model` is not used. The built-in models have one, but are not tuned on it."""
     if not data.apply_chat_template and tokenizer.chat_template not in (None, CHAT_TEMPLATE):
         yield (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.prompt_format import format_of
@@ -215,7 +214,7 @@ def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: dict[st
 
 def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> Sequence[Item]:
     """Return the items, several to a row of data.max_len tokens where data.pack_to_max_len asks for it."""
-    if not isinstance(config.data, SFTDataConfig) or not config.data.pack_to_max_len:
+    if not config.data.has("pack_to_max_len") or not config.data.pack_to_max_len:
         return items
     rows = PackedRows(items, config.data.max_len)
     journal.info(rows.summary())

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, RewardTextConfig, says_reward
+from rlhf_suite.config.data import DataConfig, says_reward
 from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.models import TextActorConfig
@@ -61,7 +61,7 @@ def columns(data: Any, unread: Collection[str] = ()) -> dict[str, str]:
 
 @rule
 def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
-    data, is_paired = run.data, isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None
+    data, is_paired = run.data, run.data.is_paired
     names = columns(data, unread=("input_key", "output_key", "label_key") if is_paired else ())
     if isinstance(run.actor, TextActorConfig) and run.actor.pretrain_mode_enable:
         names = {flag: column for flag, column in names.items() if flag == "data.input_key"}
@@ -162,7 +162,7 @@ def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
 
 @rule
 def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
-    markers = run.data.turn_markers if isinstance(run.data, AnswerDataConfig) else None
+    markers = run.data.turn_markers if run.data.has("turn_markers") else None
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
         problem = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
         yield Problem("data.turn_markers", problem, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
@@ -189,7 +189,7 @@ def target_has_its_place(run: GenerateRun | ChatRun) -> Iterator[Problem]:
         yield from reward_template_problems(run.data)
 
 
-def reward_template_problems(data: RewardTextConfig) -> Iterator[Problem]:
+def reward_template_problems(data: DataConfig) -> Iterator[Problem]:
     if not says_reward(data.reward_template):
         problem = f"{data.reward_template!r} must have {{prompt}} once and a {{reward}}; other braces are doubled"
         fix = """write 'data.reward_template="{prompt} <rm_score>: {reward:.2f} "'"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.plan import (
     ACTOR,
     CRITIC,
@@ -121,6 +121,6 @@ def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
     return use
 
 
-def renders(data: RenderConfig) -> bool:
+def renders(data: DataConfig) -> bool:
     """Return whether the chat template of the tokenizer is applied."""
     return data.apply_chat_template and data.tokenizer_chat_template is None

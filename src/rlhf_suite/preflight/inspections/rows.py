@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
+from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import DistillRun, GenerateRun, KTORun, LoopRun, PPORun, Run, SFTRun, SupervisedRun
 from rlhf_suite.config.sources import first_columns, first_row, is_glob, match_files, names_in
@@ -73,11 +73,11 @@ def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
         yield from (("eval.dataset", *name) for name in zip(names, run.eval.columns_of_sets(len(names)), strict=True))
 
 
-def text_flags(data: object) -> tuple[str, ...]:
+def text_flags(data: DataConfig) -> tuple[str, ...]:
     """Return the flags that name the columns from which text is made."""
-    if isinstance(data, PairDataConfig) or (isinstance(data, LabelledDataConfig) and data.chosen_key is not None):
+    if data.is_paired:
         return ("prompt_key", "chosen_key", "rejected_key")
-    return ("input_key", "output_key") if isinstance(data, SFTDataConfig | LabelledDataConfig) else ("input_key",)
+    return ("input_key", "output_key") if data.has("output_key") else ("input_key",)
 
 
 def pretrains(run: Run) -> bool:
