@@ -259,7 +259,7 @@ def test_more_of_a_micro_batch_never_takes_less(kind):
 @pytest.mark.notices(
     "a pair of answers is planned as one sequence",
     "planner/estimate.py",
-    "return run.data.SEQUENCES_PER_ROW",
+    "return run.data.sequences_per_row",
     "return 1",
 )
 def test_pairs_have_two_sequences_each():
