@@ -147,12 +147,13 @@ class Environment:
 """
 
 
-def define(name: str):
-    """Return a function of a notebook's cell, as IPython defines it."""
-    file = "/tmp/ipykernel_1/123.py"
-    linecache.cache[file] = (len(CELL), None, CELL.splitlines(keepends=True), file)
+def define(name: str, *cells: str):
+    """Return a function of a notebook's cells, as IPython defines it."""
     space = {"__name__": "__main__", "load": lambda _: {}, "rs": type("RS", (), {"run": lambda *_: None})}
-    exec(compile(CELL, file, "exec"), space)
+    for number, cell in enumerate(cells or (CELL,), 123):
+        file = f"/tmp/ipykernel_1/{number}.py"
+        linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
+        exec(compile(cell, file, "exec"), space)
     return space[name]
 
 
@@ -163,6 +164,43 @@ def test_the_definitions_of_a_cell_are_written_and_its_runs_are_not(tmp_path):
     space: dict = {}
     exec(compile(written, file, "exec"), space)
     assert space[name](type("Row", (), {"response": "axx"}), None) == 0.5
+
+
+FIRST = """
+import json
+import os.path as places
+from math import tau as turn
+GOAL, limit = 0.5, int("4")
+seen = list()
+class Base:
+    goal = GOAL
+    doubled = goal * 2
+    def __init__(self):
+        self.times = 3
+def helper(text):
+    return json.loads(text) + turn * 0 + limit
+"""
+SECOND = """
+from __future__ import annotations
+class Reward(Base):
+    def of(self, row: Row):
+        return helper(row.response) * self.doubled * self.times * len(places.join("a", "b"))
+def score(row, config):
+    return Reward().of(row)
+def broken(row, config):
+    return remembers(row)
+def remembers(row):
+    return seen.append(row)
+"""
+
+
+def test_what_a_cell_needs_of_other_cells_is_written_with_it(tmp_path):
+    file, _, name = name_function("reward.rule", define("score", FIRST, SECOND), tmp_path).rpartition(":")
+    space: dict = {}
+    exec(compile(Path(file).read_text(), file, "exec"), space)
+    assert space[name](type("Row", (), {"response": "6"}), None) == (6 + 4) * 1.0 * 3 * 3
+    with pytest.raises(rs.UserError, match="broken needs seen, and no import"):
+        name_function("reward.rule", define("broken", FIRST, SECOND), tmp_path)
 
 
 def test_a_class_of_a_cell_is_named_by_its_file_and_an_environment_is_a_file(tmp_path, monkeypatch):
@@ -176,7 +214,7 @@ def test_a_class_of_a_cell_is_named_by_its_file_and_an_environment_is_a_file(tmp
 
 
 def test_a_function_that_reads_what_is_not_written_is_refused(tmp_path):
-    with pytest.raises(rs.UserError, match=r"lost reads table, which 123\.py does not define"):
+    with pytest.raises(rs.UserError, match=r"lost needs table, and no import, .* of 123\.py or of another cell"):
         name_function("reward.rule", define("lost"), tmp_path)
 
 

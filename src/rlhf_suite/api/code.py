@@ -7,14 +7,17 @@ import builtins
 import hashlib
 import inspect
 import linecache
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType, NoneType
 from typing import Any
 
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 
 MAIN = "__main__"
+SIMPLE = (bool, int, float, str, NoneType)  # values of another cell that are written as they are
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -22,7 +25,8 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
     """Return `<file.py>:<function>` for a function that is given as the value of a flag.
 
     A function of a module is named where it is. Of one that a script or a notebook's cell defines, the definitions
-    around it are written to `folder`: to import the script itself would start its runs again.
+    around it, and what these need of other cells, are written to `folder`: to import the script itself would start
+    its runs again.
 
     Raises:
         UserError: other processes could not import the function.
@@ -39,12 +43,11 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
         raise UserError(f"{key}: the source of {name} is not known. Define it in a file or a cell")
     if function.__module__ != MAIN:
         return f"{Path(source).resolve()}:{name}"
-    text = "".join(linecache.getlines(source))
-    kept = definitions(key, text)
-    if missing := sorted(set(names_read(kept, name)) - set(names_defined(kept)) - {*vars(builtins)}):
+    kept = definitions(key, source)
+    if missing := complete(key, kept, function):
         raise UserError(
-            f"{key}: {name} reads {', '.join(missing)}, which {Path(source).name} does not define as an import, a "
-            "function, a class or a constant at its top level. Import or define it there, or within the function"
+            f"{key}: {name} needs {', '.join(missing)}, and no import, function, class or constant at the top level of "
+            f"{Path(source).name} or of another cell is called so. Import or define it there, or within the function"
         )
     written = ast.unparse(kept) + "\n"
     file = folder / f"{name}_{hashlib.sha256(written.encode()).hexdigest()[:12]}.py"
@@ -63,10 +66,45 @@ def source_file(function: Callable[..., Any]) -> str | None:
         return None
 
 
-def definitions(key: str, text: str) -> ast.Module:
+def complete(key: str, kept: ast.Module, function: Callable[..., Any]) -> list[str]:
+    """Add to the definitions of a cell what a function or class of it needs of other cells; return the names that are
+    missing then."""
+    name = function.__name__
+    parts = [function, *(vars(function).values() if inspect.isclass(function) else ())]
+    space = next((part.__globals__ for part in parts if inspect.isfunction(part)), vars(sys.modules[MAIN]))
+    while missing := sorted(names_needed(kept, name) - {*names_defined(kept)} - {*vars(builtins)}):
+        added = [statement for one in missing if one in space for statement in statements_of(key, one, space[one])]
+        if not added:
+            break
+        kept.body = sorted([*added, *kept.body], key=lambda statement: not is_future(statement))
+    return missing
+
+
+def statements_of(key: str, name: str, value: Any) -> list[ast.stmt]:
+    """Return what gives a name of another cell its value: an import, the definitions of that cell, or a constant. None
+    if it is something else."""
+    if inspect.ismodule(value):
+        return ast.parse(f"import {value.__name__} as {name}").body
+    if not inspect.isroutine(value) and not inspect.isclass(value):
+        assignments = ast.parse(f"{name} = {value!r}").body if isinstance(value, SIMPLE) else []
+        return [*filter(is_constant, assignments)]  # nan is none
+    if value.__module__ != MAIN:
+        is_there = getattr(sys.modules.get(value.__module__ or ""), value.__name__, None) is value
+        return ast.parse(f"from {value.__module__} import {value.__name__} as {name}").body if is_there else []
+    source = source_file(value)
+    module = ast.Module([], []) if source is None else definitions(key, source)
+    return module.body if name in names_defined(module) else []
+
+
+def is_future(statement: ast.stmt) -> bool:
+    """Return whether a statement has to be the first one of its file."""
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def definitions(key: str, source: str) -> ast.Module:
     """Return what a script or cell defines at its top level: imports, functions, classes and constants."""
     try:
-        module = ast.parse(text)
+        module = ast.parse("".join(linecache.getlines(source)))
     except SyntaxError as error:  # a cell with a line of IPython's own, such as %time
         raise UserError(f"{key}: line {error.lineno} of the cell is not Python. Put the function into a cell of its own") from None  # fmt: skip  # noqa: E501
     module.body = [
@@ -101,18 +139,31 @@ def names_defined(module: ast.Module) -> Iterator[str]:
             yield statement.target.id
 
 
-def names_read(module: ast.Module, name: str) -> Iterator[str]:
-    """Yield the global names that the code of a function reads, and those of the functions that it is made of."""
-    code = compile(module, "<definitions>", "exec")
-    waiting = [constant for constant in code.co_consts if inspect.iscode(constant) and constant.co_name == name]
+def names_needed(module: ast.Module, name: str) -> set[str]:
+    """Return the global names that are read when the module is imported, by a function or class of it, and by those of
+    its functions and classes that these use."""
+    code = compile(ast.unparse(module), "<definitions>", "exec", dont_inherit=True)
+    blocks = {block.co_name: block for block in code.co_consts if inspect.iscode(block)}
+    needed, waiting = set[str](), [name, *names_with("LOAD_", code)]  # such as the base of a class
     while waiting:
-        one = waiting.pop()
-        waiting += [constant for constant in one.co_consts if inspect.iscode(constant)]
-        yield from global_names(one)
+        needed.add(one := waiting.pop())
+        for block in code_within(blocks.pop(one)) if one in blocks else ():
+            waiting += names_with("LOAD_", block) - names_with("STORE_", block)  # a class stores its own
+    return needed - {name}
 
 
-def global_names(code: Any) -> Iterator[str]:
-    """Yield the names that one code object reads as globals."""
+def code_within(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function or class, and of those that are defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from code_within(constant)
+
+
+def names_with(kind: str, code: CodeType) -> set[str]:
+    """Return the names that one code object loads ("LOAD_") or stores ("STORE_") by name: globals, and those of a
+    class."""
     import dis
 
-    yield from (str(step.argval) for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    steps = dis.get_instructions(code)
+    return {str(step.argval) for step in steps if step.opname in (f"{kind}GLOBAL", f"{kind}NAME")}
