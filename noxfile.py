@@ -74,6 +74,7 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "attacks": ("-m", "pytest", "--pages", *ATTACKS),
     "agent_proofs": ("benchmarks/agent_proofs.py", "--write"),
 }
+SITE = "mkdocs-material>=9.7,<10"
 MUTATOR = "cosmic-ray>=8.7,<9"
 MUTANT_S = 120.0  # what the tests may take with a mistake, which is noticed then
 MUTATE = """\
@@ -271,6 +272,13 @@ def docs(session: nox.Session) -> None:
     """Regenerate docs/flags.md from the flags."""
     ready(session)
     session.run(PYTHON, "-m", "rlhf_suite.config.export", external=True)
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def site(session: nox.Session) -> None:
+    """Build the pages of docs/ as a site, into the folder site; a link that leads nowhere ends the build."""
+    session.install(SITE)
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(venv_backend="venv", reuse_venv=True)

@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "gradient_equality.md"
 HEAD = """# One batch, one gradient
 
 `python benchmarks/gradient_equality.py` writes this page. One batch goes through a real optimiser step in fp32, split
-in each of the ways below. Each number is the relative error of the gradient that the optimiser gets, |g - g*| / |g*|
+in each of the ways below. Each number is the relative error of the gradient that the optimiser gets, `|g - g*| / |g*|`
 in the 2-norm, for the weight tensor with the largest error. g* is computed in float64 from the plain transformers
 model and the formula of the loss, one sequence at a time (`tests/train/policy_formulas.py`, `credit_formulas.py`,
 `task_formulas.py`). Errors of a few 1e-6 come from the rounding of fp32 and also occur without any split.

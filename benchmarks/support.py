@@ -45,7 +45,7 @@ HEAD = """# Families of models
 
 `python benchmarks/support.py` writes this page, with tiny random models on a CPU, in fp32 where nothing else is said.
 It measures what `benchmarks/results/support.jsonl` lacks; `--again --columns <columns>` and the names of types choose
-what is measured once more. A number of the columns up to **tensor** is the relative error |g - g*| / |g*| of a
+what is measured once more. A number of the columns up to **tensor** is the relative error `|g - g*| / |g*|` of a
 gradient, for the weight tensor with the largest error; g* is that of transformers' own eager forward pass, one
 sequence at a time. The columns of ranks compare two ranks with one. Errors up to 1e-5 come from the order in which
 fp32 numbers are added. Decay rates of states have gradients that are small differences of large numbers: those of

@@ -110,9 +110,10 @@ STANDS_FOR = {
 }
 
 CONFIG = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 131072}
+QUESTIONS = ("my.jsonl", "gsm8k.jsonl", "largest_train.jsonl", "largest_test.jsonl")
 ROWS = {
     "rows.jsonl": {"input": "1 + 1", "output": "2", "context_messages": [{"role": "user", "content": "1 + 1"}]},
-    "my.jsonl": {"question": "1 + 1", "answer": "2"},
+    **{name: {"question": "1 + 1", "answer": "#### 2"} for name in QUESTIONS},
     "prompts.jsonl": {"input": "1 + 1", "answer": "2", "label": "2", "hinted": "1 + 1 = 2"},
     "questions.jsonl": {"question": "1 + 1", "answer": "2"},
     "held_out.jsonl": {
@@ -177,9 +178,9 @@ def write_files(folder: Path) -> None:
 def write_models(folder: Path) -> None:
     """Write models of a few numbers."""
     template = (ROOT / "experiments" / "agents" / "tools.jinja").read_text()
-    heads = {"model": {}, "judge": {"score.weight": [1, 4]}, "prm": {}, "my-model": {}}
+    heads = {"model": {}, "judge": {"score.weight": [1, 4]}, "prm": {}, "my-model": {}, "Qwen/Qwen3-0.6B": {}}
     for name, head in heads.items():
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         settings = CONFIG | ({"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1} if head else {})
         (folder / name / "config.json").write_text(json.dumps(settings))
         write_weights(folder / name / "model.safetensors", {"model.embed_tokens.weight": [8, 4], **head})

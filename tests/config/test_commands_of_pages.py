@@ -21,10 +21,11 @@ from rlhf_suite.cli.plan import OPTIONS
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.problems import report
-from rlhf_suite.config.record import save
+from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.sweep_folder import extend_sweep
 
 pytestmark = pytest.mark.stack
@@ -33,7 +34,7 @@ OWN = re.compile(r"(?:^|\s)(?:run\.py|rlhf-suite)\s")
 ALL = commands()
 RUNS = [each for each in ALL if OWN.search(each.text)]
 # What other programs do in the blocks; everything else has to be a command of the suite.
-OTHERS = ("pip install ", "pip wheel ", "ray start ", "ray get-auth-token ", "export ", "case ", "eval ")
+OTHERS = ("pip install ", "pip wheel ", "ray start ", "ray get-auth-token ", "export ", "case ", "eval ", "source ")
 SHOWN = ("--help", "-sc")  # answered without a run
 
 
@@ -54,7 +55,10 @@ def write_runs() -> None:
         (Path("outputs") / task / "T" / "rollouts").mkdir(parents=True)
         (Path("outputs") / task / "T" / "rollouts" / "step_1.parquet").touch()
         (run,) = preflight(parse(shlex.split(words))).runs
-        save(run, Path("outputs") / task / "T" / "config.yaml")
+        record = RunFolder(Path("outputs") / task / "T")
+        record.start(fingerprint(run))
+        save(run, record.config)
+        record.mark_done({})
     Path("sweeps/seeds").mkdir(parents=True)
     extend_sweep(Path("sweeps/seeds"), [])
     Path("train_ppo.sh").write_text("python -m openrlhf.cli.train_sft --max_len 2048 --dataset my.jsonl\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "AGENTS.md",
+    ROOT / "llms.txt",
     *sorted(ROOT.glob("*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
@@ -90,3 +93,28 @@ def test_the_flags_that_a_page_names_exist(page):
 
 def test_a_file_that_does_not_exist_is_noticed():
     assert missing_files("see `rl/pipeline.py` and `rl/wiring.py`", files()) == {"rl/wiring.py"}
+
+
+LONGEST_README = 1200  # words
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= LONGEST_README
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    named = re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see [the recipes](../experiments/recipes/README.md#a)", "see the recipes (`experiments/recipes/README.md`)"),
+        ("see [`run.py`](../run.py) and [data](data.md)", "see `run.py` and [data](data.md)"),
+        ("```\n[a](../b)\n```\n[a](../b)", "```\n[a](../b)\n```\na (`b`)"),
+    ],
+)
+def test_links_to_files_outside_of_the_site_become_their_paths(text, shown):
+    hook = runpy.run_path(str(ROOT / "docs" / "site.py"))
+    assert hook["on_page_markdown"](text, page=None) == shown
