@@ -44,7 +44,7 @@ HEAD = """# On a GPU
 `python3 noxfile.py -s gpu` writes this page and `benchmarks/results/gpu.jsonl`: it runs every test marked `gpu`, then
 measures the rows below on one device. It uses no network: the models are random weights in the shapes of Qwen3, and the
 tokenizer is made on the spot. Without a GPU it is a dry run of the same code with tiny shapes on the CPU, which leaves
-this page and the results as they are.
+this page and the results as they are. [fake_gpu.md](fake_gpu.md) is about the same code without a GPU.
 
 A bare machine needs PyTorch with CUDA, transformers and a few packages more, but neither Ray, DeepSpeed nor vLLM,
 because the rows train with `ds.zero_stage=null`. The first two commands are for a machine where the suite is installed:

@@ -29,7 +29,7 @@ from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.registry import policy_loss
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.roles import MicroBatches, Role
-from rlhf_suite.train.step import optimizer_step
+from rlhf_suite.train.step import global_counts, optimizer_step
 from rlhf_suite.train.strategy import TrainedModel, load_trained
 
 pytestmark = pytest.mark.stack
@@ -177,6 +177,23 @@ def test_what_the_host_keeps_is_of_this_batch_alone():
     assert sent.host_lengths.tolist() == list(LENGTHS) and type(sent.host_mask) is torch.Tensor
     assert take(sent, [1, 3]).host_lengths.tolist() == [70, 40]
     assert not weightless(sent).host_mask.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_taken_of_a_sent_batch_is_known_to_the_host(device):
+    """KTO takes sequences out of such batches, and several tasks ask where the mask is."""
+    batch, world = rollout(device), World(0, Mesh(1), torch.device(device))
+    sent = batch.to(device)
+    take(sent, [5]).masked  # noqa: B018 - warm: memory is allocated
+    with count_reads(device) as reads:
+        taken = take(sent, [3, 1])
+        masked, lengths = taken.masked, taken.host_lengths
+    assert reads == [] and lengths.tolist() == [40, 70]
+    expected = take(batch, [3, 1])
+    assert torch.equal(masked.cpu(), expected.mask.nonzero().squeeze(1)) and torch.equal(taken.ids.cpu(), expected.ids)
+    with count_reads(device) as reads:
+        counts = global_counts(NextToken(), [taken, sent], world)
+    assert len(reads) == 1 and counts["tokens"] == float(batch.mask.sum() + expected.mask.sum())
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -147,6 +147,11 @@ class TokenBatch:
         return known.mask if known is not None and known.sent[1] is self.mask else self.mask.cpu()
 
     @property
+    def masked(self) -> Tensor:
+        """The tokens in the mask, [N]. Their number is counted in host memory, so that nothing waits for the device."""
+        return torch.nonzero_static(self.mask, size=int(self.host_mask.count_nonzero())).squeeze(1)
+
+    @property
     def starts(self) -> Tensor:
         """Index of each sequence's first token, [B]."""
         return self.lengths.cumsum(0) - self.lengths
@@ -246,11 +251,18 @@ def token_places(lengths: Tensor, chosen: Tensor) -> Tensor:
 
 
 def take(batch: B, indices: Sequence[int] | Tensor) -> B:
-    """Return the sequences `indices` [N], in that order; an index may come twice."""
-    chosen = torch.as_tensor(indices, dtype=torch.int64, device=batch.lengths.device)  # [N]
-    places = token_places(batch.lengths, chosen)  # [T']
+    """Return the sequences `indices` [N], in that order; an index may come twice. Nothing waits for the device of a
+    batch that `to` has sent."""
+    chosen = torch.as_tensor(indices, dtype=torch.int64, device="cpu")  # [N]
+    places = token_places(batch.host_lengths, chosen)  # [T']
     images = None if batch.images is None else tuple(batch.images[row] for row in chosen.tolist())
-    return batch.map_columns(lambda value: value.index_select(0, places), lambda value: value[chosen], images)
+    device = batch.ids.device
+    rows, tokens = (chosen, places) if device.type == "cpu" else send_together([chosen, places], device)
+    taken = batch.map_columns(lambda value: value.index_select(0, tokens), lambda value: value[rows], images)
+    if batch.host_copy is None:
+        return taken
+    known = HostCopy(batch.host_lengths[chosen], batch.host_mask[places], (taken.lengths, taken.mask))
+    return replace(taken, host_copy=known)
 
 
 def weightless(batch: B) -> B:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -101,29 +100,27 @@ class World:
             dist.barrier()
 
     def combine(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Return each metric, exact over all ranks, except those without a case. Every rank has the same names."""
-        means = {name: metric for name, metric in sorted(metrics.items()) if isinstance(metric, Mean)}
-        local = [torch.stack([mean.total, torch.as_tensor(mean.count)]).to(self.device) for mean in means.values()]
-        pairs = self.sum(torch.stack(local)).tolist() if means else []
-        result = {name: total / count for name, (total, count) in zip(means, pairs, strict=True) if count > 0}
-        for name, metric in sorted(metrics.items()):
-            value = None if isinstance(metric, Mean) else self._combine(metric)
-            result |= {} if value is None else {name: value}
-        return result
+        """Return each metric, exact over all ranks, except those without a case. Every rank has the same names. The
+        host reads the device twice at most: what is added up, and the cases of metrics that keep them."""
+        added = {name: metric for name, metric in metrics.items() if isinstance(metric, Mean | Deviation)}
+        listed = {name: metric for name, metric in metrics.items() if isinstance(metric, Quantile | Ranking)}
+        sums = self._read_together({name: metric.sums() for name, metric in added.items()}, self.sum)
+        own = self._read_together({name: metric.columns() for name, metric in listed.items()}, torch.clone)
+        ranks = self.gather([own]) if listed else []
+        result = {name: metric.of_sums(*sums[name].tolist()) for name, metric in added.items()}
+        for name, metric in listed.items():
+            result[name] = metric.of_columns(torch.cat([columns[name] for columns in ranks], 1))
+        return {name: value for name, value in sorted(result.items()) if value is not None}
 
-    def _combine(self, metric: Metric) -> float | None:
-        """Return the value over all ranks of a metric that is not a mean; None where it has no case."""
-        if isinstance(metric, Deviation):
-            parts = torch.stack([metric.total, metric.squares, torch.as_tensor(metric.count).double()])
-            total, squares, count = self.sum(parts).tolist()
-            return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count > 0 else None
-        if isinstance(metric, Quantile):
-            values = torch.tensor(self.gather(metric.values.tolist()), dtype=torch.float64)
-            return float(values.quantile(metric.share)) if len(values) else None
-        assert isinstance(metric, Ranking), metric
-        scores = torch.tensor(self.gather(metric.scores.tolist()), dtype=torch.float64)
-        positive = torch.tensor(self.gather(metric.positive.tolist()), dtype=torch.bool)
-        return Ranking(scores, positive).auc()
+    def _read_together(
+        self, values: dict[str, torch.Tensor], reduce: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors in host memory, by one copy of what `reduce` makes of all of them."""
+        if not values:
+            return {}
+        flat = torch.cat([value.flatten().to(self.device) for value in values.values()])
+        parts = reduce(flat).cpu().split([value.numel() for value in values.values()])
+        return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
 
 
 def give_back_freed_memory() -> None:

@@ -130,7 +130,7 @@ def reward_term(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
     scores: dict[str, Metric] = {
         "reward_mean": counted_mean(both, of_both),
         "reward_std": counted_deviation(both, of_both),
-        **{f"reward_p{share:02d}": Quantile(both[of_both > 0], share / 100) for share in SHARES},
+        **{f"reward_p{share:02d}": Quantile(both, of_both, share / 100) for share in SHARES},
     }
     return LossSum(
         counted_sum(losses, counted),
@@ -176,6 +176,6 @@ def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, co
             "kl": counted_mean(kl, counted),
             "chosen_reward": counted_mean(rewards, counted * desirable),
             "reject_reward": counted_mean(rewards, counted * ~desirable),
-            "auc": Ranking(rewards[counted > 0], desirable[counted > 0]),
+            "auc": Ranking(rewards, desirable, counted),
         },
     )

@@ -73,4 +73,5 @@ def hard_targets(targets: Tensor, weights: Tensor) -> Tensor:
 def step_ranking(logits: Tensor, targets: Tensor, weights: Tensor) -> Ranking:
     """Return the AUC of telling right from wrong steps by P(good), the probability of the first reward token, over N
     steps. Most steps of most data are right, so `acc` is high even for a judge that calls all of them right."""
-    return Ranking(logits.detach().softmax(-1)[:, 0], hard_targets(targets, weights) == 0)
+    is_right = hard_targets(targets, weights) == 0
+    return Ranking(logits.detach().softmax(-1)[:, 0], is_right, torch.ones_like(is_right))

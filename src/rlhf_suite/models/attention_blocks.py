@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf_suite.data.batch import send_together
+
 Run = tuple[int, int, int]  # neighbouring pieces of equal length: first token, count, length
 
 
@@ -76,8 +78,9 @@ class Block:
     def borders(self) -> tuple[Tensor, Tensor, int, int]:
         """Where the pieces of queries and of keys end, and the longest of each."""
         sides = [self.lengths or (tokens.stop - tokens.start,) for tokens in (self.queries, self.keys)]
-        ends = [torch.tensor((0, *accumulate(side)), dtype=torch.int32, device=self.device) for side in sides]
-        return ends[0], ends[1], max(sides[0]), max(sides[1])
+        ends = [torch.tensor((0, *accumulate(side)), dtype=torch.int32) for side in sides]
+        queries, keys = send_together(ends, self.device)
+        return queries, keys, max(sides[0]), max(sides[1])
 
     def forward(self, states: States, scale: float) -> Attended:
         """Return the attention to the keys of this block."""

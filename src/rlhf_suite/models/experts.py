@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import TokenBatch, send_together
 from rlhf_suite.losses.reduce import mark_counted_sequences
 from rlhf_suite.models.attention import SequenceLayout
 
@@ -37,7 +37,7 @@ class ExpertBalance:
         shares = self.shares
         if shares is None:
             shares = expert_shares(self.counts(router_logits, batch, sequences), self.top_k)
-        rows = sequences.whole(torch.tensor(float(len(logits)), device=logits.device))
+        rows = sequences.whole(logits.new_full((), len(logits)))
         return sequences.whole(load_balancing_loss(logits, self.top_k, shares) * len(logits)) / rows.clamp(min=1)
 
     def counts(self, router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
@@ -47,18 +47,24 @@ class ExpertBalance:
 
 def select_counted(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
     """Return the logits [N, E] of the rows that count: no padding, and no sequences without a trained token."""
-    weighs = mark_counted_sequences(batch.mask, batch.segments, len(batch)).bool()[batch.segments]  # [T]
+    segments = torch.repeat_interleave(torch.arange(len(batch)), batch.host_lengths)
+    weighs = mark_counted_sequences(batch.host_mask, segments, len(batch)).bool()[segments]  # [T], in host memory
+    (tokens,) = send_together([weighs.nonzero().squeeze(1)], batch.ids.device)
     if sequences.shard is not None:
-        rows = sequences.select_held(weighs.nonzero().squeeze(1))[1]
+        rows = sequences.select_held(tokens)[1]
     else:
-        rows = (torch.arange(len(weighs), device=weighs.device) if sequences.packed else sequences.slots)[weighs]
+        rows = tokens if sequences.packed else sequences.slots[tokens]
     return torch.cat([layer[rows] for layer in router_logits]).float()
 
 
 def expert_counts(logits: Tensor, top_k: int) -> Tensor:
     """Return in how many rows each expert is among the top k, [E] float64."""
     chosen = logits.softmax(-1).topk(top_k, dim=-1).indices  # [N, top_k]
-    return chosen.flatten().bincount(minlength=logits.shape[-1]).double()
+    ones = torch.ones(chosen.numel(), dtype=torch.float64, device=chosen.device)
+    # `bincount` would have the host wait for the largest number.
+    return torch.zeros(logits.shape[-1], dtype=torch.float64, device=chosen.device).index_add_(
+        0, chosen.flatten(), ones
+    )
 
 
 def expert_shares(counts: Tensor, top_k: int) -> Tensor:

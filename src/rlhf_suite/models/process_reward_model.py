@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -39,13 +40,18 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
 
     It is the softmax of the logits at the placeholder itself over the reward tokens `columns`, the good one first.
     """
-    at = batch.mask.nonzero().squeeze(1)  # [N]
+    at = batch.masked  # [N]
 
     def good(logits: Tensor, _: Rows) -> Tensor:
-        return logits[:, list(columns)].softmax(-1)[:, 0]
+        return select_columns(logits, columns).softmax(-1)[:, 0]
 
     probabilities = map_logits(model, batch, at, good).values  # [N]
     return probabilities.new_zeros(batch.num_tokens).index_copy(0, at, probabilities)
+
+
+def select_columns(logits: Tensor, columns: Sequence[int]) -> Tensor:
+    """Return some columns of logits [N, V], [N, C]. With a list as index they would wait for a copy of it."""
+    return torch.stack([logits[:, column] for column in columns], 1)
 
 
 def split_step_scores(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:

@@ -47,7 +47,7 @@ class Distillation(Task):
         return {"tokens": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
-        tokens = batch.mask.nonzero().squeeze(1)  # [N]
+        tokens = batch.masked  # [N]
         targets, teacher = batch.ids[tokens], defer_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: Rows) -> torch.Tensor:

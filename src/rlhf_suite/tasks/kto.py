@@ -45,7 +45,8 @@ class KTO(Task):
 
     def before_step(self, model: Forward, batches: list[SupervisedBatch], total: Total) -> list[SupervisedBatch]:
         vanilla = self.algo.loss == "vanilla"
-        sums = torch.zeros(2, 2, dtype=torch.float64)  # sum and count of log-ratios, for each label
+        device = batches[0].ids.device
+        sums = torch.zeros(2, 2, dtype=torch.float64, device=device)  # sum and count of log-ratios, for each label
         for batch in batches:
             measured = batch if vanilla else every_second(batch, 1)
             ratios = response_log_probs(model, measured).values - require_column(measured.reference, "reference")
@@ -53,13 +54,10 @@ class KTO(Task):
                 weights = mark_counted(measured) * (
                     require_column(measured.label, "label") == 1 - label if vanilla else 1
                 )
-                sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
+                sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double()
         points = reference_point(*total(sums).T).float()
         matched = batches if vanilla else [every_second(batch, 0) for batch in batches]
-        return [
-            replace(batch, kl=points.to(batch.ids.device)[require_column(batch.label, "label").long()])
-            for batch in matched
-        ]
+        return [replace(batch, kl=points.to(device)[require_column(batch.label, "label").long()]) for batch in matched]
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"answers": mark_counted(batch).sum()}

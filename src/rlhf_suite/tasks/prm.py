@@ -15,7 +15,7 @@ from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.tokens import step_loss, step_ranking
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.head import Rows
-from rlhf_suite.models.process_reward_model import KEY
+from rlhf_suite.models.process_reward_model import KEY, select_columns
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
@@ -36,10 +36,10 @@ class ProcessRewardModel(Task):
         return {"steps": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
-        at = batch.mask.nonzero().squeeze(1)  # [N]
+        at = batch.masked  # [N]
 
         def reward_logits(logits: torch.Tensor, _: Rows) -> torch.Tensor:
-            return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
+            return logits if self.encoder.columns is None else select_columns(logits, self.encoder.columns)
 
         logits = map_logits(model, batch, at, reward_logits).values
         labels = require_column(batch.target, "target")[at].long(), require_column(batch.weight, "weight")[at]

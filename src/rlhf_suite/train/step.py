@@ -185,10 +185,11 @@ def add_balance_loss(model: TrainedModel, objective: Objective[B], batch: B) -> 
 
 
 def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: World) -> dict[str, float]:
-    """Return the number of each unit over all micro-batches of the step and all ranks."""
+    """Return the number of each unit over all micro-batches of the step and all ranks. They are read at once: the
+    micro-batches of some tasks are on the device already."""
     units = [count_units(objective, batch) for batch in micro_batches]
     names = sorted(units[0])
-    local = torch.tensor([sum(float(unit[name]) for unit in units) for name in names], dtype=torch.float64)
+    local = torch.stack([torch.stack([unit[name] for name in names]).double() for unit in units]).sum(0)
     return dict(zip(names, world.sum(local).tolist(), strict=True))
 
 
