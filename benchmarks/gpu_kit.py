@@ -175,7 +175,9 @@ def setting(device: str, is_dry: bool) -> Line:
 
 def gpu_tests() -> Line:
     """Run every test marked `gpu`; return the names of those that passed, and of the others with the reason."""
-    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in file.read_text()]
+    # Whole runs need what a bare machine lacks.
+    places = [file for file in (ROOT / "tests").rglob("test_*.py") if "e2e" not in file.parts or find_spec("ray")]
+    files = [str(file) for file in sorted(places) if MARK in file.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", older_torch.__name__]
