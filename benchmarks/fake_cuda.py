@@ -51,7 +51,7 @@ python3.11 -m venv /tmp/cuda  # the version of Python that the suite's environme
 /tmp/cuda/bin/pip install 'torch===2.13.0' 'nvidia-cuda-crt==13.0.*'  # PyPI's build, which is for CUDA, and headers
 realpath .venv/lib/python3.11/site-packages > /tmp/cuda/lib/python3.11/site-packages/suite.pth
 /tmp/cuda/bin/python benchmarks/fake_cuda.py --write
-RLHF_SUITE_CUDA_PYTHON=/tmp/cuda/bin/python pytest -m proof tests/benchmarks/test_fake_cuda.py
+FAKE_CUDA_PYTHON=/tmp/cuda/bin/python pytest -m proof tests/benchmarks/test_fake_cuda.py
 ```
 
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIABLE = "RLHF_SUITE_CUDA_PYTHON"
+VARIABLE = "FAKE_CUDA_PYTHON"
 
 
 @pytest.mark.proof
