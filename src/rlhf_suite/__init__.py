@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlhf_suite.api.client import Adam as Adam
     from rlhf_suite.api.client import Client as Client
-    from rlhf_suite.api.client import LossOutput as LossOutput
+    from rlhf_suite.api.datum import Adam as Adam
     from rlhf_suite.api.datum import Datum as Datum
+    from rlhf_suite.api.datum import LossOutput as LossOutput
     from rlhf_suite.api.plans import explain as explain
     from rlhf_suite.api.plans import plan as plan
     from rlhf_suite.api.runs import Run as Run
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # The names of `rs`, and where each is. A module is imported when one of its names is asked for.
 NAMES = {
-    **dict.fromkeys(("Adam", "Client", "LossOutput"), "rlhf_suite.api.client"),
-    "Datum": "rlhf_suite.api.datum",
+    "Client": "rlhf_suite.api.client",
+    **dict.fromkeys(("Adam", "Datum", "LossOutput"), "rlhf_suite.api.datum"),
     **dict.fromkeys(("check", "run"), "rlhf_suite.api.start"),
     **dict.fromkeys(("explain", "plan"), "rlhf_suite.api.plans"),
     **dict.fromkeys(("Run", "load", "write_report"), "rlhf_suite.api.runs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -220,16 +221,24 @@ def test_a_dead_rank_ends_the_call_with_its_name(tmp_path):
     assert run.status == "failed" and "actor-0 died" in run.error
 
 
+PROGRAM = f"""
+import rlhf_suite as rs
+client = rs.Client("builtin:tiny", run_dir="run", **{SETTINGS})
+print("up", flush=True)
+input()
+"""
+
+
 @pytest.mark.proof
-def test_nothing_is_left_of_a_program_that_is_killed(tmp_path):
-    text = f"import rlhf_suite as rs\nclient = rs.Client('builtin:tiny', run_dir='run', **{SETTINGS})\nprint('up', flush=True)\ninput()"  # noqa: E501
-    command = [sys.executable, "-c", text]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_program_that_a_signal_ends(tmp_path, number):
+    command = [sys.executable, "-c", PROGRAM]
     program = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while "up" not in (line := program.stdout.readline()):
         assert line, "the client did not come up"
     family = psutil.Process(program.pid).children(recursive=True)
-    program.kill()
-    program.wait(GONE_S)
+    program.send_signal(number)
+    assert program.wait(GONE_S) != 0
     assert family and survivors(family) == []
 
 

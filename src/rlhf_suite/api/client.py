@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlhf_suite.api.client_start import Started, as_prompt, compose, start
-from rlhf_suite.api.datum import NEEDED, Datum, to_experience, token_ids
+from rlhf_suite.api.datum import NEEDED, Adam, Datum, LossOutput, Tokens, as_datum, split, to_experience, token_ids
 from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.plan import ACTOR, REFERENCE
 from rlhf_suite.data.batch import TokenBatch
@@ -45,25 +45,7 @@ from rlhf_suite.waits import result
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Tokens = Sequence[int]
 Count = float | Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Adam:
-    """What an optimiser step does otherwise than the flags `actor.adam` say; None: as they say."""
-
-    lr: float | None = None  # in place of the rate of the schedule (actor.lr_scheduler)
-    betas: tuple[float, float] | None = None
-    eps: float | None = None
-
-
-@dataclass(frozen=True)
-class LossOutput:
-    """What a pass over data came to."""
-
-    metrics: dict[str, float]  # docs/metrics.md
-    log_probs: list[NDArray[np.float32]]  # of each datum [T], in nats; 0 where the weight is 0
 
 
 class Client:
@@ -89,12 +71,13 @@ class Client:
         self.version = -1  # of the weights that the engines have
         self.samplings = 0  # calls of `sample`
         self._waiting = 0  # passes whose gradients wait for an optimiser step
+        self._parts: Started | None = None
         self._stack = ExitStack()
         self._stack.callback(atexit.unregister, self.close)
         atexit.register(self.close)
         Client._open = self
         try:
-            self._parts: Started | None = start(run, record, has_prompts, self._stack)
+            self._parts = start(run, record, has_prompts, self._stack)
             self.save_weights_for_sampler()
         except BaseException as error:
             self._end(error)
@@ -114,16 +97,10 @@ class Client:
 
     def _end(self, error: BaseException | None) -> None:
         """End all processes, and write into the folder how it ended."""
-        parts, self._parts = getattr(self, "_parts", None), None
+        self._parts = None
         if Client._open is self:
             Client._open = None
-        try:
-            self._stack.close()
-        finally:
-            if parts is not None and error is None:
-                parts.record.mark_done({})
-            elif parts is not None:
-                parts.record.mark_failed(error)
+        self._stack.__exit__(None if error is None else type(error), error, None)
 
     def _of(self, call: str) -> Started:
         """Return the parts of the client for a call."""
@@ -382,15 +359,3 @@ def check_loss(name: str) -> None:
         raise UserError(f"loss={name}: there is no such loss. There are {', '.join((CROSS_ENTROPY, *known))}")
     if policy_loss.needs(name, "covariance_band") or policy_loss.needs(name, "largest_covariances"):
         raise UserError(f"loss={name} chooses tokens of a whole rollout, which a client does not know")
-
-
-def as_datum(sequence: Datum | Trajectory | Tokens) -> Datum:
-    """Return a sequence as data, with a weight for each token whose log-prob is asked for."""
-    if isinstance(sequence, Trajectory):
-        return Datum(sequence.ids.tolist(), sequence.model_mask.astype(np.float32))
-    return sequence if isinstance(sequence, Datum) else Datum(list(sequence))
-
-
-def split(batch: TokenBatch, values: torch.Tensor) -> list[NDArray[np.float32]]:
-    """Return numbers per token [T] as those of each sequence."""
-    return [part.numpy().copy() for part in torch.split(values.float(), batch.lengths.tolist())]

@@ -21,6 +21,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import pass_on_trust
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
 from rlhf_suite.preflight.folders import for_run, lock_folders
@@ -88,6 +89,8 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
     _, checked = ask("ppo", {**stand_ins, **settings})
     if checked.is_sweep or checked.is_submitted:
         raise ConfigurationError([Problem("hydra", "a client is one process of this machine", "remove it")])
+    if allocation() is not None:
+        raise ConfigurationError([Problem("hydra", "a client is on one node of a Slurm job", "start it on one node")])
     (run,) = checked.runs
     assert isinstance(run, PPORun)
     refuse([*list_unserved(run)])
@@ -136,6 +139,7 @@ def list_unserved(run: PPORun) -> Iterator[Problem]:
         "actor.policy_loss_type": run.actor.chooses_tokens,
         "actor.routing_replay": run.actor.routing_replay,
         "reward.model_name_or_path": run.reward.model_name_or_path is not None or run.reward.process.enable,
+        "ds.enable_sleep": run.ds.enable_sleep,
         "ds.overlap_comm": knows_last_pass(run.ds),
     }
     for key, is_asked in asked.items():
@@ -161,6 +165,7 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     plan = plan_workers(run)
     assert isinstance(plan, Plan) and CRITIC not in plan.models
     record.start(fingerprint(run))
+    stack.push(lambda kind, error, trace: mark_end(record, error))
     save(run, record.config, plan)
     allow_silence(run.launch.timeout_s)
     pass_on_trust(run.launch)
@@ -186,6 +191,16 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     weights = connect_weight_sync(run, plan, actors.policy, engines, [probe], limit)
     stack.callback(weights.close)
     return Started(run, plan, record, tokenizer, prompts, actors.policy, actors, engines, weights)
+
+
+def mark_end(record: RunFolder, error: BaseException | None) -> None:
+    """Write into the folder of a client how it ended."""
+    if error is None:
+        record.mark_done({})
+    elif isinstance(error, KeyboardInterrupt | SystemExit):
+        record.mark_stopped("interrupted")
+    else:
+        record.mark_failed(error)
 
 
 def as_prompt(ids: Sequence[int], index: int) -> Prompt:

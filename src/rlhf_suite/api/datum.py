@@ -1,4 +1,4 @@
-"""What a program trains on, call by call: sequences of tokens with the numbers that a loss reads of each token."""
+"""What a client is given and what it returns: sequences of tokens with the numbers that a loss reads of each token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from rlhf_suite.config.formatting import number_of
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.errors import UserError
 
+Tokens = Sequence[int]
 NEEDED = ("advantages", "old_log_probs")  # by every policy loss
 
 
@@ -145,3 +147,32 @@ def to_experience(data: Sequence[Datum], vocabulary: int, max_len: int, needed: 
 def join(parts: Sequence[NDArray[np.float32]]) -> torch.Tensor:
     """Return parts laid end to end, [T]."""
     return torch.from_numpy(np.concatenate(parts))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """What an optimiser step does otherwise than the flags `actor.adam` say; None: as they say."""
+
+    lr: float | None = None  # in place of the rate of the schedule (actor.lr_scheduler)
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a pass over data came to."""
+
+    metrics: dict[str, float]  # docs/metrics.md
+    log_probs: list[NDArray[np.float32]]  # of each datum [T], in nats; 0 where the weight is 0
+
+
+def as_datum(sequence: Datum | Trajectory | Tokens) -> Datum:
+    """Return a sequence as data, with a weight for each token whose log-prob is asked for."""
+    if isinstance(sequence, Trajectory):
+        return Datum(sequence.ids.tolist(), sequence.model_mask.astype(np.float32))
+    return sequence if isinstance(sequence, Datum) else Datum(list(sequence))
+
+
+def split(batch: TokenBatch, values: torch.Tensor) -> list[NDArray[np.float32]]:
+    """Return numbers per token [T] as those of each sequence."""
+    return [part.numpy().copy() for part in torch.split(values.float(), batch.lengths.tolist())]
