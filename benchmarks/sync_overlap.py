@@ -4,6 +4,9 @@ Two processes on this machine: one gathers, casts, digests and sends, the other 
 as an engine does. Gathering is modelled as a wait of `--gather-gbs` for the bytes of a tensor, because ranks that hold
 its parts are on other nodes and other links. In turn means that a tensor is asked for when the engine has loaded the
 buckets before it; everything else is the same code.
+
+Through shared memory (`--channel shm`) the whole file is written before engines load it. Then the seconds of both parts
+are measured, and what an overlap of them could give at most: their sum over the longer one.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
@@ -23,7 +27,7 @@ import torch.distributed as dist
 from common import publish
 from rlhf_suite.weight_sync.buckets import BUCKET_BYTES, join_parts
 from rlhf_suite.weight_sync.digests import WHOLE, as_digests, digest_sums
-from rlhf_suite.weight_sync.sender import StreamSender, header_key, make_group, prove_channel
+from rlhf_suite.weight_sync.sender import ShmSender, StreamSender, header_key, make_group, prove_channel
 from rlhf_suite.weight_sync.stream import receive_buckets
 
 TIMEOUT_S = 300
@@ -52,14 +56,13 @@ def receive(port: int, versions: int) -> None:
         store.set(f"done/{version}", "1")
 
 
-def gather(
-    store: dist.Store, version: int, count: int, gbs: float, in_turn: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors in fp32, each after the time that its bytes take; `in_turn`: when all before it are loaded."""
+def gather(store: dist.Store | None, version: int, count: int, gbs: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors in fp32, each after the time that its bytes take; with a store in turn, when all before it are
+    loaded."""
     per_bucket, weight = BUCKET_BYTES // (2 * NUMBERS), torch.randn(NUMBERS)
     for number in range(count):
         # The tensor that follows a full bucket is drawn when that bucket is sent.
-        if in_turn and number > per_bucket and (number - 1) % per_bucket == 0:
+        if store is not None and number > per_bucket and (number - 1) % per_bucket == 0:
             store.wait([loaded_key(version, (number - 1) // per_bucket - 1)])
         time.sleep(4 * NUMBERS / (gbs * 1e9))
         yield f"w{number}", weight
@@ -68,7 +71,7 @@ def gather(
 def sync(sender: StreamSender, version: int, count: int, gbs: float, in_turn: bool) -> float:
     """Return the seconds of a sync, from the first tensor to the last one that the engine has loaded."""
     begin = time.monotonic()
-    sender.send(version, gather(sender._store, version, count, gbs, in_turn))
+    sender.send(version, gather(sender._store if in_turn else None, version, count, gbs))
     sender._store.wait([f"done/{version}"])
     return time.monotonic() - begin
 
@@ -96,6 +99,49 @@ def measure(mib: int, gbs: float, rounds: int) -> dict[str, Any]:
     }
 
 
+def load_files(connection: Connection) -> None:
+    """Be an engine on the sender's node: load each file whose path and entries arrive, and answer when that is done."""
+    torch.set_num_threads(1)
+    places: dict[str, torch.Tensor] = {}
+    while (sent := connection.recv()) is not None:
+        path, entries = sent
+        flat = torch.from_file(path, shared=True, size=entries[-1].offset + entries[-1].nbytes, dtype=torch.uint8)
+        tensors = [entry.view(flat) for entry in entries]
+        assert as_digests([digest_sums(tensor) for tensor in tensors]) == [entry.digest for entry in entries]
+        for entry, tensor in zip(entries, tensors, strict=True):
+            places.setdefault(entry.name, torch.empty_like(tensor)).copy_(tensor)
+        connection.send(None)
+
+
+def measure_file(mib: int, gbs: float, rounds: int) -> dict[str, Any]:
+    """Return the seconds in which a file in shared memory is written and loaded; the first round warms up."""
+    torch.set_num_threads(1)
+    sender, count = ShmSender(torch.bfloat16, True), (mib << 20) // (2 * NUMBERS)
+    here, there = multiprocessing.Pipe()
+    engine = multiprocessing.get_context("spawn").Process(target=load_files, args=(there,))
+    engine.start()
+    seconds = []
+    for version in range(rounds + 1):
+        begin = time.monotonic()
+        manifest = sender.send(version, gather(None, version, count, gbs))
+        written = time.monotonic()
+        here.send((manifest.path, manifest.entries))
+        here.recv()
+        seconds.append((written - begin, time.monotonic() - written))
+    here.send(None)
+    engine.join(timeout=TIMEOUT_S)
+    sender.close()
+    written, loaded = (median(times) for times in zip(*seconds[1:], strict=True))
+    return {
+        "channel": "shm",
+        "mib": mib,
+        "gather_gbs": gbs,
+        "written_s": round(written, 2),
+        "loaded_s": round(loaded, 2),
+        "largest_ratio": round((written + loaded) / max(written, loaded), 2),
+    }
+
+
 def main() -> None:
     """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,8 +149,10 @@ def main() -> None:
     parser.add_argument("--gather-gbs", type=float, default=1.0, help="GB/s at which tensors are gathered")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="add the line to results/sync_overlap.jsonl")
+    parser.add_argument("--channel", choices=("gloo", "shm"), default="gloo")
     arguments = parser.parse_args()
-    publish("sync_overlap", measure(arguments.mib, arguments.gather_gbs, arguments.rounds), arguments.save)
+    measured = measure if arguments.channel == "gloo" else measure_file
+    publish("sync_overlap", measured(arguments.mib, arguments.gather_gbs, arguments.rounds), arguments.save)
 
 
 if __name__ == "__main__":
