@@ -69,7 +69,9 @@ class Seeing:
         self, packed: bool | None = True, noise: float = 0.1, dtype: str = "fp32", seed: int = 7
     ) -> LanguageModel:
         """Return the model, with weights large enough for images and attention to matter."""
-        model = load_model(str(self.folder), head="lm", ds=DeepSpeedConfig(param_dtype=dtype, packing_samples=packed))
+        model = load_model(
+            str(self.folder), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype=dtype, packing_samples=packed)
+        )
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))

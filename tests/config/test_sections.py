@@ -85,6 +85,7 @@ def test_a_flag_may_be_null_in_some_tasks_alone():
     types = {task: flags_of(task)["data.chosen_key"] for task in ("dpo", "kto")}
     assert [info.type.optional for info in types.values()] == [False, True]
     assert [info.default for info in types.values()] == ["chosen", None]
+    assert [flags_of(task)["ds.param_dtype"].type.optional for task in ("sft", "score")] == [False, True]
     assert DataConfig.of("dpo").column("chosen_key") == "chosen"
     with pytest.raises(AssertionError, match=r"task=kto declares that data\.chosen_key may be null"):
         DataConfig.of("kto").column("chosen_key")

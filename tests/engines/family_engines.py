@@ -195,7 +195,7 @@ def adapter_errors(engines: Any, folder: Path, kind: str) -> tuple[list[np.ndarr
     and why it does not apply any."""
     served = SERVED[kind]
     families.make_typed(folder, kind, **(HEADS | served.settings))
-    names, problem = adapted_modules(str(folder), "", DeepSpeedConfig(lora=LoRAConfig(rank=RANK)))
+    names, problem = adapted_modules(str(folder), "", DeepSpeedConfig.of("sft", lora=LoRAConfig(rank=RANK)))
     if problem is not None:
         return [], problem
     models = [adapted(folder, seed, served.dtype) for seed in (1, 2)]
@@ -213,7 +213,7 @@ def adapter_errors(engines: Any, folder: Path, kind: str) -> tuple[list[np.ndarr
 def adapted(folder: Path, seed: int, dtype: torch.dtype) -> LanguageModel:
     """Return the model of a folder with adapters that are not zero, and differ by seed."""
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
-    ds = DeepSpeedConfig(param_dtype=name, packing_samples=False, attn_implementation="eager")
+    ds = DeepSpeedConfig.of("sft", param_dtype=name, packing_samples=False, attn_implementation="eager")
     model = load_model(str(folder), head="lm", ds=ds)
     add_lora(model, LoRAConfig(rank=RANK), seed)
     generator = torch.Generator().manual_seed(seed)

@@ -37,7 +37,7 @@ def served(cluster, tmp_path_factory):
 
 
 def trainer(folder):
-    return load_model(str(folder), head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    return load_model(str(folder), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True))
 
 
 def choices(model, ids) -> np.ndarray:

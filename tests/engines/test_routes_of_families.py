@@ -51,7 +51,7 @@ def test_replayed_log_probs_are_those_of_the_engine(cluster, tmp_path, kind):
     last = np.full((1, *answer.routes.shape[1:]), -1, answer.routes.dtype)
     routes = torch.from_numpy(np.concatenate([answer.routes, last]))
     batch = TokenBatch(ids, torch.tensor([len(ids)]), torch.ones(len(ids)), routes=routes)
-    model = load_model(str(tmp_path), head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    model = load_model(str(tmp_path), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True))
     with torch.no_grad():
         found = token_log_probs(model, batch)
     gap = (found.log_probs[len(PROMPT) :] - torch.tensor(answer.log_probs)).abs()

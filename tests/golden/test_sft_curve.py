@@ -35,7 +35,7 @@ def run_sft(world, folder, **changes):
         data=DataConfig.of("sft", dataset="builtin:reverse", output_key="output", input_template=None, max_len=64),
         train=replace(TrainConfig.of("sft", batch_size=64, micro_batch_size=64, max_steps=5), **train),
         eval=EvalConfig.of("sft", dataset="builtin:reverse_eval"),
-        ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=changes.get("packing", True)),
+        ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=changes.get("packing", True)),
         logger=LoggerConfig(progress=False),
     )
     RunFolder(folder).start("golden")

@@ -61,7 +61,7 @@ def load(folder: Callable[..., Path]) -> Callable[..., LanguageModel | ScalarMod
         attention: str = "varlen",
         path: Path | None = None,
     ) -> LanguageModel | ScalarModel:
-        ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
+        ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
         model = load_model(str(path or folder(family, tied)), head=head, ds=ds)
         return model if path else spread(model)
 

@@ -79,7 +79,7 @@ def language_errors(
     device: str = "cpu",
 ) -> tuple[float, float]:
     """The largest difference of a log-prob, and the largest relative error of a gradient."""
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=packed, attn_implementation=attention)
     model = load_model(path, head="lm", ds=ds).to(device)
     log_probs = token_log_probs(model, batch().to(device)).log_probs
     loss(log_probs).backward()
@@ -89,7 +89,7 @@ def language_errors(
 
 def adapter_error(path: str, *, packed: bool) -> float:
     """The largest relative error of a gradient of adapters of all linear layers that are not zero."""
-    model = load_model(path, head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+    model = load_model(path, head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=packed))
     add_lora(model, LoRAConfig(rank=2), 0)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -105,7 +105,9 @@ def adapter_error(path: str, *, packed: bool) -> float:
 
 def score_error(path: str, *, packed: bool) -> float:
     """The largest relative error of a gradient of a reward model."""
-    model: ScalarModel = load_model(path, head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+    model: ScalarModel = load_model(
+        path, head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=packed)
+    )
     of_pairs(sequence_scores(model, batch())).backward()
     found = gradients(model.model)
     model.zero_grad()

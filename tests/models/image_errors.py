@@ -88,7 +88,9 @@ def language_error(seeing: Seeing, packed: bool, loss: Loss) -> float:
 
 def scorer(folder: Path, packed: bool) -> ScalarModel:
     """Return the reward model of a folder."""
-    return load_model(str(folder), head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=packed))
+    return load_model(
+        str(folder), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=packed)
+    )
 
 
 def scores_alone(model: ScalarModel, seeing: Seeing) -> Tensor:

@@ -88,7 +88,7 @@ def test_adapters_are_merged_as_peft_computes_them(tmp_path, kind, tied):
 
 def check_sent(folder, saved, unties: bool):
     """What a trained model gives to an export and to engines is what was merged."""
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=False, attn_implementation="eager")
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=False, attn_implementation="eager")
     model = load_model(str(folder / "base"), head="lm", ds=ds)
     PeftModel.from_pretrained(model.model, folder / "adapter")
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.settings import device_to_load_to
 
-DS = ForwardConfig(param_dtype="fp32")
+DS = DeepSpeedConfig.of("sft", param_dtype="fp32")
 
 
 @pytest.mark.parametrize("head", ["lm", "value"])
@@ -32,8 +32,8 @@ def test_weights_are_the_same_and_no_hook_moves_them_later(head, device):
 def test_models_are_read_to_a_gpu_unless_something_divides_them_first():
     gpu = torch.device("cuda", 0)
     alone, split = World(0, Mesh(2), gpu), World(0, Mesh(2, tensor=2), gpu)
-    assert device_to_load_to(DeepSpeedConfig(zero_stage=2), alone) == gpu
-    assert device_to_load_to(DeepSpeedConfig(zero_stage=None), alone) == gpu
-    assert device_to_load_to(DeepSpeedConfig(zero_stage=3), alone) is None
-    assert device_to_load_to(DeepSpeedConfig(zero_stage=2), split) is None
-    assert device_to_load_to(DeepSpeedConfig(zero_stage=2), World(0, Mesh(2), torch.device("cpu"))) is None
+    assert device_to_load_to(DeepSpeedConfig.of("sft", zero_stage=2), alone) == gpu
+    assert device_to_load_to(DeepSpeedConfig.of("sft", zero_stage=None), alone) == gpu
+    assert device_to_load_to(DeepSpeedConfig.of("sft", zero_stage=3), alone) is None
+    assert device_to_load_to(DeepSpeedConfig.of("sft", zero_stage=2), split) is None
+    assert device_to_load_to(DeepSpeedConfig.of("sft", zero_stage=2), World(0, Mesh(2), torch.device("cpu"))) is None

@@ -13,7 +13,7 @@ from rlhf_suite.models.load import load_model
 
 
 def settings(name: str | None) -> DeepSpeedConfig:
-    return DeepSpeedConfig(param_dtype="fp32", packing_samples=True, experts_implementation=name)
+    return DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True, experts_implementation=name)
 
 
 def test_the_named_function_computes_the_experts(folder, batch, monkeypatch):

@@ -87,7 +87,7 @@ def test_kernels_of_gpus_keep_packed_sequences_apart(made, kind):
 def test_on_a_gpu_no_token_sees_another_sequence(made, kind):
     """But for rounding: an expert multiplies the tokens of all sequences at once, in an order that depends on their
     number."""
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True)
     model = load_model(made(kind), head="lm", ds=ds).to("cuda")
     plain = batch().to("cuda")
     first = int(plain.lengths[0])
@@ -104,14 +104,18 @@ def test_padded_sequences_are_as_if_each_were_alone(made, kind):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_are_packed_by_default_where_the_family_can_be_packed(made, kind):
-    assert load_model(made(kind), head="lm", ds=DeepSpeedConfig()).packed == (kind in PACKABLE)
+    assert load_model(made(kind), head="lm", ds=DeepSpeedConfig.of("sft")).packed == (kind in PACKABLE)
 
 
 def test_with_an_attention_that_mixes_packed_sequences_rows_are_padded_by_default(made):
     for attention in ("sdpa", "eager"):
-        assert not load_model(made("llama"), head="lm", ds=DeepSpeedConfig(attn_implementation=attention)).packed
+        assert not load_model(
+            made("llama"), head="lm", ds=DeepSpeedConfig.of("sft", attn_implementation=attention)
+        ).packed
     with pytest.raises(UserError, match=r"ds\.packing_samples=true needs"):
-        load_model(made("llama"), head="lm", ds=DeepSpeedConfig(attn_implementation="sdpa", packing_samples=True))
+        load_model(
+            made("llama"), head="lm", ds=DeepSpeedConfig.of("sft", attn_implementation="sdpa", packing_samples=True)
+        )
 
 
 @pytest.mark.notices(
@@ -140,7 +144,7 @@ def test_the_attention_of_transformers_gives_the_same(made, kind):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_adapters_of_all_linear_layers_train_and_change_nothing_at_first(made, kind):
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=kind in PACKABLE)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=kind in PACKABLE)
     model = load_model(made(kind), head="lm", ds=ds)
     make_trainable(model, TrainedModelConfig(gradient_checkpointing_enable=True), LoRAConfig(rank=2))
     log_probs = token_log_probs(model, batch()).log_probs
@@ -175,27 +179,27 @@ def test_packed_and_padded_scores_are_those_of_transformers(made, kind):
     ],
 )
 def test_adapters_that_engines_apply_are_those_of_linear_layers_which_vllm_has_too(made, kind, why):
-    names, problem = adapted_modules(made(kind), "", DeepSpeedConfig(lora=LoRAConfig(rank=2)))
+    names, problem = adapted_modules(made(kind), "", DeepSpeedConfig.of("sft", lora=LoRAConfig(rank=2)))
     assert (problem is None) == (why is None) == bool(names) and (why or "") in (problem or "")
 
 
 def test_declared_layers_and_classes_are_those_of_the_models(made):
     for kind in TYPES:
-        model = load_model(made(kind), head="lm", ds=DeepSpeedConfig(param_dtype="fp32"))
+        model = load_model(made(kind), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
         assert family_of(model.model.config.to_dict()) == replace(BY_TYPE[kind], images=None), kind
         assert {*BY_TYPE[kind].mixers} <= {type(module).__name__ for module in model.modules()}, kind
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in PACKABLE])
 def test_what_a_family_cannot_do_is_refused(made, kind):
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True, attn_implementation=VARLEN)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True, attn_implementation=VARLEN)
     with pytest.raises(UserError, match=f"{BY_TYPE[kind].title}"):
         load_model(made(kind), head="lm", ds=ds)
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_reward_model_of_each_type_is_saved_and_loaded_again(made, tmp_path, kind):
-    ds = DeepSpeedConfig(param_dtype="fp32")
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32")
     model = load_model(made(kind), head="value", ds=ds)
     save_hf(model, load_tokenizer(made(kind), DataConfig.of("sft")), tmp_path / "saved")
     again = load_model(str(tmp_path / "saved"), head="value", ds=ds)

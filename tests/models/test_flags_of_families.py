@@ -24,7 +24,7 @@ from rlhf_suite.models.weights import in_full, pieces
 IN_CI = ("llama", "qwen2_moe", "glm4_moe", "lfm2")
 TYPES = [kind if kind in IN_CI else pytest.param(kind, marks=pytest.mark.proof) for kind in families.TYPES]
 OTHERS = re.compile(r"embed|lm_head|conv|bias|A_log")
-FP32 = DeepSpeedConfig(param_dtype="fp32")
+FP32 = DeepSpeedConfig.of("sft", param_dtype="fp32")
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_balance_of_experts_moves_their_router_or_is_refused(path, kind):
 def test_a_run_names_the_matrices_that_adapters_do_not_change(path, kind):
     """Matrices are multiplied with tokens: they are no embeddings, heads or kernels of convolutions."""
     lora = LoRAConfig(rank=2)
-    named = unadapted_matrices(path, "actor.model_name_or_path", DeepSpeedConfig(lora=lora))
+    named = unadapted_matrices(path, "actor.model_name_or_path", DeepSpeedConfig.of("sft", lora=lora))
     model = load_model(path, head="lm", ds=FP32)
     add_lora(model, lora, 0)
     for parameter in model.parameters():
@@ -96,6 +96,6 @@ def test_a_run_names_the_matrices_that_adapters_do_not_change(path, kind):
 
 def test_an_image_model_without_a_full_set_of_adapters_is_named_too(tmp_path):
     make_seeing(tmp_path / "seeing", "qwen3_5_moe")
-    ds = DeepSpeedConfig(lora=LoRAConfig(rank=2))
+    ds = DeepSpeedConfig.of("sft", lora=LoRAConfig(rank=2))
     named = unadapted_matrices(str(tmp_path / "seeing"), "actor.model_name_or_path", ds)
     assert "model.language_model.layers.*.mlp.experts.down_proj" in named

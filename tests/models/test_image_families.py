@@ -121,7 +121,7 @@ def test_a_frozen_tower_gets_no_gradient_and_is_saved_whole(seeing, batch, tmp_p
     assert visual and trained and not trained & visual
     save_hf(model, seeing.tokenizer, tmp_path / "saved")
     assert (tmp_path / "saved" / VIDEO_FILE).is_file() == reads_videos(seeing.processor.config), "engines look for it"
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True)
     again = load_model(str(tmp_path / "saved"), head="lm", ds=ds)
     assert torch.equal(token_log_probs(again, batch).log_probs, token_log_probs(model.eval(), batch).log_probs)
     reader = vision_processor(str(tmp_path / "saved"), "images")
@@ -143,5 +143,5 @@ def test_experts_of_qwen3_vl_moe_are_saved_as_its_checkpoints_have_them(tmp_path
     stored = dict(iterate_weights(model))[name]
     assert memory.shape == (4, 64, 48) and torch.equal(stored, memory.transpose(1, 2))
     save_hf(model, seeing.tokenizer, tmp_path / "saved")
-    again = load_model(str(tmp_path / "saved"), head="lm", ds=DeepSpeedConfig(param_dtype="fp32"))
+    again = load_model(str(tmp_path / "saved"), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     assert torch.equal(dict(again.model.named_parameters())[name], memory)

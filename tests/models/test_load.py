@@ -18,7 +18,7 @@ from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.load import choose_padding_token, load_model, load_tokenizer
 from rlhf_suite.models.prepare import make_trainable
 
-FP32 = DeepSpeedConfig(param_dtype="fp32")
+FP32 = DeepSpeedConfig.of("sft", param_dtype="fp32")
 
 
 def copy_of(folder: Path, to: Path) -> Path:
@@ -35,7 +35,7 @@ def edit(path: Path, **changes: object) -> None:
 def test_weights_load_in_the_configured_precision(folder):
     path = str(folder())
     assert load_model(path, head="lm", ds=FP32).model.dtype == torch.float32
-    assert load_model(path, head="lm", ds=DeepSpeedConfig()).model.dtype == torch.bfloat16
+    assert load_model(path, head="lm", ds=DeepSpeedConfig.of("sft")).model.dtype == torch.bfloat16
 
 
 def test_a_loaded_model_is_in_evaluation_mode_and_make_trainable_changes_that(folder):

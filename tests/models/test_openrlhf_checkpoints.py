@@ -29,7 +29,7 @@ def test_the_head_that_the_checkpoint_names_is_read_whatever_the_flag_says(load,
     written = json.loads(config.read_text()) | {"value_head_prefix": name, "architectures": ["CriticModel"]}
     config.write_text(json.dumps(written | {"mean": 0.5, "std": 2.0}))
     for prefix in ("score", "value_head"):
-        ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True, value_head_prefix=prefix)
+        ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True, value_head_prefix=prefix)
         again = load_model(str(tmp_path), head="value", ds=ds)
         assert not again.head_is_new and again.head_name == name
         torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch))

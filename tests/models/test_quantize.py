@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig, ServedModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.tools import ChatConfig
@@ -25,7 +25,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def quantized(path, head="lm", dtype="fp32"):
-    ds = DeepSpeedConfig(param_dtype=dtype, packing_samples=True, load_in_4bit=True)
+    ds = DeepSpeedConfig.of("sft", param_dtype=dtype, packing_samples=True, load_in_4bit=True)
     return load_model(str(path), head=head, ds=ds)
 
 
@@ -124,7 +124,7 @@ def test_a_served_reward_model_scores_as_the_dequantised_one(base, tokenizer, tm
     save_hf(quantized(path, "value"), tokenizer, tmp_path / "whole")
     scores = {}
     for name, folder, in_4bit in (("4 bits", path, True), ("whole", tmp_path / "whole", False), ("exact", path, False)):
-        ds = ServedModelConfig(param_dtype="fp32", packing_samples=True, load_in_4bit=in_4bit)
+        ds = DeepSpeedConfig.of("serve_rm", param_dtype="fp32", packing_samples=True, load_in_4bit=in_4bit)
         judge = TextJudge(ModelPlan("reward", str(folder), "value", load_in_4bit=in_4bit), ds, "cpu", None, 8)
         scores[name] = torch.tensor(judge.scores([judge.encode(text) for text in ("reverse 1234", "sort 31", "yes")]))
     torch.testing.assert_close(scores["4 bits"], scores["whole"], **CLOSE)

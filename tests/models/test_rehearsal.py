@@ -23,7 +23,7 @@ from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_hf
 
-PLAIN = DeepSpeedConfig(param_dtype="fp32", packing_samples=False, attn_implementation="eager")
+PLAIN = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=False, attn_implementation="eager")
 SAMPLING = {"do_sample": False, "temperature": 0.9, "top_p": 0.6}  # as Llama 2 and Vicuna ship them
 
 

@@ -35,7 +35,7 @@ def folders(tmp_path_factory):
 
 
 def load(folder, packed=True, dtype="fp32"):
-    return load_model(folder, head="lm", ds=DeepSpeedConfig(param_dtype=dtype, packing_samples=packed))
+    return load_model(folder, head="lm", ds=DeepSpeedConfig.of("sft", param_dtype=dtype, packing_samples=packed))
 
 
 def make_batch(model, seed=0) -> TokenBatch:

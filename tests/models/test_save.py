@@ -77,7 +77,7 @@ def test_the_tokenizers_end_joins_the_models_own(load, tokenizer, tmp_path):
 
 
 def test_the_precision_is_kept(folder, tokenizer, tmp_path):
-    save_hf(load_model(str(folder()), head="lm", ds=DeepSpeedConfig()), tokenizer, tmp_path / "half")
+    save_hf(load_model(str(folder()), head="lm", ds=DeepSpeedConfig.of("sft")), tokenizer, tmp_path / "half")
     assert {t.dtype for t in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
@@ -106,7 +106,7 @@ def test_a_padding_token_that_ends_sequences_is_not_saved(load, batch, tokenizer
 
 
 def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder, tokenizer, tmp_path):
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True, value_head_prefix="value_head")
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True, value_head_prefix="value_head")
     model = load_model(str(folder()), head="value", ds=ds)
     save_hf(model, tokenizer, tmp_path / "saved")
     assert "value_head.weight" in load_file(tmp_path / "saved" / "model.safetensors")
@@ -199,7 +199,7 @@ def test_adapters_for_heads_or_unknown_layers_are_refused(load, target):
 
 
 def test_merging_adds_up_in_fp32(folder):
-    model = trained_adapter(load_model(str(folder()), head="lm", ds=DeepSpeedConfig()))
+    model = trained_adapter(load_model(str(folder()), head="lm", ds=DeepSpeedConfig.of("sft")))
     layer = model.model.model.layers[0].mlp.down_proj
     weight, down, up = (part.weight.double() for part in (layer.base_layer, layer.lora_A.default, layer.lora_B.default))
     found = dict(iterate_weights(model))["model.layers.0.mlp.down_proj.weight"]

@@ -25,7 +25,7 @@ SOLUTIONS = [
     ("add 1 2 =", "3 or 4, maybe"),
     ("reverse 4973 =", "3"),
 ]
-DS = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+DS = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True)
 MAX_LEN = 25  # 7 of the 10 steps of the longest
 
 

@@ -137,7 +137,9 @@ def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_pat
     found = gradients(model, batch)
     assert found and not any("vision_model" in name or "connector" in name for name in found)
     save_hf(model, seeing.tokenizer, tmp_path / "saved")
-    again = load_model(str(tmp_path / "saved"), head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    again = load_model(
+        str(tmp_path / "saved"), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True)
+    )
     assert (token_log_probs(again, batch).log_probs - token_log_probs(model.eval(), batch).log_probs).abs().max() == 0
     assert vision_processor(str(tmp_path / "saved"), "images").tokens(PICTURES[0]) == seeing.processor.tokens(
         PICTURES[0]

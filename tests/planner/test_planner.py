@@ -125,7 +125,7 @@ def test_attention_keeps_no_matrix_of_scores_unless_it_is_eager(folder):
 
 
 def shares(replicas=4, **flags):
-    return Shares(DeepSpeedConfig(**flags), replicas, on_gpu=False)
+    return Shares(DeepSpeedConfig.of("sft", **flags), replicas, on_gpu=False)
 
 
 @pytest.mark.notices(
@@ -170,13 +170,16 @@ def test_four_bits_hold_only_the_frozen_matrices():
 
 
 def test_a_gpu_takes_the_whole_bucket_of_deepspeed():
-    here, there = shares(zero_stage=2), Shares(DeepSpeedConfig(zero_stage=2, overlap_comm=True), 4, on_gpu=True)
+    here, there = (
+        shares(zero_stage=2),
+        Shares(DeepSpeedConfig.of("sft", zero_stage=2, overlap_comm=True), 4, on_gpu=True),
+    )
     assert memory.backward_buffers(SMALL, here) == 2 * 1000
     assert memory.backward_buffers(SMALL, there) == 2 * 2 * BUCKET
 
 
 def test_offload_moves_the_optimiser_to_the_host():
-    ds = DeepSpeedConfig(zero_stage=2, adam_offload=True)
+    ds = DeepSpeedConfig.of("sft", zero_stage=2, adam_offload=True)
     found = memory.sum_trained(SMALL, Shares(ds, 4, on_gpu=True), Trace(500, 100))
     assert sum(found.host.values()) == (4 + 8 + 4) * 1000 // 4 + 8 * SMALL.largest
     assert set(found.always) == {"weights", "buffers of the offload"}

@@ -78,7 +78,7 @@ def experience(trajectories: list[Trajectory], rewards: list[float], estimator: 
 
 @pytest.fixture(scope="module")
 def model():
-    return load_model("builtin:tiny", head="lm", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    return load_model("builtin:tiny", head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True))
 
 
 def gradient(model, batches: list[Experience], mode: str, loss: str = "ppo") -> tuple[torch.Tensor, float]:

@@ -17,7 +17,7 @@ from rlhf_suite.models.load import load_model
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 
-DS = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+DS = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True)
 MASK = [0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0]  # of sequences of 4, 5 and 2 tokens, the last without a masked one
 
 

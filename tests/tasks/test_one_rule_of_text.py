@@ -17,7 +17,7 @@ from reward_server import RewardServer
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import ServedModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.ending import Ending
@@ -129,7 +129,7 @@ def wanted(model, answered):
 def served(model):
     """The model of task=serve_rm behind HTTP."""
     plan = ModelPlan("reward", str(model), "value")
-    judge = TextJudge(plan, ServedModelConfig(packing_samples=True), "cpu", None, 64)
+    judge = TextJudge(plan, DeepSpeedConfig.of("serve_rm", packing_samples=True), "cpu", None, 64)
     server = RewardServer(lambda body: (200, {"rewards": judge.scores([judge.encode(t) for t in body["query"]])}))
     yield server
     server.close()

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, read
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
@@ -63,7 +63,7 @@ def test_a_merged_model_has_the_prompts_of_its_adapter(trained, tmp_path):
 
 def test_the_record_is_a_part_of_the_folder_that_is_rehearsed(trained, tmp_path):
     run, _ = trained
-    model = load_model(str(run / "model"), head="lm", ds=ForwardConfig(param_dtype="fp32"))
+    model = load_model(str(run / "model"), head="lm", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     tokenizer = load_tokenizer(str(run / "model"), checked(f"task=chat {MODEL}={run}/model").data)
     parts = FolderParts.of(model, tokenizer, DEFAULT)
     assert rehearse(parts) == []

@@ -44,7 +44,7 @@ def test_transformers_scores_as_the_suite_does(trained):
     theirs = torch.stack([plain(input_ids=torch.tensor([row])).logits[0, 0] for row in ids])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], True, plain.config.pad_token_id)
     together = plain(input_ids=padded, attention_mask=(padded != plain.config.pad_token_id).long()).logits[:, 0]
-    own = load_model(str(folder), head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    own = load_model(str(folder), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True))
     ours = sequence_scores(own, collate([Example(row, [0] * len(row)) for row in ids], TokenBatch))
     assert torch.allclose(ours, theirs, atol=1e-6) and torch.allclose(together, theirs, atol=1e-6)
     assert column(metrics, "eval/acc")[-1] == pytest.approx(float((theirs[::2] > theirs[1::2]).float().mean()))
@@ -53,7 +53,7 @@ def test_transformers_scores_as_the_suite_does(trained):
 @torch.no_grad()
 def test_the_statistics_are_those_of_the_evaluation_set(trained):
     folder, metrics, prefix = trained
-    ds = DeepSpeedConfig(param_dtype="fp32", packing_samples=True, value_head_prefix=prefix)
+    ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=True, value_head_prefix=prefix)
     model = load_model(str(folder), head="value", ds=ds)
     assert not model.head_is_new
     ids = held_out(AutoTokenizer.from_pretrained(folder))

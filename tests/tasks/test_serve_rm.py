@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from rlhf_suite.config.ds import ServedModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.tools import ServeConfig
 from rlhf_suite.models.builtin import builtin_folder
@@ -27,7 +27,9 @@ def judge(tmp_path_factory):
         model = Qwen3ForSequenceClassification(AutoConfig.from_pretrained(base, num_labels=1))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return TextJudge(ModelPlan("reward", str(folder), "value"), ServedModelConfig(param_dtype="fp32"), "cpu", None, 8)
+    return TextJudge(
+        ModelPlan("reward", str(folder), "value"), DeepSpeedConfig.of("serve_rm", param_dtype="fp32"), "cpu", None, 8
+    )
 
 
 @asynccontextmanager

@@ -232,7 +232,8 @@ def train_config(split: Split, budget: int) -> TrainConfig:
 
 
 def ds_config(split: Split) -> DeepSpeedConfig:
-    return DeepSpeedConfig(
+    return DeepSpeedConfig.of(
+        "sft",
         zero_stage=split.zero,
         param_dtype="fp32",
         packing_samples=split.packed,

@@ -83,7 +83,8 @@ OBJECTIVES = {"next token": NextToken(), "ppo": policy("token-mean"), "infinite"
 
 
 def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
-    ds = DeepSpeedConfig(
+    ds = DeepSpeedConfig.of(
+        "sft",
         zero_stage=setup.zero,
         param_dtype=setup.dtype,
         adam_offload=setup.offload,

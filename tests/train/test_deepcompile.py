@@ -32,7 +32,7 @@ def test_deepspeed_is_told_to_compile_and_which_backward_pass_is_the_last():
     """Its engine refuses to compile without the second."""
     world = World.of(0, Mesh(1), torch.device("cpu"))
     for is_on in (False, True):
-        found = engine_config(DeepSpeedConfig(zero_stage=3, deepcompile=is_on), 1.0, world)
+        found = engine_config(DeepSpeedConfig.of("sft", zero_stage=3, deepcompile=is_on), 1.0, world)
         assert found.get("compile") == ({"deepcompile": True} if is_on else None)
         assert found["managed_gradient_accumulation"] is is_on
 

@@ -30,13 +30,13 @@ CPU, GPU = World(0, Mesh(2), torch.device("cpu")), World(0, Mesh(2), torch.devic
     ],
 )
 def test_reductions_overlap_on_gpus_unless_the_flag_says_otherwise(stage, flag, on_gpu, on_cpu):
-    ds = DeepSpeedConfig(zero_stage=stage, overlap_comm=flag)
+    ds = DeepSpeedConfig.of("sft", zero_stage=stage, overlap_comm=flag)
     assert (overlaps_reduction(ds, "cuda"), overlaps_reduction(ds, "cpu")) == (on_gpu, on_cpu)
 
 
 def zero_settings(world: World, stage: int, **options) -> tuple[bool, bool | None]:
     """Whether reductions overlap, and whether ZeRO scatters gradients; None: as DeepSpeed does by itself."""
-    zero = engine_config(DeepSpeedConfig(zero_stage=stage), 1.0, world, **options)["zero_optimization"]
+    zero = engine_config(DeepSpeedConfig.of("sft", zero_stage=stage), 1.0, world, **options)["zero_optimization"]
     return zero["overlap_comm"], zero.get("reduce_scatter")
 
 
@@ -56,7 +56,7 @@ def test_zero_3_scatters_gradients_on_gpus_but_those_of_muon():
 
 def test_liger_is_on_where_it_can_be_and_a_flag_wins():
     def fuses(device="cuda", reads_images=False, **flags):
-        return fuses_layers(DeepSpeedConfig(**flags), "qwen3", device, reads_images=reads_images)
+        return fuses_layers(DeepSpeedConfig.of("sft", **flags), "qwen3", device, reads_images=reads_images)
 
     is_known = "qwen3" in liger_kinds()  # where it is installed
     assert fuses() == is_known
@@ -82,7 +82,7 @@ def test_an_engine_on_a_gpu_runs_as_many_sequences_as_vllm_says():
 )
 def test_small_parameters_stay_whole_on_gpus_unless_the_flag_says_otherwise():
     def threshold(world: World, **flags) -> int:
-        ds = DeepSpeedConfig(zero_stage=3, **flags)
+        ds = DeepSpeedConfig.of("sft", zero_stage=3, **flags)
         return engine_config(ds, 1.0, world)["zero_optimization"]["stage3_param_persistence_threshold"]
 
     assert (threshold(GPU), threshold(CPU), threshold(GPU, deepcompile=True)) == (100_000, 0, 0)

@@ -46,7 +46,7 @@ def dropping(request, tmp_path_factory) -> Path:
 
 def first_step(world: World, folder: Path, section: TrainedModelConfig, output: Path) -> dict[str, float]:
     """The metrics of a first optimiser step, against log-probs measured just before; the model goes to `output`."""
-    ds = DeepSpeedConfig(zero_stage=0, param_dtype="fp32", attn_implementation="eager")
+    ds = DeepSpeedConfig.of("sft", zero_stage=0, param_dtype="fp32", attn_implementation="eager")
     section = replace(section, model_name_or_path=str(folder))
     model = load_trained(ModelPlan("actor", section.model_name_or_path), section, ds, world, total_steps=1, seed=0)
     torch.manual_seed(3)

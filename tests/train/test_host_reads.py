@@ -134,7 +134,7 @@ def load(folder: Path) -> Callable[[str, str], TrainedModel]:
             world = World(0, Mesh(1), torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
             config = TrainedModelConfig(model_name_or_path=str(folder), gradient_checkpointing_enable=True)
             plan = ModelPlan("actor", str(folder), head=head)
-            ds = DeepSpeedConfig(zero_stage=None, packing_samples=True)
+            ds = DeepSpeedConfig.of("sft", zero_stage=None, packing_samples=True)
             loaded[device, head] = load_trained(plan, config, ds, world, total_steps=100, seed=0)
         return loaded[device, head]
 

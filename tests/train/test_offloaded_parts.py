@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 @torch.no_grad()
 def log_probs(world, folder, batch, zero):
     """Log-probs of two forward passes in one phase, and how many elements are kept in host memory."""
-    ds = DeepSpeedConfig(zero_stage=zero, param_dtype="fp32")
+    ds = DeepSpeedConfig.of("sft", zero_stage=zero, param_dtype="fp32")
     with make_load_context(ds):
         module = load_model(str(folder / "lm"), head="lm", ds=ds)
     model = prepare_frozen(module, ds, world, offload=zero == 3)

@@ -74,7 +74,7 @@ def reference_direction(folder, batch):
 def test_norms_and_biases_do_not_decay(folder, batch):
     from rlhf_suite.config.ds import DeepSpeedConfig
 
-    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig(param_dtype="fp32"))
+    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     decayed, exempt = parameter_groups(model, TrainedModelConfig(adam=AdamConfig(weight_decay=0.1)))
     assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2}
@@ -85,7 +85,7 @@ def test_norms_and_biases_do_not_decay(folder, batch):
 def test_muon_takes_the_hidden_matrices_only(folder):
     from rlhf_suite.config.ds import DeepSpeedConfig
 
-    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig(param_dtype="fp32"))
+    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     mark_muon_parameters(model.named_parameters())
     others = {name for name, p in model.named_parameters() if not p.use_muon}
     assert {"model.score.weight", "model.model.embed_tokens.weight", "model.model.norm.weight"} <= others
@@ -169,7 +169,7 @@ def moved(world, folder, batch):
         lr_warmup_ratio=0.0,
         max_norm=0.0,
     )
-    ds = DeepSpeedConfig(zero_stage=0, param_dtype="fp32", packing_samples=True)
+    ds = DeepSpeedConfig.of("sft", zero_stage=0, param_dtype="fp32", packing_samples=True)
     model = load_trained(ModelPlan("actor", config.model_name_or_path), config, ds, world, total_steps=4, seed=0)
     ends = ("embed_tokens.weight", "layers.0.mlp.down_proj.weight")
     watched = [next(p for name, p in model.module.named_parameters() if name.endswith(end)) for end in ends]

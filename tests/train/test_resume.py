@@ -125,7 +125,7 @@ def never_killed(world, folder):
         actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
         data=DataConfig.of("sft", dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
         train=TrainConfig.of("sft", batch_size=8, micro_batch_size=2, max_steps=5),
-        ds=DeepSpeedConfig(param_dtype="fp32", zero_stage=2),
+        ds=DeepSpeedConfig.of("sft", param_dtype="fp32", zero_stage=2),
         logger=LoggerConfig(progress=False),
     )
     journal = Journal(config.logger, RunFolder(folder), "sft")

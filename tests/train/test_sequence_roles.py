@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import RLDeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.rollout import RolloutConfig
@@ -27,7 +27,9 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
     sequence, tensor = axes
     mesh = Mesh(world.mesh.size // (sequence * tensor), sequence, tensor)
     rank = Rank(world.rank, mesh, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "cpu")
-    ds = RLDeepSpeedConfig(param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode)
+    ds = DeepSpeedConfig.of(
+        "ppo", param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode
+    )
     ds.tensor_parallel_size = tensor
     train = TrainConfig.of(
         "ppo", micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1)

@@ -110,7 +110,9 @@ def test_gradients_of_micro_batches_are_added_up_in_the_type_of_the_flag(accumul
     from rlhf_suite.train.torch_engine import TorchEngine
 
     module = torch.nn.Linear(1, 1, bias=False).bfloat16()
-    engine = TorchEngine(module, TrainedModelConfig(max_norm=0.0), DeepSpeedConfig(grad_accum_dtype=accumulate))
+    engine = TorchEngine(
+        module, TrainedModelConfig(max_norm=0.0), DeepSpeedConfig.of("sft", grad_accum_dtype=accumulate)
+    )
     for slope in (256.0, 1.0):
         engine.backward(engine(torch.full((1, 1), slope).bfloat16()).sum())
     engine.step()

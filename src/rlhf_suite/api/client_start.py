@@ -186,7 +186,7 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     assert isinstance(actors.policy, SteppedPolicyGroup) and actors.engines is not None
     engines = actors.engines
     stack.callback(engines.loop.join_threads, CLOSING_S)
-    limit = mismatch_limit(run.algo.mismatch_max, run.ds.param_dtype, plan.device)
+    limit = mismatch_limit(run.algo.mismatch_max, run.ds.precision, plan.device)
     probe = as_prompt(tokenizer(PROBE, add_special_tokens=False)["input_ids"], 0)
     weights = connect_weight_sync(run, plan, actors.policy, engines, [probe], limit)
     stack.callback(weights.close)

@@ -140,7 +140,7 @@ def plan_run(line: CommandLine, checked: Preflight, asked: Devices) -> Planned:
     if run is None:
         raise UserError(report(checked.problems))
     if target.flops is None:
-        target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
+        target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.precision))
     estimated = estimate(run, target)
     remarks = () if target.device is None else remarks_on_idle(estimated.num_devices, devices_of(run, checked))
     return Planned(estimated, tuple(remarks), line, run, checked.given, asked)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.generate import ScoreConfig
 from rlhf_suite.config.models import ModelConfig, SeeingActorConfig, SFTActorConfig
 from rlhf_suite.config.problems import Problem
@@ -97,7 +96,7 @@ def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
     reward = run.reward.as_of("score", rule=None, remote_url=None)
-    return ScoreRun(ds=like(RewardModelConfig, run.ds), data=data, reward=reward, score=score, launch=run.launch)
+    return ScoreRun(ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
 
 
 def like(cls: type[T], section: object, **changes: Any) -> T:
@@ -111,7 +110,7 @@ def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     by_model = run.reward.model_name_or_path is not None
     reward = RewardConfig.of("generate") if by_model else run.reward.as_of("generate")
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
-    return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
+    return GenerateRun(actor=ModelConfig(model), ds=run.ds.as_of("generate"), **shared, **sections)
 
 
 def _build_training(run: LoopRun, task: str, actor: type, model: str, output: str | None) -> dict[str, Any]:
@@ -120,7 +119,8 @@ def _build_training(run: LoopRun, task: str, actor: type, model: str, output: st
         "actor": like(actor, run.actor, model_name_or_path=model),
         "ckpt": CheckpointConfig.of(task, output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
         "train": run.train.as_of(task),
-        **{name: getattr(run, name) for name in ("ds", "logger", "launch")},
+        "ds": run.ds.as_of(task),
+        **{name: getattr(run, name) for name in ("logger", "launch")},
     }
 
 

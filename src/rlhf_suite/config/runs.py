@@ -17,15 +17,7 @@ from rlhf_suite.config.algo import (
 )
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import (
-    DeepSpeedConfig,
-    FourBitConfig,
-    OwnPrecisionConfig,
-    PrecisionConfig,
-    RewardModelConfig,
-    RLDeepSpeedConfig,
-    ServedModelConfig,
-)
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig
 from rlhf_suite.config.flags import FREE, flag, group, is_false, is_null, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
@@ -202,7 +194,6 @@ class PPORun(TrainedRun, task="ppo"):
     rollout: RolloutConfig = group(RolloutConfig)
     agent: AgentConfig = group(AgentConfig, when=IF_NOT_REPLAYED)
     vllm: VLLMConfig = group(VLLMConfig, when=IF_NOT_REPLAYED)
-    ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
     data: DataConfig = group(DataConfig)
     train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig, when=IF_NOT_REPLAYED)
@@ -218,7 +209,7 @@ class GenerateRun(ResumableRun, task="generate"):
     """Answers of a model to the prompts of a file"""
 
     actor: ModelConfig = group(ModelConfig)
-    ds: PrecisionConfig = group(PrecisionConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: DataConfig = group(DataConfig)
     rollout: GenerationConfig = group(GenerationConfig)
     vllm: EngineConfig = group(EngineConfig)
@@ -232,7 +223,7 @@ class ScoreRun(ResumableRun, task="score"):
 
     MODEL: ClassVar[str] = "data.dataset"
 
-    ds: RewardModelConfig = group(RewardModelConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: DataConfig = group(DataConfig)
     reward: RewardConfig = group(RewardConfig)
     score: ScoreConfig = group(ScoreConfig)
@@ -257,7 +248,7 @@ class MergeLoRARun(Run, task="merge_lora"):
     actor: ModelConfig = group(ModelConfig)
     lora: AdapterConfig = group(AdapterConfig)
     ckpt: CheckpointConfig = group(CheckpointConfig)
-    ds: OwnPrecisionConfig = group(OwnPrecisionConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
 
 
 @dataclass
@@ -307,7 +298,7 @@ class ServeRMRun(Run, task="serve_rm"):
     HAS_DEMO = False  # there is no built-in reward model
 
     reward: ServedRewardConfig = group(ServedRewardConfig)
-    ds: ServedModelConfig = group(ServedModelConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
     serve: ServeConfig = group(ServeConfig)
 
 
@@ -317,7 +308,7 @@ class ChatRun(Run, task="chat"):
 
     actor: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig)
-    ds: FourBitConfig = group(FourBitConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
     chat: ChatConfig = group(ChatConfig)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from types import NoneType
@@ -73,6 +74,12 @@ class Section(metaclass=SectionClass):
         return section
 
 
+def section_of(declared: type, task: str, values: Mapping[str, Any]) -> Any:
+    """Return the section of a task with other defaults. Its class is made with the first run of the task, so that the
+    start of a run does not make those of all tasks."""
+    return with_defaults(class_of(declared, task), values)
+
+
 @cache
 def class_of(declared: type, task: str) -> type[Any]:
     """Return the class of a task's sections, which has the name of the one that declares the flags of all tasks."""
@@ -119,8 +126,10 @@ def field_of(name: str, field: dataclasses.Field[Any], task: str, owner: str) ->
         return Absent(f"task={task} has no flag {name!r} in {owner}")
     if "section" in declared:
         if issubclass(declared["section"], Section):
-            make = partial(with_defaults, class_of(declared["section"], task), declared["values"])
+            make = partial(section_of, declared["section"], task, declared["values"])
             of_task = dataclasses.field(default_factory=make, metadata=declared)
     elif task in declared["defaults"]:
         of_task = with_default(declared["defaults"][task], declared)
+    elif task in declared["never_null"]:
+        of_task = copy(field)  # of which the type differs
     return of_task

@@ -37,7 +37,7 @@ def start_engines(
     actor = plan.models[ACTOR]
     spec = EngineSpec(
         model=model_folder(actor.path, actor.flag),
-        dtype=ENGINE_DTYPES[run.ds.param_dtype],
+        dtype=ENGINE_DTYPES[run.ds.precision],
         device=plan.device,
         max_len=run.data.max_len,
         seed=run.train.seed,
@@ -82,7 +82,7 @@ def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], dev
     """Start one actor per engine with the weights of `model`. Does not wait."""
     spec = EngineSpec(
         model=model_folder(model, "actor.model_name_or_path"),
-        dtype=ENGINE_DTYPES[config.ds.param_dtype],
+        dtype=ENGINE_DTYPES[config.ds.precision],
         device=device,
         max_len=config.data.max_len,
         seed=config.rollout.seed,

@@ -10,7 +10,7 @@ from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedT
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import LoadedConfig
+from rlhf_suite.config.ds import load_settings
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
@@ -50,7 +50,7 @@ class ChatModel:
             )
         self.max_len = config.max_len or min(LONGEST, limit or LONGEST)
         precision = "fp32" if own.dtype in (None, torch.float32) else "bf16"
-        ds = LoadedConfig(param_dtype=precision, attn_implementation="sdpa", load_in_4bit=load_in_4bit)
+        ds = load_settings(param_dtype=precision, attn_implementation="sdpa", load_in_4bit=load_in_4bit)
         self.model = load_model(path, head="lm", ds=ds, flag=FLAG).model.to(device).requires_grad_(False)
         # This replaces the model's own settings, which would otherwise fill in the values that are not given here.
         self.model.generation_config = generation(config, self.tokenizer, self.model.generation_config)

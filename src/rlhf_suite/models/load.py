@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig, wanted_packing
+from rlhf_suite.config.ds import DeepSpeedConfig, wanted_packing
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
@@ -161,7 +161,7 @@ def load_model(
     path: str,
     *,
     head: Literal["lm"],
-    ds: ForwardConfig,
+    ds: DeepSpeedConfig,
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
@@ -173,7 +173,7 @@ def load_model(
     path: str,
     *,
     head: Literal["value"],
-    ds: ForwardConfig,
+    ds: DeepSpeedConfig,
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
@@ -184,7 +184,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     path: str,
     *,
     head: Literal["lm", "value"],
-    ds: ForwardConfig,
+    ds: DeepSpeedConfig,
     seed: int = 0,
     flag: str = "actor.model_name_or_path",
     writable: Gather = whole,
@@ -232,13 +232,13 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     return result.eval()
 
 
-def packs_rows(model: PreTrainedModel, family: Family, ds: ForwardConfig) -> bool:
+def packs_rows(model: PreTrainedModel, family: Family, ds: DeepSpeedConfig) -> bool:
     """Return whether the sequences of a batch are laid end to end for a model."""
     wanted = False if ds.packing_samples is None and carries_unknown_state(model, family) else wanted_packing(ds)
     return family.packs(wanted, ds.attn_implementation)
 
 
-def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:
+def model_config(folder: str, head: Literal["lm", "value"], ds: DeepSpeedConfig) -> PretrainedConfig:
     """Return the configuration with which a model is loaded."""
     labels = {"num_labels": 1} if head == "value" else {}
     config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **labels)
@@ -269,7 +269,7 @@ def vision_processor(
         return VisionProcessor(folder, flag, path)
 
 
-def head_prefix(config: PretrainedConfig, ds: ForwardConfig) -> str:
+def head_prefix(config: PretrainedConfig, ds: DeepSpeedConfig) -> str:
     """Return the name of the scalar head in a checkpoint: OpenRLHF writes it into config.json, which wins."""
     name: str = getattr(config, "value_head_prefix", ds.value_head_prefix)
     return name
@@ -286,7 +286,7 @@ def check_head(config: PretrainedConfig, family: Family, flag: str, path: str) -
         )
 
 
-def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: str) -> None:
+def check_experts(model: PreTrainedModel, ds: DeepSpeedConfig, flag: str, path: str) -> None:
     """Raise UserError for ds.experts_implementation if the actor has no experts whose computation can be chosen. The
     models beside it may be of another kind."""
     is_actor = flag.startswith("actor.")
@@ -298,16 +298,16 @@ def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: st
 
 
 def build_load_arguments(
-    ds: ForwardConfig, head: Literal["lm", "value"], head_name: str, device: torch.device | None
+    ds: DeepSpeedConfig, head: Literal["lm", "value"], head_name: str, device: torch.device | None
 ) -> dict[str, Any]:
     """Return the keyword arguments that every model is loaded with."""
     settings: dict[str, Any] = {
-        "dtype": DTYPES[ds.param_dtype],
+        "dtype": DTYPES[ds.precision],
         "trust_remote_code": trusts_code(),
         "output_loading_info": True,
     }
-    if isinstance(ds, DeepSpeedConfig | FourBitConfig) and ds.load_in_4bit:
-        settings["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
+    if ds.load_in_4bit:
+        settings["quantization_config"] = four_bit(DTYPES[ds.precision])
     if device is not None:
         settings["device_map"] = {"": device}
     if head == "value" and head_name != "score":

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import load_settings
 from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.placement import Role
@@ -162,7 +162,7 @@ class Planner:
                 moments["weight sync"] = memory.sync_buffers(counts, self.plan.engines.sync_backend)
         if self.run.ds.ring_attn_size > 1:
             # Keys and values of all ranks, and their gradients, beside what a rank's own tokens take.
-            kv = counts.kv_per_token * memory.SIZES[self.run.ds.param_dtype] * tokens.total * self.run.ds.ring_attn_size
+            kv = counts.kv_per_token * memory.SIZES[self.run.ds.precision] * tokens.total * self.run.ds.ring_attn_size
             layers = 4 * kv // max(1, counts.attention // max(1, counts.hidden))
             moments["gathered keys and values"] = trace(use, tokens).training + layers
         if TEACHER in self.plan.models:
@@ -216,11 +216,11 @@ class Planner:
         """Return what a device of an engine holds."""
         assert isinstance(self.run, PPORun) and isinstance(self.plan, Plan)
         ds = self.run.ds
-        plain = DeepSpeedConfig(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
+        plain = load_settings(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
         counts = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
         capacity = self.target.memory if self.on_gpu else None
         share = self.plan.engines.gpu_memory_utilization
-        size = memory.SIZES[ds.param_dtype]
+        size = memory.SIZES[ds.precision]
         held = memory.engine(counts, self.run.vllm, size, self.run.data.max_len, capacity, share)
         return replace(held, memory=replace(held.memory, host={})) if self.plan.engines.discards_weights else held
 
@@ -263,7 +263,7 @@ class Planner:
     def weights_on_their_way(self, run: PPORun) -> dict[str, int]:
         """Return what is sent to engines of this node. Adapters are merged into weights, or sent alone at every sync
         but the first one, which brings the model without them; where engines may be started again it stays there."""
-        size, counts = memory.SIZES[run.ds.param_dtype], self.parameters(self.plan.models[ACTOR])
+        size, counts = memory.SIZES[run.ds.precision], self.parameters(self.plan.models[ACTOR])
         if not run.ds.lora.rank:
             return {"weights on their way to the engines": size * counts.total}
         if not run.vllm.sync_adapters:
@@ -274,7 +274,7 @@ class Planner:
     def disk(self) -> dict[str, int]:
         """Return what a run writes: checkpoints with the one that is being written, the model, and the rollouts of all
         steps, or those of each where train.max_steps does not say how many there will be."""
-        ckpt, size = self.run.ckpt, memory.SIZES[self.run.ds.param_dtype]
+        ckpt, size = self.run.ckpt, memory.SIZES[self.run.ds.precision]
         models = [(model, self.parameters(model)) for model in self.plan.models.values() if self.section(model.name)]
         average = isinstance(self.run, PPORun) and self.run.train.enable_ema
         one = sum(
@@ -354,7 +354,7 @@ class Planner:
         so in a step of the run: each step of a batch reads the weights and the KV cache of its sequences once from the
         memory of the GPU."""
         assert isinstance(self.run, PPORun)
-        engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
+        engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.precision]
         longest = run.data.max_len
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
         at_once = max(1.0, min(self.at_once(), engine.kv_tokens / longest))

@@ -80,7 +80,7 @@ class Shares:
 
     @property
     def weight(self) -> int:
-        return SIZES[self.ds.param_dtype]
+        return SIZES[self.ds.precision]
 
     @property
     def gradient(self) -> int:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 
-from rlhf_suite.config.ds import DeepSpeedConfig, wanted_packing
+from rlhf_suite.config.ds import DeepSpeedConfig, load_settings, wanted_packing
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
@@ -115,7 +115,7 @@ class Use:
             model.path,
             model.flag,
             model.head,
-            ds.param_dtype,
+            ds.precision,
             attention=ds.attn_implementation,
             packed=wanted_packing(ds),
             experts=ds.experts_implementation if model.name == "actor" else None,
@@ -143,7 +143,7 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
     Raises:
         UserError: the model cannot be built so.
     """
-    ds = DeepSpeedConfig(param_dtype=use.dtype, experts_implementation=use.experts)
+    ds = load_settings(param_dtype=use.dtype, experts_implementation=use.experts)
     with explain_load_errors(use.flag, use.path), quiet_transformers():
         config = model_config(model_folder(use.path, use.flag), use.head, ds)
         switch_off_dropout(config)

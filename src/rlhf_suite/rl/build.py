@@ -87,7 +87,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     if actors.engines is None:
         limit, sampling = math.inf, build_replay(config, data)
     else:
-        limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
+        limit = mismatch_limit(config.algo.mismatch_max, config.ds.precision, plan.device)
         sampling = build_sampling(config, plan, folder, journal, data, actors, actors.engines, rewards, files, limit)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     updater = Updater(config.train, config.actor, actors.policy, actors.critic, **counts, mismatch_limit=limit)

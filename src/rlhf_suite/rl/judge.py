@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, RewardModelConfig, ServedModelConfig, is_flash
+from rlhf_suite.config.ds import DeepSpeedConfig, is_flash, load_settings
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.micro_batches import MicroBatches
 from rlhf_suite.config.plan import ModelPlan
@@ -54,11 +54,11 @@ class Judge(Role):
         return division.per_token(results)
 
 
-def alone(model: ModelPlan, ds: RewardModelConfig) -> DeepSpeedConfig:
+def alone(model: ModelPlan, ds: DeepSpeedConfig) -> DeepSpeedConfig:
     """Return how a judge is held that scores a file: whole on each rank. The default precision is that
     of its checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(model.path, model.flag)
-    return DeepSpeedConfig(zero_stage=0, param_dtype=precision, value_head_prefix=ds.value_head_prefix)
+    return load_settings(zero_stage=0, param_dtype=precision, value_head_prefix=ds.value_head_prefix)
 
 
 class TextJudge:
@@ -68,7 +68,7 @@ class TextJudge:
     def __init__(
         self,
         model: ModelPlan,
-        ds: ServedModelConfig,
+        ds: DeepSpeedConfig,
         device: str,
         constants: tuple[float, float] | None,
         batch_size: int,
@@ -102,7 +102,7 @@ class TextJudge:
         return [outcome.reward for outcome in outcomes if isinstance(outcome, Scored)]
 
 
-def judge_settings(model: ModelPlan, ds: ServedModelConfig) -> DeepSpeedConfig:
+def judge_settings(model: ModelPlan, ds: DeepSpeedConfig) -> DeepSpeedConfig:
     """Return how a served model is held: on one device, without DeepSpeed. The default precision is that of its
     checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(model.path, model.flag)
@@ -111,7 +111,7 @@ def judge_settings(model: ModelPlan, ds: ServedModelConfig) -> DeepSpeedConfig:
             f"ds.attn_implementation={ds.attn_implementation}: it has no fp32 kernels, and {model.flag}={model.path} "
             "is not in bf16. Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
         )
-    return DeepSpeedConfig(
+    return load_settings(
         zero_stage=None,
         param_dtype=precision,
         attn_implementation=ds.attn_implementation,

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, RLDeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
@@ -52,7 +52,7 @@ STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy a
 class WorkerSettings:
     """The sections of flags that the workers of every model read."""
 
-    ds: RLDeepSpeedConfig
+    ds: DeepSpeedConfig
     train: TrainConfig
     rollout: RolloutConfig
     data: DataConfig
@@ -287,7 +287,7 @@ class PolicyRole(TrainedRole):
         self.host, self.check, self.timeout_s, self.keep = os.environ["MASTER_ADDR"], check, timeout_s, keep
         self.sender = None  # of another backend, which does not work here
         if backend == "shm" and self.world.is_main and self.model.module.lora is not None:
-            self.base_sender = ShmSender(DTYPES[self.settings.ds.param_dtype], check, keep)
+            self.base_sender = ShmSender(DTYPES[self.settings.ds.precision], check, keep)
         return self.host, self._open(backend, 0) if self.world.is_main else 0
 
     def join_sender(self, host: str, port: int) -> None:
@@ -296,7 +296,7 @@ class PolicyRole(TrainedRole):
             self._open("ipc", port)
 
     def _open(self, backend: str, port: int) -> int:
-        dtype = DTYPES[self.settings.ds.param_dtype]
+        dtype = DTYPES[self.settings.ds.precision]
         if backend == "shm":
             self.sender = ShmSender(dtype, self.check, self.keep)
             return 0

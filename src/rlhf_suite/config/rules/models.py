@@ -85,7 +85,7 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
     if name is None:
         return  # the best that the model can do
-    if isinstance(run.ds, DeepSpeedConfig) and run.ds.ring_attn_size > 1 and is_flash(name):
+    if run.ds.splits_tokens and is_flash(name):
         return  # `sequences_split` refuses it
     if is_flash(name):
         yield from flash_attention_fits(name, run.ds.param_dtype, run.launch.device)
@@ -102,7 +102,7 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
 def packing_demand(run: AnyTrainedRun | ServeRMRun) -> str | None:
     """Return the flag and value by which a run wants packed rows; None if its model may pad them."""
     ds = run.ds
-    if isinstance(ds, DeepSpeedConfig) and ds.ring_attn_size > 1:
+    if ds.splits_tokens:
         return f"ds.ring_attn_size={ds.ring_attn_size}"
     if getattr(getattr(run, "data", None), "pack_to_max_len", False):
         return "data.pack_to_max_len=true"
