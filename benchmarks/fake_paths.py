@@ -76,7 +76,7 @@ def load(path: str, head: str = "lm", packed: bool = True, balance: float = 0.0)
     balances its experts."""
     world = World(0, Mesh(1), DEVICE)
     config = TrainedModelConfig(model_name_or_path=path, gradient_checkpointing_enable=True, aux_loss_coef=balance)
-    ds = DeepSpeedConfig(zero_stage=None, packing_samples=packed, param_dtype="bf16")
+    ds = DeepSpeedConfig.of("sft", zero_stage=None, packing_samples=packed, param_dtype="bf16")
     return load_trained(ModelPlan("actor", path, head=head), config, ds, world, total_steps=100, seed=0)
 
 
