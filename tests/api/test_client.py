@@ -209,16 +209,23 @@ def survivors(family):
 
 
 @pytest.mark.proof
-def test_a_dead_rank_ends_the_call_with_its_name(tmp_path):
-    said = "actor-0 died during actor: a forward and backward pass"
+@pytest.mark.parametrize(
+    ("actor", "call", "doing"),
+    [
+        ("actor-0", lambda client: client.forward([rs.Datum([81, 68])], "cross_entropy"), "actor: a forward pass"),
+        ("engine-0", lambda client: client.sample(["reverse 0123 = "]), "1 generations"),
+    ],
+)
+def test_a_dead_process_ends_the_call_with_its_name(tmp_path, actor, call, doing):
+    settings = {**SETTINGS, "run_dir": tmp_path / "run", "vllm.max_restarts": 0}
     with (
-        pytest.raises(rs.RunError, match=said),
-        rs.Client("builtin:tiny", run_dir=tmp_path / "run", **SETTINGS) as client,
+        pytest.raises(rs.RunError, match=f"{actor} died during {doing}"),
+        rs.Client("builtin:tiny", **settings) as client,
     ):
-        process_of(client.folder / "logs" / "actor-0.log", psutil.Process().children(recursive=True)).kill()
-        client.forward_backward([rs.Datum([81, 68])], "cross_entropy")
+        process_of(client.folder / "logs" / f"{actor}.log", psutil.Process().children(recursive=True)).kill()
+        call(client)
     run = rs.load(tmp_path / "run")
-    assert run.status == "failed" and "actor-0 died" in run.error
+    assert run.status == "failed" and f"{actor} died" in run.error
 
 
 PROGRAM = f"""
@@ -240,6 +247,23 @@ def test_nothing_is_left_of_a_program_that_a_signal_ends(tmp_path, number):
     program.send_signal(number)
     assert program.wait(GONE_S) != 0
     assert family and survivors(family) == []
+
+
+@pytest.mark.proof
+def test_two_ranks_of_zero_3_take_the_step_of_one(tmp_path):
+    """Also where a call has fewer sequences than there are ranks."""
+    norms, log_probs = [], []
+    for ranks, stage in ((1, 0), (2, 3)):
+        divided = {"actor.num_gpus_per_node": ranks, "ds.zero_stage": stage, "run_dir": tmp_path / str(ranks)}
+        with rs.Client("builtin:tiny", **SETTINGS, **divided) as client:
+            data = [rs.Datum([81, 68, 85, 68 + number], None, number - 1.5, -5.0) for number in range(4)]
+            count = client.count_units(data)
+            for part in (data[:1], data[1:]):
+                client.forward_backward(part, "importance_sampling", count)
+            norms.append(client.optim_step()["train/actor_grad_norm"])
+            log_probs.append(np.concatenate(client.compute_logprobs(data)))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    np.testing.assert_allclose(log_probs[1], log_probs[0], atol=1e-4)
 
 
 @pytest.mark.proof
