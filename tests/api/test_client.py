@@ -13,7 +13,7 @@ import pytest
 
 import rlhf_suite as rs
 from actor_processes import process_of
-from rlhf_suite.api.client_start import choose_stand_ins, list_names
+from rlhf_suite.api.client_start import choose_stand_ins, flatten, remark_on_unread
 from rlhf_suite.api.datum import to_experience
 from rlhf_suite.data.ending import Ending
 
@@ -89,7 +89,19 @@ def test_weights_become_mask_and_correction():
     ],
 )  # fmt: skip
 def test_flags_stand_in_only_for_what_a_call_is_silent_about(settings, missing):
-    assert list(choose_stand_ins({*list_names(settings)})) == missing
+    assert list(choose_stand_ins({name for name, _ in flatten(settings)})) == missing
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({"model": "m", "ds": {"zero_stage": 2}, "eval": {"dataset": None}}, None),
+        ({"reward": len, "eval": {"steps": 5}, "logger.progress": False}, "eval.steps, logger.progress, reward"),
+    ],
+)
+def test_settings_that_the_loop_follows_itself_are_named(settings, unread):
+    said = [*remark_on_unread(settings)]
+    assert said == ([] if unread is None else [f"Warning: a client does not read {unread}: your loop scores, evaluates and logs by itself"])  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.stack

@@ -53,6 +53,8 @@ STAND_INS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("algo.advantage.estimator", "reinforce", ("algo/advantage", "estimator", "experiment", *FILES)),
     ("algo.kl.init_coef", 0, ("algo.kl", "experiment", *FILES)),
 )
+# What the loop that calls a client does itself, as settings of task=ppo say it.
+OF_THE_LOOP = ("agent", "callbacks", "critic", "eval", "logger", "on_step", "reward", "teacher")
 MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo
 PROBE = "The engines have the weights of the policy."
 
@@ -85,7 +87,7 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
         ConfigurationError: there are mistakes in it; all of them are in its `problems`.
         UserError: a value has no form that a flag can take.
     """
-    stand_ins = choose_stand_ins({*list_names(settings)})
+    stand_ins = choose_stand_ins({name for name, _ in flatten(settings)})
     _, checked = ask("ppo", {**stand_ins, **settings})
     if checked.is_sweep or checked.is_submitted:
         raise ConfigurationError([Problem("hydra", "a client is one process of this machine", "remove it")])
@@ -94,6 +96,8 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
     (run,) = checked.runs
     assert isinstance(run, PPORun)
     refuse([*list_unserved(run)])
+    for remark in remark_on_unread(settings):
+        show_line(remark, to_stderr=True)
     check_places(checked)
     place = for_run(checked)
     if isinstance(place, Problem):
@@ -101,13 +105,21 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
     return run, RunFolder(place.folder.resolve()), "data.prompt_dataset" not in stand_ins
 
 
-def list_names(settings: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yield the names of settings with dots, those within tables too."""
+def flatten(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings with their names with dots, those within tables too."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from list_names(value, f"{before}{key}.")
+            yield from flatten(value, f"{before}{key}.")
         else:
-            yield f"{before}{key}"
+            yield f"{before}{key}", value
+
+
+def remark_on_unread(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about settings that a client accepts, so that those of task=ppo can be given as they are, but
+    does not read. A setting that is None asks for nothing."""
+    values = {name: value for name, value in flatten(settings) if value is not None}
+    if unread := sorted(name for name in values if name.partition(".")[0] in OF_THE_LOOP):
+        yield f"Warning: a client does not read {', '.join(unread)}: your loop scores, evaluates and logs by itself"
 
 
 def choose_stand_ins(names: set[str]) -> dict[str, Any]:
