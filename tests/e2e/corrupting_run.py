@@ -29,5 +29,6 @@ class Corrupting(PolicyRole):
 
 
 if __name__ == "__main__":
-    actors.PolicyRole = Corrupting  # type: ignore[misc]
+    *others, (handle, _) = actors.start_actors.__defaults__ or ()
+    actors.start_actors.__defaults__ = (*others, (handle, Corrupting))
     raise SystemExit(main())

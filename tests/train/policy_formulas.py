@@ -120,6 +120,8 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
         ratio = torch.exp(mean) * torch.exp(s.log_probs - s.log_probs.detach())
     else:
         ratio = torch.exp(log_ratio)
+    if loss == "importance_sampling":
+        return -ratio * s.advantages
     bounded = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
     if loss == "cispo":
         return -bounded.detach() * s.advantages * s.log_probs
