@@ -120,8 +120,6 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
         ratio = torch.exp(mean) * torch.exp(s.log_probs - s.log_probs.detach())
     else:
         ratio = torch.exp(log_ratio)
-    if loss == "importance_sampling":
-        return -ratio * s.advantages
     bounded = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
     if loss == "cispo":
         return -bounded.detach() * s.advantages * s.log_probs
@@ -135,8 +133,9 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
     if loss == "sapo":
         tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
         return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages
-    if loss == "kl_cov":
-        return -ratio * s.advantages + s.chosen * KL_COV * log_ratio.abs()
+    if loss in ("importance_sampling", "kl_cov"):
+        pull = KL_COV * log_ratio.abs() if loss == "kl_cov" else 0.0
+        return -ratio * s.advantages + s.chosen * pull
     surrogate = -torch.minimum(ratio * s.advantages, bounded * s.advantages)
     return surrogate * (1 - s.chosen) if loss == "clip_cov" else surrogate
 
