@@ -134,8 +134,8 @@ def token_terms(loss: str, s: Sequence) -> torch.Tensor:
         tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
         return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages
     if loss in ("importance_sampling", "kl_cov"):
-        pull = KL_COV * log_ratio.abs() if loss == "kl_cov" else 0.0
-        return -ratio * s.advantages + s.chosen * pull
+        pull = s.chosen * KL_COV * log_ratio.abs() if loss == "kl_cov" else 0.0
+        return -ratio * s.advantages + pull
     surrogate = -torch.minimum(ratio * s.advantages, bounded * s.advantages)
     return surrogate * (1 - s.chosen) if loss == "clip_cov" else surrogate
 
