@@ -215,6 +215,28 @@ def test_a_process_that_has_succeeded_ends_what_it_began_but_does_not_take_the_i
 
 
 @pytest.mark.notices(
+    "a pool of threads that nobody has closed holds a process that has succeeded",
+    "launch/stop.py",
+    "threading._shutdown()",
+    "[thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]",
+)
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_pool_of_threads_that_nobody_has_closed_does_not_hold_a_process(code):
+    """As the server of a reward model has them, and many libraries. What it is at work on is finished first."""
+    source = f"""if True:
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+        from rlhf_suite.launch.stop import leave
+        pool = ThreadPoolExecutor(2)
+        pool.submit(time.sleep, 0.2).add_done_callback(lambda _: print("done", flush=True))
+        leave({code})
+    """
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=30)
+    assert (ended.returncode, ended.stderr) == (code, "")
+    assert ended.stdout == ("done\n" if code == 0 else ended.stdout)
+
+
+@pytest.mark.notices(
     "a signal shows a traceback of what cleans up", "launch/stop.py", "signal.signal(number, signal.SIG_IGN)", "pass"
 )
 def test_a_signal_behind_the_end_shows_no_traceback_of_what_cleans_up():

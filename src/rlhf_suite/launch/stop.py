@@ -224,9 +224,8 @@ def leave(code: int) -> NoReturn:
     if code:
         threading.Thread(target=end, args=(LEAVE_S,), name="leaving", daemon=True).start()
     else:
-        for thread in set(threading.enumerate()) - {threading.current_thread()}:
-            if not thread.daemon:
-                thread.join()  # no-limit: as Python itself waits for them
+        # As Python itself: pools of concurrent.futures are told to end, then all threads but daemons are waited for.
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     end(0)
     raise AssertionError("the process has ended")
