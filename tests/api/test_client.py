@@ -118,7 +118,8 @@ def test_what_a_client_does_not_do_is_refused_before_anything_starts(tmp_path, m
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    with rs.Client("builtin:tiny", run_dir=tmp_path_factory.mktemp("client") / "run", **SETTINGS) as made:
+    folder = tmp_path_factory.mktemp("client") / "run"
+    with rs.Client("builtin:tiny", run_dir=folder, **SETTINGS, **{"launch.umask": "077"}) as made:
         yield made
 
 
@@ -133,6 +134,13 @@ def train(client, step):
     metrics = client.optim_step()
     client.save_weights_for_sampler()
     return ledgers, client.compute_logprobs(ledgers), metrics
+
+
+@pytest.mark.stack
+def test_its_files_have_the_rights_that_the_flag_leaves(client):
+    files = [client.folder, *client.folder.rglob("*")]
+    assert len(files) > 3
+    assert [str(file) for file in files if file.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.stack

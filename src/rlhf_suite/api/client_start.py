@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.api.settings import ask, check_places, refuse
+from rlhf_suite.api.settings import ask, find_place, refuse
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
@@ -18,7 +18,7 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.start import engine_adapter
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import pass_on_trust
+from rlhf_suite.launch.environment import limit_rights, pass_on_trust
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.launch.slurm import allocation
@@ -98,10 +98,7 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
     refuse([*list_unserved(run)])
     for remark in remark_on_unread(settings):
         show_line(remark, to_stderr=True)
-    check_places(checked)
-    place = for_run(checked)
-    if isinstance(place, Problem):
-        raise ConfigurationError([place])
+    place = find_place(checked, for_run)
     return run, RunFolder(place.folder.resolve()), "data.prompt_dataset" not in stand_ins
 
 
@@ -173,6 +170,7 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     Raises:
         RunError: a process did not come up.
     """
+    stack.enter_context(limit_rights(run.launch))
     stack.enter_context(lock_folders(record.path, run))
     plan = plan_workers(run)
     assert isinstance(plan, Plan) and CRITIC not in plan.models

@@ -57,8 +57,8 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
 
 
 def source_file(function: Callable[..., Any]) -> str | None:
-    """Return the file of a function or class; None where it is not known. A class of a notebook's cell has the file of
-    its methods: Python asks its module, which is no file."""
+    """Return the file of a function or class; None where it is not known. For a class of a
+    notebook's cell this is the file of its methods, because its module has no file."""
     parts = vars(function).values() if inspect.isclass(function) else ()
     try:
         return inspect.getsourcefile(next(filter(inspect.isfunction, parts), function))

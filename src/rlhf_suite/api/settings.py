@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rlhf_suite.api.code import name_function
 from rlhf_suite.api.words import words_of
@@ -19,11 +19,13 @@ from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.inspections.model_files import files_of
 from rlhf_suite.preflight.jobs import Preflight, preflight
 
+P = TypeVar("P")
 OUTPUTS = Path("outputs")  # where runs are, by default
 # Short names: of the flags, the first that the task has is meant. A table of flags or a preset is none of them.
 SHORT = {
@@ -70,6 +72,21 @@ def check_places(checked: Preflight) -> None:
     """
     refuse(inspect(checked.runs))
     refuse(device_problems(checked))
+
+
+def find_place(checked: Preflight, find: Callable[[Preflight], P | Problem]) -> P:
+    """Check what a call asks for against this machine, and return where it writes: what `find` (`for_run`, `for_sweep`)
+    makes, with the rights that launch.umask leaves.
+
+    Raises:
+        ConfigurationError: something is missing or does not fit, or the place cannot be used.
+    """
+    check_places(checked)
+    with limit_rights(checked.runs[0].launch):
+        place = find(checked)
+    if isinstance(place, Problem):
+        raise ConfigurationError([place])
+    return place
 
 
 def refuse(problems: list[Problem]) -> None:

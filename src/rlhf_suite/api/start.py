@@ -14,13 +14,12 @@ from typing import Any
 
 from rlhf_suite.api.runs import Run
 from rlhf_suite.api.screen import Result, Screen
-from rlhf_suite.api.settings import ask, check_places
+from rlhf_suite.api.settings import ask, check_places, find_place
 from rlhf_suite.composition.arguments import CommandLine, words_of_options
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.runs import ChatRun
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.folders import for_run
 from rlhf_suite.preflight.jobs import Preflight
 
@@ -63,11 +62,7 @@ def run(task: str, **settings: Any) -> Run:
         problem = "rs.run makes one run, as a process of this machine"
         raise ConfigurationError([Problem("hydra", problem, "use rs.sweep for several runs, and for jobs of Slurm")])
     refuse_chat(checked)
-    check_places(checked)
-    with limit_rights(checked.runs[0].launch):
-        place = for_run(checked)
-    if isinstance(place, Problem):
-        raise ConfigurationError([place])
+    place = find_place(checked, for_run)
     result = Run(place.folder.resolve())
     failed = start(line, place.folder, result)
     if failed is not None:

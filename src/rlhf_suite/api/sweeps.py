@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.api.runs import Run, as_table
-from rlhf_suite.api.settings import ask, check_places, refuse, with_files
+from rlhf_suite.api.settings import ask, find_place, refuse, with_files
 from rlhf_suite.api.start import refuse_chat, start
 from rlhf_suite.api.words import words_of_values
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.formatting import literal
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.problems import ConfigurationError, Problem
+from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.folders import for_sweep
 from rlhf_suite.sweeps.slurm_jobs import look
 from rlhf_suite.tracking.sweep_folder import Sweep as Record
@@ -121,11 +120,7 @@ def sweep(
     line, checked = ask(task, settings, ["--multirun", *words_of_grid(task, grid or {}), *words_of_seeds(task, seeds)])
     refuse_doubles(line)
     refuse_chat(checked)
-    check_places(checked)
-    with limit_rights(checked.runs[0].launch):
-        folder = for_sweep(checked)
-    if isinstance(folder, Problem):
-        raise ConfigurationError([folder])
+    folder = find_place(checked, for_sweep)
     result = Sweep(folder.resolve())
     start(line, folder, result)
     return result
