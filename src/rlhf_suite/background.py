@@ -1,7 +1,7 @@
 """Work in threads of its own, which never keep the process alive when a run ends.
 
 The pools of `concurrent.futures` do: the interpreter joins their threads at its end, so a reward that hangs would hold
-a run that was stopped. Nothing else in the suite makes pools.
+a run that was stopped. The pools of the suite end with their block, or with the server of a reward model.
 """
 
 from __future__ import annotations
