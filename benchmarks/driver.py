@@ -30,7 +30,7 @@ import torch
 from common import publish
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch
@@ -166,7 +166,8 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
     def ranks(name: str) -> InstantRanks:
         return InstantRanks(name, Mesh(data=arguments.ranks), clock, noise)
 
-    algo = AlgoConfig(
+    algo = AlgoConfig.of(
+        "ppo",
         advantage=AdvantageConfig(estimator=estimator, gamma=0.99, lambd=0.95, is_correction_level="token"),
         kl=KLConfig(init_coef=0.1),
     )
@@ -175,7 +176,7 @@ def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namesp
     counts = {"steps_per_rollout": arguments.steps, "critic_warm_up": 0, "mismatch_limit": math.inf}
     maker = ExperienceMaker(algo, 1.0, policy, reference, critic, **counts)
     train = TrainConfig.of("ppo", batch_size=-(-len(samples.trajectories) // arguments.steps))
-    credit, updater = CreditAssigner(algo), Updater(train, PolicyConfig(), policy, critic, **counts)
+    credit, updater = CreditAssigner(algo), Updater(train, ActorConfig.of("ppo"), policy, critic, **counts)
 
     shaper = Shaper(RewardConfig.of("ppo"), lambda prompt: arguments.longest)
     shaped = parts.run("shaping", lambda: shaper.shape(samples))

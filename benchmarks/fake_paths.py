@@ -15,7 +15,7 @@ from gpu_rows import FLAGS, random_examples, supervised
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.flags import with_defaults
-from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun
 from rlhf_suite.data.batch import Group, take
@@ -75,7 +75,9 @@ def load(path: str, head: str = "lm", packed: bool = True, balance: float = 0.0)
     """Return a bf16 model under torch alone, on the device, with checkpointing. `balance`: the weight of the loss that
     balances its experts."""
     world = World(0, Mesh(1), DEVICE)
-    config = TrainedModelConfig(model_name_or_path=path, gradient_checkpointing_enable=True, aux_loss_coef=balance)
+    config = TrainedModelConfig.of(
+        "ppo", model_name_or_path=path, gradient_checkpointing_enable=True, aux_loss_coef=balance
+    )
     ds = DeepSpeedConfig.of("sft", zero_stage=None, packing_samples=packed, param_dtype="bf16")
     return load_trained(ModelPlan("actor", path, head=head), config, ds, world, total_steps=100, seed=0)
 
@@ -120,7 +122,7 @@ def steps(path: str, mixture: str) -> Iterator[Route]:
     yield Route("average of weights after a step", averaged(model), len([*model.module.parameters()]))
     yield Route("policy step, padded rows", step(load(path, packed=False), policy("ppo"), parts[1:]), STEP_READS)
     values = load(path, head="value")
-    yield Route("value step", step(values, ValueObjective(CriticConfig()), parts[:1]), STEP_READS, kernels)
+    yield Route("value step", step(values, ValueObjective(CriticConfig.of("ppo")), parts[:1]), STEP_READS, kernels)
     experts = load(mixture, balance=0.01)
     yield Route("policy step, balanced experts", step(experts, policy("ppo"), parts[1:]), STEP_READS, kernels)
     yield from supervised_steps(path, kernels)
@@ -128,7 +130,7 @@ def steps(path: str, mixture: str) -> Iterator[Route]:
 
 def policy(loss: str) -> PolicyObjective:
     """Return the objective of the policy with all of its terms."""
-    actor = PolicyConfig(policy_loss_type=loss, entropy_coef=0.1)
+    actor = ActorConfig.of("ppo", policy_loss_type=loss, entropy_coef=0.1)
     return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), 0.9, 64, 0.1)
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, compute_reward_to_go, whole_rewards
 from rlhf_suite.algo.correction import CorrectionInput, band
-from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
-from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
 from rlhf_suite.losses.preference import Answers
@@ -44,7 +44,7 @@ def median_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 
 @policy_loss(reads=("eps_clip", "eps_clip_low_high"))
-def squared_ratio(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def squared_ratio(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """-rho_t A_t, with a squared penalty on a ratio outside of the clip range in place of the clip."""
     low, high = clip_range(config)
     ratio = tokens.log_ratio.clamp(-20, 20).exp()  # [T]
@@ -61,7 +61,7 @@ def bounded_above(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
 
 
 @preference_loss(needs=("reference",))
-def exponential(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def exponential(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """exp(-h), with h = beta x the difference of the two answers' log-ratios to the reference."""
     return torch.exp(-config.beta * (chosen.log_ratios - rejected.log_ratios))
 

@@ -91,7 +91,7 @@ def asked_for(request) -> tuple:
 def test_the_first_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_tokens):
     prompts = [prompt(n, [5, 6, 7 + n], "p") for n in range(3)]
     stops, script = (tokenizer.eos_token_id, 1), [("12 34", "stop"), ("too high or too low", "length")] * 3
-    config = RolloutConfig(temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
+    config = RolloutConfig.of("ppo", temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
     engines = Scripted(tokenizer, script)
     engines.start = LoopThread("engines").start
     sampler = Sampler(config, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)

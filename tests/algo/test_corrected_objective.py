@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.config.algo import AdvantageConfig, KLConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.objectives import PolicyObjective
 
@@ -34,7 +34,7 @@ def rows(advantage: AdvantageConfig | None, old: torch.Tensor) -> Experience:
     return replace(batch, correction=correction_weights(given, advantage))
 
 
-def gradients(actor: PolicyConfig, kl: KLConfig, batch: Experience) -> dict[str, torch.Tensor]:
+def gradients(actor: ActorConfig, kl: KLConfig, batch: Experience) -> dict[str, torch.Tensor]:
     """The gradient of each term by the logits, in expectation over tokens of the engine, [V]."""
     objective = PolicyObjective(actor, kl, 1.0, 1, KL_COEF)
     theta = THETA.clone().requires_grad_()
@@ -63,8 +63,8 @@ def exact(of: str) -> torch.Tensor:
     return torch.autograd.grad(value, theta)[0]
 
 
-def actor(loss: str = "ppo") -> PolicyConfig:
-    return PolicyConfig(policy_loss_type=loss, eps_clip=1e9, entropy_coef=ENTROPY_COEF)
+def actor(loss: str = "ppo") -> ActorConfig:
+    return ActorConfig.of("ppo", policy_loss_type=loss, eps_clip=1e9, entropy_coef=ENTROPY_COEF)
 
 
 def unbiased(estimator: str) -> KLConfig:

@@ -13,8 +13,8 @@ from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.algo.advantage import CreditInput, assign_credit
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregate
-from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
-from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.distillation import distances
@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
     ),
     "tokens, config": (
         "TokenLosses with the loss of each of the 3 tokens",
-        lambda own: policy_term(TOKENS, PolicyConfig(policy_loss_type=own), ONES, ONES.sum()),
+        lambda own: policy_term(TOKENS, ActorConfig.of("ppo", policy_loss_type=own), ONES, ONES.sum()),
     ),
     "mask, segments, num_sequences, horizon": (
         "Weights(tokens [3], units: a scalar)",
@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
     ),
     "chosen, rejected, config": (
         "the loss of each of the 2 pairs",
-        lambda own: preference_term(ANSWERS, ANSWERS, PAIRS, DPOAlgoConfig(loss=own)),
+        lambda own: preference_term(ANSWERS, ANSWERS, PAIRS, AlgoConfig.of("dpo", loss=own)),
     ),
     "chosen, rejected, margin": (
         "the loss of each of the 2 pairs",
@@ -67,7 +67,10 @@ CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
     ),
     "log_ratio": ("a tensor with the shape of log_ratio, [3]", lambda own: estimate_kl(ONES, ONES, own)),
     "scores": ("a number", lambda own: aggregate([0.5], own)),
-    "moment, config": ("a number", lambda own: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=own))),
+    "moment, config": (
+        "a number",
+        lambda own: learning_rate_factor(9, 10, TrainedModelConfig.of("ppo", lr_scheduler=own)),
+    ),
     "written, tools": ("Parsed(content, calls, reasoning)", read_turn),
 }
 

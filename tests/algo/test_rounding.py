@@ -39,7 +39,7 @@ def advantages(estimator: str, ways: list[list[float]], scale: float) -> torch.T
     """The advantages of the tokens of one group whose episodes earn by the given turns."""
     ledgers = [episode([scale * reward for reward in turns], sample) for sample, turns in enumerate(ways)]
     totals = torch.tensor([environment_outcome([ledger]).reward for ledger in ledgers], dtype=torch.float32)
-    config = AlgoConfig(advantage=AdvantageConfig(estimator=estimator), kl=KLConfig(init_coef=0.0))
+    config = AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator=estimator), kl=KLConfig(init_coef=0.0))
     batch, _ = CreditAssigner(config).assign(replace(to_batch(ledgers), reward=totals))
     return batch.advantages
 

@@ -10,7 +10,7 @@ from rlhf_suite.config.engine_arguments import BY_FLAG, BY_SUITE, NOT_ON_CPU
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.record import load, save
 from rlhf_suite.config.resume import changes
-from rlhf_suite.config.rollout import QUANTIZATIONS, EngineConfig, VLLMConfig
+from rlhf_suite.config.rollout import QUANTIZATIONS, VLLMConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
@@ -35,15 +35,17 @@ SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a use
     "arguments = image_args(spec) | speculation_args(config.speculative_config) | config.engine_args | arguments",
 )
 def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
-    spec = EngineSpec("model", "float32", "cpu", 64, 0, VLLMConfig(engine_args={"block_size": 64, "watermark": 0.1}))
+    spec = EngineSpec(
+        "model", "float32", "cpu", 64, 0, VLLMConfig.of("ppo", engine_args={"block_size": 64, "watermark": 0.1})
+    )
     arguments = engine_args(spec, "shm")
     assert (arguments["block_size"], arguments["watermark"]) == (64, 0.1)
-    assert engine_args(replace(spec, vllm=VLLMConfig()), "shm")["block_size"] != 64
+    assert engine_args(replace(spec, vllm=VLLMConfig.of("ppo")), "shm")["block_size"] != 64
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_the_suite_sets_cannot_be_set_twice(device):
-    spec = EngineSpec("model", "float32", device, 64, 0, EngineConfig(), image_token=1, max_images=1)
+    spec = EngineSpec("model", "float32", device, 64, 0, VLLMConfig.of("generate"), image_token=1, max_images=1)
     owned = {*BY_FLAG, *BY_SUITE} | ({*NOT_ON_CPU} if device == "cpu" else set())
     assert {*engine_args(spec, "shm")} - owned == MERGED | (SUGGESTED if device == "cpu" else set())
 

@@ -89,7 +89,9 @@ def test_sleeping_engines_keep_weights_that_no_sync_brings(config):
     [("cuda", True, True, 2), ("cuda", True, False, 1), ("cuda", False, True, None), ("cpu", True, True, None)],
 )
 def test_the_level_of_sleep_says_what_becomes_of_the_weights(device, sleeps, discards, level):
-    spec = EngineSpec("m", "bfloat16", device, 8, 0, VLLMConfig(), enable_sleep=sleeps, discards_weights=discards)
+    spec = EngineSpec(
+        "m", "bfloat16", device, 8, 0, VLLMConfig.of("ppo"), enable_sleep=sleeps, discards_weights=discards
+    )
     assert sleep_level(spec) == level
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.render import begin_ids, encode_after, pieces, tokens
@@ -95,7 +95,10 @@ def test_a_response_that_is_cut_off_is_scored_behind_its_prompt(tokenizer):
 
 @pytest.mark.parametrize("step", ["is 4", "2"])
 def test_steps_have_no_space_of_their_own(tokenizer, step):
-    algo, data = PRMAlgoConfig(placeholder_token="[INST]", reward_tokens=["[INST]", "[/INST]"]), {"label_key": "labels"}
+    algo, data = (
+        AlgoConfig.of("prm", placeholder_token="[INST]", reward_tokens=["[INST]", "[/INST]"]),
+        {"label_key": "labels"},
+    )
     encoder = StepEncoder(tokenizer, DataConfig.of("prm", **data, input_key="q", steps_key="steps"), algo)
     listed = encoder.encode(row(q="2 +", steps=[step, "so 5"], labels=["[INST]", "[/INST]"]))
     text = f"2 +\n{step}[INST]\nso 5[INST]"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data import builtin, store
 from rlhf_suite.data.batch import Example, Group
@@ -69,7 +69,7 @@ def encoders(tokenizer):
         "examples": ConversationEncoder(tokenizer, SFT),
         "pairs with margins": PairEncoder(tokenizer, pairs, "margin"),
         "labelled": LabelledEncoder(tokenizer, DataConfig.of("kto", input_key="prompt", output_key="chosen")),
-        "steps": StepEncoder(tokenizer, steps, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])),
+        "steps": StepEncoder(tokenizer, steps, AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-"])),
         "documents": DocumentEncoder(tokenizer, replace(SFT, max_len=3)),
         "prompts": PromptEncoder(
             tokenizer, DataConfig.of("ppo", input_key="prompt", label_key="steps", reward_columns=["margin", "steps"])

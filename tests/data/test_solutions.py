@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.steps import SolutionEncoder, StepEncoder, StepFormat
 
-ALGO = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
+ALGO = AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-"])
 STEPS = ["add 1 2", "so 3", "answer = 3"]
 QUESTION = "what is 1 2"
 
@@ -95,4 +95,4 @@ def test_another_separator_splits_the_response_and_changes_no_layout(tokenizer):
 
 
 def test_a_model_of_the_whole_vocabulary_has_no_format():
-    assert StepFormat.of(DataConfig.of("prm"), PRMAlgoConfig(reward_tokens=None)) is None
+    assert StepFormat.of(DataConfig.of("prm"), AlgoConfig.of("prm", reward_tokens=None)) is None

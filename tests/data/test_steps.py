@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
@@ -15,7 +15,7 @@ TEXT = "1 2;3;4 5 6;7;"
 
 
 def encoder(tokenizer, names=("+", "-"), max_len=99):
-    algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=names and list(names))
+    algo = AlgoConfig.of("prm", placeholder_token=";", reward_tokens=names and list(names))
     return StepEncoder(tokenizer, DataConfig.of("prm", max_len=max_len), algo)
 
 
@@ -61,7 +61,7 @@ LISTED = {"question": "what is 1?", "steps": ["hello; there", "the user", "0"], 
 
 
 def step_encoder(tokenizer, chat=False, max_len=99):
-    algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
+    algo = AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-"])
     config = DataConfig.of(
         "prm", max_len=max_len, input_key="question", steps_key="steps", label_key="labels", apply_chat_template=chat
     )
@@ -129,4 +129,4 @@ def test_labels_that_do_not_fit_are_bad_rows(tokenizer, labels, options, reason)
 
 def test_a_placeholder_of_several_tokens_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"algo\.placeholder_token: 'step done' is \d+ tokens"):
-        StepEncoder(tokenizer, DataConfig.of("prm"), PRMAlgoConfig(placeholder_token="step done"))
+        StepEncoder(tokenizer, DataConfig.of("prm"), AlgoConfig.of("prm", placeholder_token="step done"))

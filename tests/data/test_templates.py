@@ -7,7 +7,7 @@ import json
 import pytest
 from templates import LLAMA3, MISTRAL, QWEN3, R1
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
@@ -272,7 +272,7 @@ def test_pairs_labelled_answers_and_steps_use_the_same_prompts(tokenizer):
     example = LabelledEncoder(tokenizer, labelled).encode(row)
     assert example.ids == pair.examples[0].ids and example.mask == pair.examples[0].mask
     steps = DataConfig.of("prm", apply_chat_template=True, input_key="prompt", steps_key="steps", label_key="labels")
-    algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
+    algo = AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-"])
     assert tokenizer.decode(StepEncoder(tokenizer, steps, algo).encode(row).ids) == f"{prompt}so 2;"
 
 

@@ -115,7 +115,9 @@ class Engines:
 
 def spec(folder: str, weights: dict[str, torch.Tensor], adapter: AdapterSpec | None = None) -> EngineSpec:
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    return EngineSpec(folder, dtype, "cpu", 64, 0, VLLMConfig(kv_cache_mb=8), load_weights=False, adapter=adapter)
+    return EngineSpec(
+        folder, dtype, "cpu", 64, 0, VLLMConfig.of("ppo", kv_cache_mb=8), load_weights=False, adapter=adapter
+    )
 
 
 async def sync(engine: Engine, version: int, weights: dict[str, torch.Tensor], part: str = WHOLE):

@@ -79,7 +79,7 @@ def spec_of(seeing: Seeing, dtype: torch.dtype = torch.float32, sees: bool = Tru
         "cpu",
         MAX_LEN,
         0,
-        VLLMConfig(kv_cache_mb=32),
+        VLLMConfig.of("ppo", kv_cache_mb=32),
         load_weights=False,
         **images,
     )

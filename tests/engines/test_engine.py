@@ -59,10 +59,12 @@ def pools(cluster, tmp_path_factory):
     for kind in ("tied", "experts"):
         make_model(kind, seed=1).save_pretrained(folder / kind)
     save_tokenizer(folder / "tied")
-    cached = VLLMConfig(enable_prefix_caching=True, kv_cache_mb=32)
+    cached = VLLMConfig.of("ppo", enable_prefix_caching=True, kv_cache_mb=32)
     pools = {
         "tied": start(folder, "tied", "tied", cached, detokenize=True),
-        "experts": start(folder, "experts", "experts", VLLMConfig(kv_cache_mb=32), "gloo", load_weights=False),
+        "experts": start(
+            folder, "experts", "experts", VLLMConfig.of("ppo", kv_cache_mb=32), "gloo", load_weights=False
+        ),
         "uncured": start(folder, "uncured", "tied", cached),
     }
     yield pools
@@ -340,7 +342,7 @@ def test_the_verification_finds_a_head_that_kept_the_old_embedding(pools):
 def test_workers_of_a_split_engine_get_their_parts_and_prove_them(cluster, tmp_path, tensor, stages):
     """At last one of the workers is killed: the engine ends with it, so that it can be started again."""
     make_model("split", seed=1).save_pretrained(tmp_path / "split")
-    config = VLLMConfig(kv_cache_mb=32, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    config = VLLMConfig.of("ppo", kv_cache_mb=32, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     before = {*Path("/dev/shm").glob("psm_*")}
     pool, asked = start(tmp_path, "split", "split", config, timeout_s=300), requests(4)
     (handle,) = pool._handles
@@ -366,7 +368,7 @@ def test_workers_of_a_split_engine_get_their_parts_and_prove_them(cluster, tmp_p
 def test_a_model_without_cpu_kernels_is_refused(cluster, tmp_path):
     shape = SHAPE | {"head_dim": 16}
     AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(tmp_path)
-    spec = EngineSpec(str(tmp_path), "float32", "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=1), "shm")
+    spec = EngineSpec(str(tmp_path), "float32", "cpu", MAX_LEN, 0, VLLMConfig.of("ppo", kv_cache_mb=1), "shm")
     engine = ray.remote(Engine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")}).remote(spec)
     with pytest.raises(UserError, match="16 dimensions, and the CPU kernels support"):
         ray.get(engine.ready.remote())

@@ -123,11 +123,11 @@ def start(folder: Path, kind: str, config: VLLMConfig, backend: str = "shm") -> 
 def pools(cluster, tmp_path_factory):
     """One pool of one engine each, started together."""
     folder = tmp_path_factory.mktemp("models")
-    config = VLLMConfig(enable_prefix_caching=True, kv_cache_mb=32)
+    config = VLLMConfig.of("ppo", enable_prefix_caching=True, kv_cache_mb=32)
     pools = {
         "tied": start(folder, "tied", config),
         "gpt2": start(folder, "gpt2", config),
-        "stream": start(folder, "tied", VLLMConfig(kv_cache_mb=32, max_restarts=1), "gloo"),
+        "stream": start(folder, "tied", VLLMConfig.of("ppo", kv_cache_mb=32, max_restarts=1), "gloo"),
     }
     yield pools
     for pool in pools.values():
@@ -308,7 +308,7 @@ def test_an_engine_that_is_started_again_gets_base_and_adapter_by_stream(pools, 
 
 @pytest.mark.proof
 def test_workers_of_a_split_engine_have_their_parts_of_an_adapter(cluster, tmp_path):
-    pool, asked = start(tmp_path, "split", VLLMConfig(kv_cache_mb=32, tensor_parallel_size=2)), requests(4)
+    pool, asked = start(tmp_path, "split", VLLMConfig.of("ppo", kv_cache_mb=32, tensor_parallel_size=2)), requests(4)
     sync(pool, adapted("split", 1), 1, BASE)
     for version in (1, 2):
         model = adapted("split", version)

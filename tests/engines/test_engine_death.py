@@ -67,7 +67,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def engines(count: int, backend: str, model: Path, logs: Path) -> EnginePool:
-    config = VLLMConfig(kv_cache_mb=32, max_restarts=1)
+    config = VLLMConfig.of("ppo", kv_cache_mb=32, max_restarts=1)
     spec = EngineSpec(str(model), "float32", "cpu", MAX_LEN, 0, config, backend, load_weights=False)
     return start(spec, [Slot(0.1)] * count, logs, 120)
 
@@ -157,7 +157,7 @@ def test_an_engine_that_is_started_again_has_as_large_a_cache_as_before(cluster,
     member, sizes = Member("engine-0", tmp_path / "engine-0.log"), iter((32, 16))
 
     def create(_: int, kv_blocks: int | None = None):
-        config = VLLMConfig(kv_cache_mb=next(sizes), max_restarts=1)
+        config = VLLMConfig.of("ppo", kv_cache_mb=next(sizes), max_restarts=1)
         spec = EngineSpec(str(model), "float32", "cpu", MAX_LEN, 0, config, kv_blocks=kv_blocks)
         environment = {"env_vars": engine_env("cpu")}
         return ray.remote(Engine).options(num_cpus=0.1, runtime_env=environment).remote(spec, member.log)
@@ -181,7 +181,7 @@ def test_an_engine_that_is_started_again_has_as_large_a_cache_as_before(cluster,
 )
 @pytest.mark.parametrize("kv_cache_mb", [None, 32])
 def test_an_engine_that_is_started_again_on_a_gpu_has_vllm_measure_nothing(model, kv_cache_mb):
-    config = VLLMConfig(kv_cache_mb=kv_cache_mb, gpu_memory_utilization=0.5)
+    config = VLLMConfig.of("ppo", kv_cache_mb=kv_cache_mb, gpu_memory_utilization=0.5)
     first = EngineSpec(str(model), "bfloat16", "cuda", MAX_LEN, 0, config)
     arguments, again = engine_args(first, "shm"), engine_args(replace(first, kv_blocks=77), "shm")
     assert arguments["gpu_memory_utilization"] == 0.5 and "num_gpu_blocks_override" not in arguments

@@ -45,7 +45,7 @@ def test_the_log_probs_are_those_of_the_model(gpus, tmp_path, count, by_actors):
         pytest.skip(f"needs {count} GPUs")
     model = make_model("split", seed=1).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
-    config = VLLMConfig(gpu_memory_utilization=0.2, tensor_parallel_size=count, enforce_eager=True)
+    config = VLLMConfig.of("ppo", gpu_memory_utilization=0.2, tensor_parallel_size=count, enforce_eager=True)
     spec = EngineSpec(str(tmp_path / "model"), "bfloat16", "cuda", MAX_LEN, 0, config)
     slot = slot_of(count, by_actors)
     pool: EnginePool = start(spec, [slot], tmp_path, timeout_s=300)

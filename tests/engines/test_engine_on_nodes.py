@@ -37,7 +37,7 @@ def slot():
 
 def start(slot: Slot, folder, backend: str) -> EnginePool:
     """An engine that gets its first weights from a sync and may be started again once."""
-    config = VLLMConfig(kv_cache_mb=32, tensor_parallel_size=2, max_restarts=1)
+    config = VLLMConfig.of("ppo", kv_cache_mb=32, tensor_parallel_size=2, max_restarts=1)
     spec = EngineSpec(str(folder / "split"), "float32", "cpu", MAX_LEN, 0, config, backend, load_weights=False)
     make_model("split", seed=1).save_pretrained(folder / "split")
     environment = {"env_vars": runtime_env("cpu") | engine_env("cpu")}

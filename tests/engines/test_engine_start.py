@@ -87,7 +87,8 @@ from rlhf_suite.engines.spec import EngineSpec
 
 if len(sys.argv) > 3:
     os.environ["PYTHONPATH"] = sys.argv[3]  # for processes that are started from now on
-engine = Engine(EngineSpec(sys.argv[1], "bfloat16", "cpu", 64, 0, VLLMConfig(kv_cache_mb=8)), Path(sys.argv[2]))
+spec = EngineSpec(sys.argv[1], "bfloat16", "cpu", 64, 0, VLLMConfig.of("ppo", kv_cache_mb=8))
+engine = Engine(spec, Path(sys.argv[2]))
 asyncio.run(engine.score([[5, 6, 7, 8]]))
 print("scored")
 """

@@ -55,7 +55,7 @@ def bf16_model(seed: int):
 def engine(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_model("tied", 0).to(torch.bfloat16).save_pretrained(folder)
-    config = VLLMConfig(kv_cache_mb=8, quantization="fp8_per_channel")
+    config = VLLMConfig.of("ppo", kv_cache_mb=8, quantization="fp8_per_channel")
     spec = EngineSpec(str(folder), "bfloat16", "cpu", MAX_LEN, 0, config, load_weights=False)
     tested = ray.remote(ProbedEngine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
     handle = tested.remote(spec)

@@ -29,7 +29,9 @@ def served(cluster, tmp_path_factory):
     model = make_model("experts", 0)
     model.save_pretrained(folder / "experts")
     save_tokenizer(folder / "experts")
-    pool = start(folder, "engine", "experts", VLLMConfig(kv_cache_mb=8), load_weights=False, returns_routes=True)
+    pool = start(
+        folder, "engine", "experts", VLLMConfig.of("ppo", kv_cache_mb=8), load_weights=False, returns_routes=True
+    )
     pool.ready()
     sync(pool, model, 1)
     yield pool, folder / "experts", model

@@ -35,7 +35,7 @@ class Sampled:
     """A process that lets an engine write one response."""
 
     async def generate(self, folder: str):
-        spec = EngineSpec(folder, "float32", "cpu", 64, 0, VLLMConfig(kv_cache_mb=8), returns_routes=True)
+        spec = EngineSpec(folder, "float32", "cpu", 64, 0, VLLMConfig.of("ppo", kv_cache_mb=8), returns_routes=True)
         engine = Engine(spec)
         await engine.submit("test", [(0, GenerationRequest(0, PROMPT, NEW, 0, SamplingSettings()))])
         ((_, answer),) = await engine.wait_for_finished("test")

@@ -24,7 +24,7 @@ def pool(request, cluster, tmp_path_factory):
         make_model("tied", seed=seed).save_pretrained(folder / name)
     settings = {"method": request.param, "num_speculative_tokens": 3}
     own = {"model": str(folder / "draft")} if request.param == "draft_model" else {"prompt_lookup_min": 1}
-    config = VLLMConfig(kv_cache_mb=32, speculative_config=settings | own)
+    config = VLLMConfig.of("ppo", kv_cache_mb=32, speculative_config=settings | own)
     pool = start(folder, request.param, "tied", config, load_weights=False)
     yield pool
     ray.kill(pool._handles[0])

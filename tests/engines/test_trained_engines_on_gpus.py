@@ -77,7 +77,7 @@ class Pair:
         pools = tuple(Pool((role,)) for role in roles) if own_gpus else (Pool(roles),)
         slots = reserve(Placement(device, pools), WAIT_S)
         self.groups = {slot.group for name in slots for slot in slots[name]}
-        config = VLLMConfig(enable_prefix_caching=True)
+        config = VLLMConfig.of("ppo", enable_prefix_caching=True)
         config.kv_cache_mb, config.gpu_memory_utilization = (32, None) if device == "cpu" else (None, 0.3)
         name = str(DTYPES[device]).removeprefix("torch.")
         made = EngineSpec(str(folder / "model"), name, device, MAX_LEN, 0, config, backend, load_weights=False, **spec)

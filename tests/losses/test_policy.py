@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.losses.policy import PolicyTokens, clip_range, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, num_units, token_weights
 from rlhf_suite.registry import aggregation, policy_loss
 
-CONFIG = PolicyConfig(eps_clip=0.2)
+CONFIG = ActorConfig.of("ppo", eps_clip=0.2)
 
 
 def loss_of(log_probs, old, advantages, config=CONFIG, *, mask=None, segments=None, correction=None, chosen=None):
@@ -65,7 +65,7 @@ def test_ppo_clips_only_what_would_be_over_rewarded(ratio, advantage, loss, grad
     "    low, high = config.eps_clip_low_high\n    return low, low",
 )
 def test_ppo_with_an_asymmetric_clip_uses_low_below_and_high_above():
-    config = PolicyConfig(eps_clip=0.9, eps_clip_low_high=[0.2, 0.28])
+    config = ActorConfig.of("ppo", eps_clip=0.9, eps_clip_low_high=[0.2, 0.28])
     assert clip_range(config) == (0.2, 0.28) and clip_range(CONFIG) == (0.2, 0.2)
     result, _ = run([1.5, 0.5], [1.0, -1.0], config)
     assert result.total.item() == pytest.approx(-1.28 + 0.8)
@@ -78,7 +78,7 @@ def test_ppo_with_an_asymmetric_clip_uses_low_below_and_high_above():
     "torch.where(advantages > 0, torch.maximum",
 )
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
-    config = PolicyConfig(eps_clip=0.2, dual_clip=3.0)
+    config = ActorConfig.of("ppo", eps_clip=0.2, dual_clip=3.0)
     result, gradient = run([10.0, 2.0, 10.0], [-1.0, -1.0, 1.0], config)
     assert result.total.item() == pytest.approx(3.0 + 2.0 - 1.2)
     assert gradient.tolist() == pytest.approx([0.0, 2.0, 0.0])
@@ -88,7 +88,7 @@ def test_ppo_gradient_is_the_numerical_derivative():
     generator = torch.Generator().manual_seed(1)
     log_probs = (0.4 * torch.randn(20, generator=generator, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(20, generator=generator, dtype=torch.float64)
-    config = PolicyConfig(eps_clip=0.2, dual_clip=3.0)
+    config = ActorConfig.of("ppo", eps_clip=0.2, dual_clip=3.0)
 
     def loss(x):
         return loss_of(x, torch.zeros_like(advantages), advantages, config).total
@@ -102,7 +102,7 @@ def test_extreme_log_ratios_stay_finite(name):
         log_probs = torch.tensor([0.0, -1e4]).requires_grad_()
         old = torch.tensor([-1e4, 0.0])
         loss = loss_of(
-            log_probs, old, torch.full((2,), advantage), PolicyConfig(policy_loss_type=name), segments=[0, 1]
+            log_probs, old, torch.full((2,), advantage), ActorConfig.of("ppo", policy_loss_type=name), segments=[0, 1]
         )
         loss.total.backward()
         assert loss.total.isfinite()
@@ -139,7 +139,7 @@ def test_unmasked_tokens_never_reach_the_policy_gradient():
 
 @pytest.mark.parametrize("mode", aggregation.names())
 def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
-    config = PolicyConfig(loss_agg_mode=mode)
+    config = ActorConfig.of("ppo", loss_agg_mode=mode)
     loss, _ = run([1.0, 1.0, 1.0], [1.0, 3.0, 5.0], config, segments=[0, 0, 1])
     total, count = {"token-mean": (9, 3), "seq-mean-token-mean": (7, 2), "seq-mean-token-sum-norm": (0.9, 2)}[mode]
     assert loss.total.item() == pytest.approx(-total)
@@ -158,7 +158,9 @@ def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
 )
 @pytest.mark.parametrize("name", policy_loss.names())
 def test_on_policy_every_loss_has_the_plain_policy_gradient(name):
-    _, gradient = run([1.0, 1.0, 1.0], [2.0, -1.0, 3.0], PolicyConfig(policy_loss_type=name), segments=[0, 0, 1])
+    _, gradient = run(
+        [1.0, 1.0, 1.0], [2.0, -1.0, 3.0], ActorConfig.of("ppo", policy_loss_type=name), segments=[0, 0, 1]
+    )
     assert gradient.tolist() == pytest.approx([-2.0, 1.0, -3.0])
 
 
@@ -167,7 +169,7 @@ def test_on_policy_every_loss_has_the_plain_policy_gradient(name):
 )
 def test_gspo_gives_every_token_the_geometric_mean_of_its_sequence():
     """Ratios 1.21 and 1 have the mean 1.1, inside the clip; 4 and 1 have 2, outside."""
-    config = PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
+    config = ActorConfig.of("ppo", policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
     loss, gradient = run([1.21, 1.0, 4.0, 1.0], [1.0, 1.0, 1.0, 1.0], config, segments=[0, 0, 1, 1])
     assert loss.total.item() == pytest.approx(-1.1 - 1.2)
     assert gradient.tolist() == pytest.approx([-0.55, -0.55, 0.0, 0.0])
@@ -175,7 +177,7 @@ def test_gspo_gives_every_token_the_geometric_mean_of_its_sequence():
 
 
 def test_gspo_reads_masked_tokens_only():
-    config = PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
+    config = ActorConfig.of("ppo", policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
     loss, gradient = run([1.1, 9.0, 5.0], [1.0, 1.0, 1.0], config, mask=[1.0, 0.0, 0.0], segments=[0, 0, 1])
     assert loss.total.item() == pytest.approx(-1.1)
     assert gradient.tolist() == pytest.approx([-1.1, 0.0, 0.0])
@@ -184,7 +186,7 @@ def test_gspo_reads_masked_tokens_only():
 
 def test_gspo_with_one_token_a_sequence_is_ppo():
     ratios, advantages = [1.5, 0.5, 0.5, 1.5], [1.0, 1.0, -1.0, -1.0]
-    ours, gradient = run(ratios, advantages, PolicyConfig(policy_loss_type="gspo"), segments=[0, 1, 2, 3])
+    ours, gradient = run(ratios, advantages, ActorConfig.of("ppo", policy_loss_type="gspo"), segments=[0, 1, 2, 3])
     ppo, ppo_gradient = run(ratios, advantages, segments=[0, 1, 2, 3])
     assert ours.total.item() == pytest.approx(ppo.total.item())
     assert gradient.tolist() == pytest.approx(ppo_gradient.tolist())
@@ -192,7 +194,7 @@ def test_gspo_with_one_token_a_sequence_is_ppo():
 
 def test_cispo_caps_the_weight_and_keeps_the_gradient():
     """Weights 1.2 (cut from 1.5), 0.5 (no lower bound) and 1, times log pi = log ratio - 1."""
-    config = PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.2])
+    config = ActorConfig.of("ppo", policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.2])
     loss, gradient = run([1.5, 0.5, 1.0], [2.0, 2.0, -1.0], config)
     assert gradient.tolist() == pytest.approx([-2.4, -1.0, 1.0])
     wanted = -2.4 * (math.log(1.5) - 1) - 1.0 * (math.log(0.5) - 1) - 1.0
@@ -208,7 +210,7 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient():
 )
 def test_sapo_gates_by_the_sign_of_the_advantage():
     """4/2 sigmoid(2 x 0.5) and 4/4 sigmoid(4 x 0.5) at ratio 1.5; the gradient is 4 s (1 - s) of plain PPO's."""
-    config = PolicyConfig(policy_loss_type="sapo", sapo_tau_pos=2.0, sapo_tau_neg=4.0)
+    config = ActorConfig.of("ppo", policy_loss_type="sapo", sapo_tau_pos=2.0, sapo_tau_neg=4.0)
     loss, gradient = run([1.5, 1.5], [1.0, -1.0], config)
     up, down = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))
     assert loss.total.item() == pytest.approx(-2 * up + down)
@@ -234,7 +236,7 @@ FAR = 0.5 / math.exp(-1)  # the ratio by which a token of probability 1/e has 1/
 @pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
 def test_dppo_drops_tokens_that_are_far_and_pushed_further(name):
     """From 1/e to 1/2 it is 0.132 (as KL 0.0353), to 2/e^2 0.097 (0.0225); a fifth more or less is within both."""
-    config = PolicyConfig(policy_loss_type=name, dppo_tv_max=0.09, dppo_kl_max=0.02)
+    config = ActorConfig.of("ppo", policy_loss_type=name, dppo_tv_max=0.09, dppo_kl_max=0.02)
     loss, gradient = run([FAR, FAR, 1 / FAR, 1 / FAR, 1.2, 0.8], [1.0, -1.0, -1.0, 1.0, 1.0, -1.0], config)
     assert gradient.tolist() == pytest.approx([0.0, FAR, 0.0, -1 / FAR, -1.2, 0.8])
     parts = [float(loss.metrics[f"ppo_clip_ratio{side}"].total) for side in ("", "_low", "_high")]
@@ -256,7 +258,7 @@ def test_the_kl_of_dppo_is_that_of_the_sampled_token_against_all_others(old, now
     log_probs = torch.tensor([math.log(now)], dtype=torch.float64).requires_grad_()
     before, advantage = torch.tensor([math.log(old)], dtype=torch.float64), torch.tensor([1.0 if now > old else -1.0])
     for bound, is_kept in ((0.9999 * kl, False), (1.0001 * kl, True)):
-        config = PolicyConfig(policy_loss_type="dppo_kl", dppo_kl_max=bound)
+        config = ActorConfig.of("ppo", policy_loss_type="dppo_kl", dppo_kl_max=bound)
         (gradient,) = torch.autograd.grad(loss_of(log_probs, before, advantage.double(), config).total, log_probs)
         assert bool(gradient.item()) is is_kept
 
@@ -269,7 +271,7 @@ def test_an_unlikely_token_stays_within_dppos_bound_and_its_ratio_is_bounded():
     log_probs = torch.tensor([math.log(1e-3)], dtype=torch.float64).requires_grad_()
     old, advantage = torch.tensor([math.log(1e-6)], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     for name, wanted in (("ppo", 0.0), ("dppo_tv", -20.0), ("dppo_kl", -20.0)):
-        config = PolicyConfig(policy_loss_type=name)
+        config = ActorConfig.of("ppo", policy_loss_type=name)
         (gradient,) = torch.autograd.grad(loss_of(log_probs, old, advantage, config).total, log_probs)
         assert gradient.item() == pytest.approx(wanted), name
 
@@ -282,7 +284,7 @@ def test_an_unlikely_token_stays_within_dppos_bound_and_its_ratio_is_bounded():
 )
 def test_clip_cov_is_ppo_without_the_chosen_tokens():
     ratios, advantages, chosen = [1.1, 1.5, 0.9, 1.1], [2.0, 1.0, -1.0, 1.0], [True, False, False, True]
-    config = PolicyConfig(policy_loss_type="clip_cov")
+    config = ActorConfig.of("ppo", policy_loss_type="clip_cov")
     loss, gradient = run(ratios, advantages, config, chosen=chosen)
     plain, whole = run(ratios, advantages)
     assert gradient.tolist() == pytest.approx([0.0, 0.0, whole[2].item(), 0.0])
@@ -304,7 +306,7 @@ def test_clip_cov_is_ppo_without_the_chosen_tokens():
 )
 def test_kl_cov_pulls_the_chosen_tokens_back_and_clips_none():
     """The gradient of beta |log rho| is beta above the old policy, -beta below it, and 0 on it."""
-    config = PolicyConfig(policy_loss_type="kl_cov", kl_cov_coef=0.25)
+    config = ActorConfig.of("ppo", policy_loss_type="kl_cov", kl_cov_coef=0.25)
     loss, gradient = run([1.5, 0.5, 1.0, 1.5], [1.0, 1.0, 1.0, 1.0], config, chosen=[True, True, True, False])
     assert gradient.tolist() == pytest.approx([-1.5 + 0.25, -0.5 - 0.25, -1.0, -1.5])
     assert loss.total.item() == pytest.approx(-4.5 + 0.25 * (math.log(1.5) + math.log(2)))
@@ -316,24 +318,24 @@ def test_a_loss_that_chooses_tokens_is_refused_without_them(name):
     one = torch.ones(1)
     tokens = PolicyTokens(one, one, one, one, torch.zeros(1, dtype=torch.int64), 1)
     with pytest.raises(AssertionError, match="the tokens that its covariances choose"):
-        policy_loss.load(name)(tokens, PolicyConfig(policy_loss_type=name))
+        policy_loss.load(name)(tokens, ActorConfig.of("ppo", policy_loss_type=name))
 
 
 def test_importance_sampling_weighs_by_the_ratio_however_large():
-    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="importance_sampling"))
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], ActorConfig.of("ppo", policy_loss_type="importance_sampling"))
     assert loss.total.item() == pytest.approx(-3 * 2.0 + 0.1 * 1.0)
     assert gradient.tolist() == pytest.approx([-6.0, 0.1])
 
 
 def test_reinforce_takes_no_note_of_the_ratio():
-    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="reinforce"))
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], ActorConfig.of("ppo", policy_loss_type="reinforce"))
     assert gradient.tolist() == pytest.approx([-2.0, 1.0])
     assert loss.total.item() == pytest.approx(-2 * (math.log(3.0) - 1) + (math.log(0.1) - 1))
 
 
 @pytest.mark.parametrize("name", policy_loss.names())
 def test_a_correction_multiplies_the_loss_of_its_token_and_changes_no_count(name):
-    config = PolicyConfig(policy_loss_type=name)
+    config = ActorConfig.of("ppo", policy_loss_type=name)
     plain, gradient = run([1.1, 0.9, 1.0], [2.0, -1.0, 1.0], config, segments=[0, 1, 2])
     weight = torch.tensor([0.5, 0.0, 2.0])
     corrected, weighted = run([1.1, 0.9, 1.0], [2.0, -1.0, 1.0], config, segments=[0, 1, 2], correction=weight)

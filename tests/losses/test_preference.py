@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.algo import DPOAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term
@@ -22,7 +22,9 @@ def answers(log_probs, reference=0.0, tokens=4.0):
 
 def one(name, chosen, rejected, **config):
     return float(
-        preference_loss.load(name)(answers([chosen]), answers([rejected]), DPOAlgoConfig(loss=name, **config)).detach()
+        preference_loss.load(name)(
+            answers([chosen]), answers([rejected]), AlgoConfig.of("dpo", loss=name, **config)
+        ).detach()
     )
 
 
@@ -49,14 +51,14 @@ def test_each_loss_by_hand():
 @pytest.mark.parametrize("gap", [-1e3, 0.0, 1e3])
 def test_losses_and_gradients_are_finite_at_extremes(name, gap):
     chosen, rejected = answers([min(gap, 0.0)]), answers([min(-gap, 0.0)])
-    config = DPOAlgoConfig(loss=name, label_smoothing=0.1)
+    config = AlgoConfig.of("dpo", loss=name, label_smoothing=0.1)
     loss = preference_term(chosen, rejected, torch.ones(1), config).total
     gradients = torch.autograd.grad(loss, [chosen.log_probs, rejected.log_probs])
     assert all(torch.isfinite(value).all() for value in (loss, *gradients))
 
 
 def test_the_reference_counts_as_a_difference():
-    config = DPOAlgoConfig()
+    config = AlgoConfig.of("dpo")
     moved = preference_term(answers([-2.0], -1.0), answers([-5.0], -3.0), torch.ones(1), config)
     plain = preference_term(answers([-1.0]), answers([-2.0]), torch.ones(1), config)
     assert float(moved.total) == pytest.approx(float(plain.total))
@@ -65,14 +67,14 @@ def test_the_reference_counts_as_a_difference():
 def test_the_nll_term_is_the_mean_token_loss_of_the_chosen_answer():
     pair = answers([-2.0, -6.0]), answers([-5.0, -1.0])
     with_term, without = (
-        preference_term(*pair, torch.ones(2), DPOAlgoConfig(nll_loss_coef=coef)).total for coef in (0.5, 0.0)
+        preference_term(*pair, torch.ones(2), AlgoConfig.of("dpo", nll_loss_coef=coef)).total for coef in (0.5, 0.0)
     )
     assert float(with_term - without) == pytest.approx(0.5 * (2 / 4 + 6 / 4))
 
 
 def test_an_uncounted_pair_weighs_nothing_even_if_it_is_not_finite():
     chosen, rejected = answers([-2.0, math.nan]), answers([-5.0, -1.0])
-    result = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig())
+    result = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), AlgoConfig.of("dpo"))
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.3)))
     assert {float(mean.count) for mean in result.metrics.values()} == {1.0}
     assert float(result.metrics["chosen_reward"].total) == pytest.approx(-0.2)
@@ -98,7 +100,7 @@ def test_reward_losses_by_hand():
 
 def test_the_metrics_of_a_pair_say_margin_and_log_probs():
     chosen, rejected = answers([-2.0, -6.0]), answers([-5.0, -1.0])
-    metrics = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig()).metrics
+    metrics = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), AlgoConfig.of("dpo")).metrics
     assert float(metrics["chosen_logps"].total) == -2.0 and float(metrics["reject_logps"].total) == -5.0
     margin = metrics["chosen_reward"].total - metrics["reject_reward"].total
     assert float(metrics["reward_margin"].total) == pytest.approx(float(margin)) != 0
@@ -112,7 +114,7 @@ def test_the_metrics_of_a_pair_say_margin_and_log_probs():
 )
 def test_a_tie_is_not_right():
     same = answers([-2.0, -3.0])
-    metrics = preference_term(same, same, torch.ones(2), DPOAlgoConfig()).metrics
+    metrics = preference_term(same, same, torch.ones(2), AlgoConfig.of("dpo")).metrics
     assert float(metrics["acc"].total) == 0 and float(metrics["acc"].count) == 2
 
 

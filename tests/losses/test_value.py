@@ -56,8 +56,8 @@ def test_the_gradient_ends_where_the_value_has_risen_or_fallen_too_far():
 
 
 def test_one_number_bounds_both_sides_unless_there_is_a_second():
-    assert value_range(CriticConfig(value_clip=0.3)) == (0.3, 0.3)
-    assert value_range(CriticConfig(value_clip=0.3, value_clip_high=0.7)) == (0.3, 0.7)
+    assert value_range(CriticConfig.of("ppo", value_clip=0.3)) == (0.3, 0.3)
+    assert value_range(CriticConfig.of("ppo", value_clip=0.3, value_clip_high=0.7)) == (0.3, 0.7)
 
 
 def test_only_masked_tokens_count_and_get_gradients():

@@ -146,7 +146,7 @@ def test_the_attention_of_transformers_gives_the_same(made, kind):
 def test_adapters_of_all_linear_layers_train_and_change_nothing_at_first(made, kind):
     ds = DeepSpeedConfig.of("sft", param_dtype="fp32", packing_samples=kind in PACKABLE)
     model = load_model(made(kind), head="lm", ds=ds)
-    make_trainable(model, TrainedModelConfig(gradient_checkpointing_enable=True), LoRAConfig(rank=2))
+    make_trainable(model, TrainedModelConfig.of("ppo", gradient_checkpointing_enable=True), LoRAConfig(rank=2))
     log_probs = token_log_probs(model, batch()).log_probs
     torch.testing.assert_close(log_probs.detach(), alone(made(kind))[0], atol=CLOSE, rtol=0)
     next_token(log_probs).backward()

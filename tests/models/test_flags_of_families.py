@@ -35,7 +35,7 @@ def path(tmp_path, kind) -> str:
 
 def trainable(path: str, **flags: float) -> LanguageModel:
     model = load_model(path, head="lm", ds=FP32)
-    make_trainable(model, TrainedModelConfig(**flags), LoRAConfig())
+    make_trainable(model, TrainedModelConfig.of("ppo", **flags), LoRAConfig())
     return model
 
 

@@ -134,8 +134,10 @@ def test_a_batch_that_needs_nothing_still_backs_up_zeros_through_every_parameter
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_reaches_the_adapters_of_a_frozen_model(load, batch, reentrant):
     plain, checkpointed = load(), load()
-    make_trainable(plain, TrainedModelConfig(), LoRAConfig(rank=4))
-    config = TrainedModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant)
+    make_trainable(plain, TrainedModelConfig.of("ppo"), LoRAConfig(rank=4))
+    config = TrainedModelConfig.of(
+        "ppo", gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant
+    )
     make_trainable(checkpointed, config, LoRAConfig(rank=4))
     grads = []
     for model in (plain, checkpointed):
@@ -149,7 +151,9 @@ def test_checkpointing_reaches_the_adapters_of_a_frozen_model(load, batch, reent
 def test_checkpointing_changes_no_gradient(load, batch, packed, reentrant):
     model = load(packed=packed)
     expected = gradient(model, token_log_probs(model, batch).log_probs.sum())
-    config = TrainedModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant)
+    config = TrainedModelConfig.of(
+        "ppo", gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant
+    )
     make_trainable(model, config, LoRAConfig())
     forwards = []
     model.model.model.layers[0].self_attn.register_forward_hook(lambda *_: forwards.append(1))
@@ -231,7 +235,7 @@ def test_every_token_trains_the_padding_token_too(load):
 def test_router_loss_is_transformers_own_and_not_in_the_log_probs(load, batch, family, packed):
     model = load(family, tied=False, packed=packed)
     before = token_log_probs(model, batch)
-    make_trainable(model, TrainedModelConfig(aux_loss_coef=1.0), LoRAConfig())
+    make_trainable(model, TrainedModelConfig.of("ppo", aux_loss_coef=1.0), LoRAConfig())
     output = token_log_probs(model, batch)
     assert before.aux_loss is None
     torch.testing.assert_close(output.log_probs, before.log_probs)
@@ -302,7 +306,7 @@ def test_the_router_loss_of_a_scored_model_is_that_of_the_same_layers(load, batc
     scored, language = (load(family, tied=False, head=head) for head in ("value", "lm"))
     language.model.model.load_state_dict(scored.model.model.state_dict())
     for model in (scored, language):
-        make_trainable(model, TrainedModelConfig(aux_loss_coef=1.0), LoRAConfig())
+        make_trainable(model, TrainedModelConfig.of("ppo", aux_loss_coef=1.0), LoRAConfig())
     found, expected = sequence_outputs(scored, batch).aux_loss, token_log_probs(language, batch).aux_loss
     torch.testing.assert_close(found, expected, **CLOSE)
 

@@ -11,7 +11,7 @@ from rlhf_suite.models.prepare import make_trainable
 
 
 def frozen(model, *patterns):
-    make_trainable(model, TrainedModelConfig(freeze=list(patterns)), LoRAConfig())
+    make_trainable(model, TrainedModelConfig.of("ppo", freeze=list(patterns)), LoRAConfig())
     return {name for name, p in model.model.named_parameters() if not p.requires_grad}
 
 
@@ -38,6 +38,6 @@ def test_names_that_match_nothing_or_everything_are_refused(load):
     with pytest.raises(
         UserError, match=r"critic.freeze: no parameter or module matches 'layers.0'. The model has .*lm_head"
     ):
-        make_trainable(load(), TrainedModelConfig(freeze=["layers.0"]), LoRAConfig(), section="critic")
+        make_trainable(load(), TrainedModelConfig.of("ppo", freeze=["layers.0"]), LoRAConfig(), section="critic")
     with pytest.raises(UserError, match="freezes the whole model"):
         frozen(load(), "model", "lm_head")

@@ -8,7 +8,7 @@ from image_errors import alone, answers, batch_of, ours, scorer, scores_alone
 
 from image_families import SHAPES
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import SeeingActorConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
 from rlhf_suite.data.images import expand_placeholders, open_image
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
@@ -114,7 +114,7 @@ def test_sequences_of_text_alone_need_no_images(seeing):
 
 def test_a_frozen_tower_gets_no_gradient_and_is_saved_whole(seeing, batch, tmp_path):
     model = seeing.model(noise=0)
-    make_trainable(model, SeeingActorConfig(freeze_visual_encoder=True), LoRAConfig())
+    make_trainable(model, ActorConfig.of("dpo", freeze_visual_encoder=True), LoRAConfig())
     token_log_probs(model, batch).log_probs.sum().backward()
     trained = {name for name, p in model.model.named_parameters() if p.grad is not None}
     visual = {name for name, _ in model.model.named_parameters() if "language_model" not in name} - {"lm_head.weight"}

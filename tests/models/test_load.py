@@ -41,7 +41,7 @@ def test_weights_load_in_the_configured_precision(folder):
 def test_a_loaded_model_is_in_evaluation_mode_and_make_trainable_changes_that(folder):
     model = load_model(str(folder()), head="lm", ds=FP32)
     assert not model.training and not model.model.training
-    make_trainable(model, TrainedModelConfig(), LoRAConfig())
+    make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig())
     assert model.model.training
 
 
@@ -109,7 +109,7 @@ def test_heads_whose_settings_mean_nothing_known_are_refused(folder, tmp_path):
 
 def test_a_dense_model_has_no_router_to_balance(load):
     with pytest.raises(UserError, match="no experts"):
-        make_trainable(load(), TrainedModelConfig(aux_loss_coef=1.0), LoRAConfig())
+        make_trainable(load(), TrainedModelConfig.of("ppo", aux_loss_coef=1.0), LoRAConfig())
 
 
 def test_padding_is_never_the_token_that_ends_a_sequence(folder, tmp_path):

@@ -49,7 +49,7 @@ def adapted(load, tokenizer, tmp_path):
     def make(family="qwen3", tied=True, head="lm"):
         model = load(family, tied, head)
         save_hf(model, tokenizer, tmp_path / "base")
-        make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=4))
+        make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=4))
         save_adapter(noisy(model), tokenizer, tmp_path / "adapter")
         return model.eval()
 

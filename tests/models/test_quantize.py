@@ -30,7 +30,7 @@ def quantized(path, head="lm", dtype="fp32"):
 
 
 def adapted(model):
-    make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=4))
+    make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=4))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

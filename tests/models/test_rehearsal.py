@@ -38,7 +38,7 @@ def exported(tmp_path):
             file.write_text(json.dumps(json.loads(file.read_text()) | generation))
         model = load_model(str(tmp_path / "base"), head=head, ds=PLAIN)
         if lora:
-            make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=lora))
+            make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=lora))
         own = load_tokenizer(str(tmp_path / "base"), DataConfig.of("sft"))
         said = rehearse(FolderParts.of(model, own))
         assert save_hf(model, own, tmp_path / "saved") == []

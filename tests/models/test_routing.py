@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from families import make_typed
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
@@ -162,7 +162,9 @@ def test_each_sequence_has_its_own_routes_in_any_micro_batch(folders):
 def test_recomputed_activations_take_their_own_routes(folders, reentrant):
     def gradients(checkpointing):
         model = load(folders("qwen3_moe"))
-        settings = PolicyConfig(gradient_checkpointing_enable=checkpointing, gradient_checkpointing_reentrant=reentrant)
+        settings = ActorConfig.of(
+            "ppo", gradient_checkpointing_enable=checkpointing, gradient_checkpointing_reentrant=reentrant
+        )
         make_trainable(model, settings, LoRAConfig())
         batches = [make_batch(model, seed) for seed in (0, 1)]
         losses = [token_log_probs(model, batch).log_probs.sum() for batch in batches]
@@ -184,6 +186,6 @@ def test_recomputed_activations_take_their_own_routes(folders, reentrant):
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_frozen_router_is_not_trained(folders, kind):
     model = load(folders(kind))
-    make_trainable(model, PolicyConfig(freeze_router=True), LoRAConfig())
+    make_trainable(model, ActorConfig.of("ppo", freeze_router=True), LoRAConfig())
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen and all(".mlp.gate." in name or ".mlp.router." in name or ".gate." in name for name in frozen)

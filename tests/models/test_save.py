@@ -120,7 +120,7 @@ def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder,
 
 def trained_adapter(model, rank: int = 4):
     """Adapters as after training: B is no longer zero."""
-    make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=rank, alpha=8), seed=1)
+    make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=rank, alpha=8), seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -132,7 +132,7 @@ def trained_adapter(model, rank: int = 4):
 def test_a_new_adapter_changes_nothing_and_only_it_is_trained(load, batch):
     model = load()
     before = token_log_probs(model, batch).log_probs
-    make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=4), seed=1)
+    make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=4), seed=1)
     torch.testing.assert_close(token_log_probs(model, batch).log_probs, before)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert len(trained) == 2 * 7 * 2 and all("lora_" in name for name in trained)
@@ -163,7 +163,7 @@ def test_adapters_of_experts_and_routers_are_merged_into_the_folder(load, batch,
     expected = token_log_probs(model, batch).log_probs
     torch.testing.assert_close(token_log_probs(load(path=tmp_path / "merged"), batch).log_probs, expected, **CLOSE)
     with pytest.raises(UserError, match=r"Set ds.lora.dropout=0"):
-        make_trainable(load(family, tied=False), TrainedModelConfig(), LoRAConfig(rank=2, dropout=0.1))
+        make_trainable(load(family, tied=False), TrainedModelConfig.of("ppo"), LoRAConfig(rank=2, dropout=0.1))
 
 
 def test_a_saved_adapter_loads_in_peft(load, batch, tokenizer, tmp_path):
@@ -195,7 +195,7 @@ def test_the_head_of_a_reward_model_trains_and_is_saved_with_its_adapter(load, b
 @pytest.mark.parametrize("target", ["lm_head", "no_such_layer"])
 def test_adapters_for_heads_or_unknown_layers_are_refused(load, target):
     with pytest.raises(UserError, match=r"ds.lora.target_modules"):
-        make_trainable(load(), TrainedModelConfig(), LoRAConfig(rank=2, target_modules=[target]))
+        make_trainable(load(), TrainedModelConfig.of("ppo"), LoRAConfig(rank=2, target_modules=[target]))
 
 
 def test_merging_adds_up_in_fp32(folder):

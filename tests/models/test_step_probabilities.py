@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plain_judge import PlainJudge
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch, collate
@@ -36,7 +36,9 @@ def judge(folder, tmp_path_factory):
     shutil.copytree(folder(), path)
     config = json.loads((path / "config.json").read_text())
     data = DataConfig.of("prm", step_separator="", max_len=MAX_LEN)
-    config[KEY] = StepFormat.of(data, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-", "0"])).to_json()
+    config[KEY] = StepFormat.of(
+        data, AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-", "0"])
+    ).to_json()
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import SeeingActorConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
 from rlhf_suite.data.images import collapse_images, image_file, open_image
 from rlhf_suite.errors import UserError
@@ -132,7 +132,7 @@ def test_a_batch_without_an_image_still_runs_the_tower(seeing, batch):
 )
 def test_a_frozen_tower_is_not_trained_and_is_saved_whole(seeing, batch, tmp_path):
     model = seeing.model()
-    config = SeeingActorConfig(freeze_visual_encoder=True)
+    config = ActorConfig.of("dpo", freeze_visual_encoder=True)
     make_trainable(model, config, LoRAConfig())
     found = gradients(model, batch)
     assert found and not any("vision_model" in name or "connector" in name for name in found)

@@ -12,7 +12,7 @@ from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
 from rlhf_suite.losses.tokens import next_token_loss, value_loss
@@ -20,7 +20,7 @@ from rlhf_suite.losses.tokens import next_token_loss, value_loss
 TOKEN, SEQUENCE, NORMED = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 
 
-def policy(case: Case, config: PolicyConfig, advantages: str = "adv", correction: torch.Tensor | None = None):
+def policy(case: Case, config: ActorConfig, advantages: str = "adv", correction: torch.Tensor | None = None):
     """Loss as its mean over units, gradient with respect to logp, metrics as numbers."""
     mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
     weights = token_weights(mask, SEGMENTS, ROWS, config.loss_agg_mode, horizon=STEPS).double()
@@ -35,29 +35,33 @@ def policy(case: Case, config: PolicyConfig, advantages: str = "adv", correction
 
 HIGHER = [0.2, 0.28]
 AGREEING = {
-    "openrlhf/policy_loss/ppo": PolicyConfig(),
-    "openrlhf/policy_loss/ppo_seq_agg": PolicyConfig(loss_agg_mode=SEQUENCE),
-    "openrlhf/policy_loss/ppo_clip_higher": PolicyConfig(eps_clip_low_high=HIGHER),
-    "openrlhf/policy_loss/dual_clip3": PolicyConfig(dual_clip=3.0),
-    "verl/policy_loss/vanilla_dual_off/token-mean": PolicyConfig(),
-    "verl/policy_loss/vanilla/token-mean": PolicyConfig(dual_clip=3.0),  # verl's default has dual clip 3
-    "verl/policy_loss/vanilla/seq-mean-token-mean": PolicyConfig(dual_clip=3.0, loss_agg_mode=SEQUENCE),
-    "verl/policy_loss/vanilla_clip_higher/token-mean": PolicyConfig(dual_clip=3.0, eps_clip_low_high=HIGHER),
-    "verl/policy_loss/vanilla_dual_off/seq-mean-token-mean": PolicyConfig(loss_agg_mode=SEQUENCE),
-    "verl/policy_loss/vanilla_clip_higher/seq-mean-token-mean": PolicyConfig(
-        dual_clip=3.0, eps_clip_low_high=HIGHER, loss_agg_mode=SEQUENCE
+    "openrlhf/policy_loss/ppo": ActorConfig.of("ppo"),
+    "openrlhf/policy_loss/ppo_seq_agg": ActorConfig.of("ppo", loss_agg_mode=SEQUENCE),
+    "openrlhf/policy_loss/ppo_clip_higher": ActorConfig.of("ppo", eps_clip_low_high=HIGHER),
+    "openrlhf/policy_loss/dual_clip3": ActorConfig.of("ppo", dual_clip=3.0),
+    "verl/policy_loss/vanilla_dual_off/token-mean": ActorConfig.of("ppo"),
+    "verl/policy_loss/vanilla/token-mean": ActorConfig.of("ppo", dual_clip=3.0),  # verl's default has dual clip 3
+    "verl/policy_loss/vanilla/seq-mean-token-mean": ActorConfig.of("ppo", dual_clip=3.0, loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/vanilla_clip_higher/token-mean": ActorConfig.of("ppo", dual_clip=3.0, eps_clip_low_high=HIGHER),
+    "verl/policy_loss/vanilla_dual_off/seq-mean-token-mean": ActorConfig.of("ppo", loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/vanilla_clip_higher/seq-mean-token-mean": ActorConfig.of(
+        "ppo", dual_clip=3.0, eps_clip_low_high=HIGHER, loss_agg_mode=SEQUENCE
     ),
-    "trl/policy_loss/dapo_tokenadv": PolicyConfig(),
-    "trl/policy_loss/dapo_clip_higher_tokenadv": PolicyConfig(eps_clip_low_high=HIGHER),
-    "trl/policy_loss/dapo_delta3_tokenadv": PolicyConfig(dual_clip=3.0),
-    "verl/policy_loss/cispo/token-mean": PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]),
-    "trl/policy_loss/cispo_tokenadv_cap1.28": PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]),
-    "verl/policy_loss/sapo/seq-mean-token-mean": PolicyConfig(policy_loss_type="sapo", loss_agg_mode=SEQUENCE),
-    "verl/policy_loss/gpg/token-mean": PolicyConfig(policy_loss_type="reinforce"),
-    "verl/policy_loss/gspo/seq-mean-token-mean": PolicyConfig(
-        policy_loss_type="gspo", loss_agg_mode=SEQUENCE, eps_clip_low_high=[3e-4, 4e-4]
+    "trl/policy_loss/dapo_tokenadv": ActorConfig.of("ppo"),
+    "trl/policy_loss/dapo_clip_higher_tokenadv": ActorConfig.of("ppo", eps_clip_low_high=HIGHER),
+    "trl/policy_loss/dapo_delta3_tokenadv": ActorConfig.of("ppo", dual_clip=3.0),
+    "verl/policy_loss/cispo/token-mean": ActorConfig.of("ppo", policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]),
+    "trl/policy_loss/cispo_tokenadv_cap1.28": ActorConfig.of(
+        "ppo", policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]
     ),
-    "verl/policy_loss/gspo_wide/seq-mean-token-mean": PolicyConfig(policy_loss_type="gspo", loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/sapo/seq-mean-token-mean": ActorConfig.of("ppo", policy_loss_type="sapo", loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/gpg/token-mean": ActorConfig.of("ppo", policy_loss_type="reinforce"),
+    "verl/policy_loss/gspo/seq-mean-token-mean": ActorConfig.of(
+        "ppo", policy_loss_type="gspo", loss_agg_mode=SEQUENCE, eps_clip_low_high=[3e-4, 4e-4]
+    ),
+    "verl/policy_loss/gspo_wide/seq-mean-token-mean": ActorConfig.of(
+        "ppo", policy_loss_type="gspo", loss_agg_mode=SEQUENCE
+    ),
 }
 
 
@@ -75,7 +79,7 @@ def test_ppo_loss_gradient_and_metrics_agree(reference):
 
 def test_ppo_loss_agrees_with_the_ppo_trainer_of_trl():
     for case in cases("trl_1.12/ppo_losses"):
-        loss, gradient, _ = policy(case, PolicyConfig())
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo"))
         check(loss, case.outputs["pg_loss"])
         check(gradient, case.outputs["pg_grad"], case.fields["mask"])
 
@@ -83,16 +87,16 @@ def test_ppo_loss_agrees_with_the_ppo_trainer_of_trl():
 def test_sequence_mean_agrees_with_trl_but_for_empty_rows_which_trl_counts():
     reference = "trl/policy_loss/grpo_tokenadv"
     for case in cases(reference, "contiguous", "gaps"):
-        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo", loss_agg_mode=SEQUENCE))
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
     for case in cases(reference, "empty row"):
-        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo", loss_agg_mode=SEQUENCE))
         check(loss * 7 / 8, case.outputs["loss"])
         check(gradient * 7 / 8, case.outputs["grad"], case.fields["mask"])
 
 
-GSPO = PolicyConfig(policy_loss_type="gspo", loss_agg_mode=SEQUENCE)
+GSPO = ActorConfig.of("ppo", policy_loss_type="gspo", loss_agg_mode=SEQUENCE)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +125,14 @@ def test_openrlhf_lets_the_gradient_of_a_gspo_token_reach_the_whole_sequence(ref
 
 def test_sapo_agrees_with_trl():
     for case in cases("trl/policy_loss/sapo_tokenadv", "contiguous", "gaps"):
-        loss, gradient, _ = policy(case, PolicyConfig(policy_loss_type="sapo", loss_agg_mode=SEQUENCE))
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo", policy_loss_type="sapo", loss_agg_mode=SEQUENCE))
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
 
 
 def test_dr_grpo_agrees_with_trl():
     for case in cases("trl/policy_loss/dr_grpo", "contiguous", "gaps"):
-        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=NORMED), "adv_seq")
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo", loss_agg_mode=NORMED), "adv_seq")
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
 
@@ -157,7 +161,7 @@ def weights_of(case: Case, config: AdvantageConfig):
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_corrected_losses_agree_with_openrlhf(name):
     for case in cases(f"openrlhf/policy_loss/{name}"):
-        loss, gradient, _ = policy(case, PolicyConfig(), correction=weights_of(case, CORRECTIONS[name]))
+        loss, gradient, _ = policy(case, ActorConfig.of("ppo"), correction=weights_of(case, CORRECTIONS[name]))
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
 
@@ -209,7 +213,7 @@ def test_the_comparison_notices_a_wrong_input(name):
     """A loss that ignored its mask, old log-probs or advantages could not pass the tests above."""
     case = cases("openrlhf/policy_loss/ppo")[0]
     broken = case._replace(fields={**case.fields, name: torch.ones_like(case.fields[name])})
-    _, gradient, _ = policy(broken, PolicyConfig())
+    _, gradient, _ = policy(broken, ActorConfig.of("ppo"))
     assert gap(gradient.view(8, 10), case.outputs["grad"], case.fields["mask"]) > 1e-3
 
 

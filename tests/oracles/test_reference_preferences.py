@@ -8,7 +8,7 @@ from reference import check, gap
 from reference import supervised_cases as cases
 
 from rlhf_suite import registry
-from rlhf_suite.config.algo import DPOAlgoConfig, KTOAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.losses.distillation import forward_kl
 from rlhf_suite.losses.preference import Answers, kto_loss, preference_term, reference_point, reward_term
 from rlhf_suite.losses.tokens import step_loss
@@ -29,11 +29,11 @@ def dpo(case, config):
 
 
 AGREEING = {
-    "openrlhf/dpo/dpo": DPOAlgoConfig(),
-    "openrlhf/dpo/cdpo": DPOAlgoConfig(label_smoothing=0.1),
-    "openrlhf/dpo/ipo": DPOAlgoConfig(loss="ipo"),
-    "trl/dpo/sigmoid": DPOAlgoConfig(),
-    "trl/dpo/hinge": DPOAlgoConfig(loss="hinge"),
+    "openrlhf/dpo/dpo": AlgoConfig.of("dpo"),
+    "openrlhf/dpo/cdpo": AlgoConfig.of("dpo", label_smoothing=0.1),
+    "openrlhf/dpo/ipo": AlgoConfig.of("dpo", loss="ipo"),
+    "trl/dpo/sigmoid": AlgoConfig.of("dpo"),
+    "trl/dpo/hinge": AlgoConfig.of("dpo", loss="hinge"),
 }
 
 
@@ -52,7 +52,7 @@ def test_preference_losses_agree(name):
 
 def test_trl_averages_ipo_over_tokens_where_the_paper_and_openrlhf_sum():
     for case, theirs in cases("trl/dpo/ipo"):
-        assert gap(dpo(case, DPOAlgoConfig(loss="ipo"))[0], theirs["loss"], torch.ones(())) > 1e-2
+        assert gap(dpo(case, AlgoConfig.of("dpo", loss="ipo"))[0], theirs["loss"], torch.ones(())) > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_kto_agrees(system, weight):
         ratios = log_ratios(case).requires_grad_()
         kl = log_ratios(case, "kl_")
         point = reference_point(kl.sum(), torch.tensor(float(len(kl))))
-        config = KTOAlgoConfig(undesirable_loss_weight=weight)
+        config = AlgoConfig.of("kto", undesirable_loss_weight=weight)
         counted = torch.ones(len(ratios))
         result = kto_loss(ratios, case["label"], point.expand(len(ratios)), counted, config)
         loss = result.total / len(ratios)
@@ -104,7 +104,7 @@ def test_vanilla_kto_agrees():
         points = [reference_point(each.sum(), count).expand(len(chosen)) for each in (rejected, chosen)]
         labels = torch.cat([torch.ones_like(chosen), torch.zeros_like(rejected)])
         ones = torch.ones(len(labels))
-        result = kto_loss(torch.cat([chosen, rejected]), labels, torch.cat(points), ones, KTOAlgoConfig())
+        result = kto_loss(torch.cat([chosen, rejected]), labels, torch.cat(points), ones, AlgoConfig.of("kto"))
         check(result.total / len(labels), theirs["loss"])
 
 

@@ -193,11 +193,11 @@ def test_offload_moves_the_optimiser_to_the_host():
     "(share or GPU_MEMORY_ALONE)) - own",
 )
 def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
-    found = memory.engine(SMALL, VLLMConfig(enforce_eager=True), 2, 100, 10 * MIB, 0.5)
-    step = memory.step_of_an_engine(SMALL, VLLMConfig(), 2, memory.GPU_BATCHED_TOKENS, 1024)
+    found = memory.engine(SMALL, VLLMConfig.of("ppo", enforce_eager=True), 2, 100, 10 * MIB, 0.5)
+    step = memory.step_of_an_engine(SMALL, VLLMConfig.of("ppo"), 2, memory.GPU_BATCHED_TOKENS, 1024)
     assert found.memory.always == {"weights": 2400, "KV cache": 5 * MIB - 2400 - step}
     assert found.kv_tokens == (5 * MIB - 2400 - step) // (2 * 32)
-    assert memory.engine(SMALL, VLLMConfig(), 2, 100, None, None).kv_tokens == 64 * MIB // 64
+    assert memory.engine(SMALL, VLLMConfig.of("ppo"), 2, 100, None, None).kv_tokens == 64 * MIB // 64
 
 
 @pytest.mark.notices(
@@ -222,13 +222,13 @@ def test_the_kv_cache_of_an_engine_on_several_devices_is_divided_by_heads_and_la
     """Two key/value heads of which four devices hold one each hold no more tokens than two devices."""
 
     def tokens(tensor: int, stages: int) -> int:
-        config = VLLMConfig(kv_cache_mb=1, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+        config = VLLMConfig.of("ppo", kv_cache_mb=1, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
         return memory.engine(SMALL, config, 2, 100, 10 * MIB, 0.5).kv_tokens
 
     one = MIB // (2 * 32)
     found = [tokens(*each) for each in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))]
     assert found == [one, 2 * one, 2 * one, 2 * one, 4 * one]
-    two = memory.engine(SMALL, VLLMConfig(tensor_parallel_size=2), 2, 100, None, None)
+    two = memory.engine(SMALL, VLLMConfig.of("ppo", tensor_parallel_size=2), 2, 100, None, None)
     assert two.memory.always["weights"] == 2 * (1000 + 200) // 2
 
 

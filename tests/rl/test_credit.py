@@ -38,7 +38,9 @@ def batch() -> Experience:
 
 
 def assigner(**kl) -> CreditAssigner:
-    return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, **kl)))
+    return CreditAssigner(
+        AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, **kl))
+    )
 
 
 @pytest.mark.notices(
@@ -91,7 +93,9 @@ def test_without_a_reference_there_is_no_kl(batch):
 def test_gae_gives_returns_for_the_critic(batch):
     """gamma = lambda = 1: returns are rewards to go, advantages returns - values, here minus their mean."""
     batch = replace(batch, values=torch.tensor([7.0, 0.5, 7.0, 1.0, 7.0, 0.25, 0.75]))
-    config = AlgoConfig(advantage=AdvantageConfig(estimator="gae", no_std_norm=True), kl=KLConfig(init_coef=0.1))
+    config = AlgoConfig.of(
+        "ppo", advantage=AdvantageConfig(estimator="gae", no_std_norm=True), kl=KLConfig(init_coef=0.1)
+    )
     result, metrics = CreditAssigner(config).assign(batch)
     returns = [0, 2 - 0.03, 0, 2 + 0.02, 0, 1 - 0.04, 1 - 0.03]
     raw = [1.97 - 0.5, 2.02 - 1.0, 0.96 - 0.25, 0.97 - 0.75]
@@ -116,7 +120,9 @@ def ledger(group: int, *turns: int) -> Trajectory:
 
 def turns_credit(trajectories, rewards, tokens=None, **advantage) -> Experience:
     batch = replace(to_batch(trajectories), reward=torch.tensor(rewards), **(tokens or {}))
-    return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(no_std_norm=True, **advantage))).assign(batch)[0]
+    return CreditAssigner(AlgoConfig.of("ppo", advantage=AdvantageConfig(no_std_norm=True, **advantage))).assign(batch)[
+        0
+    ]
 
 
 def test_gae_bootstraps_across_what_a_tool_wrote_and_decays_by_model_tokens_alone():
@@ -168,7 +174,7 @@ def test_what_an_environment_wrote_changes_no_bit_of_the_credit(name):
     lengths = torch.zeros(len(turns), dtype=torch.int64).index_add(0, turns.segments, own.long())
     alone = replace(turns.map_columns(lambda tokens: tokens[own], lambda rows: rows, None), lengths=lengths)
     advantage = AdvantageConfig(estimator=name, gamma=0.8, lambd=0.9, reward_parts=["answer"])
-    config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
+    config = AlgoConfig.of("ppo", advantage=advantage, kl=KLConfig(init_coef=0.1))
     parts = [{"answer": float(row % 3)} for row in range(len(turns))]
     one, other = (CreditAssigner(config).assign(batch, parts)[0] for batch in (turns, alone))
     assert torch.equal(one.advantages[own], other.advantages) and not one.advantages[~own].any()
@@ -189,7 +195,7 @@ def test_a_row_far_longer_than_the_others_takes_no_more_memory_than_its_tokens(n
     """Rows padded to the longest would be 60 times the batch, for each of a dozen arrays. Small objects count too."""
     batch = one_long_row()
     advantage = AdvantageConfig(estimator=name, gamma=0.9, lambd=0.9, reward_parts=["answer"])
-    config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
+    config = AlgoConfig.of("ppo", advantage=advantage, kl=KLConfig(init_coef=0.1))
     parts = [{"answer": 1.0}] * len(batch)
     assert peak_bytes(lambda: CreditAssigner(config).assign(batch, parts)) < 4 * size(batch)
 
@@ -209,7 +215,8 @@ TEACHER = [9.0, 0.25, 9.0, -0.5, 9.0, -30.0, 0.0]  # log p_teacher - log p_polic
 )
 def test_on_policy_distillation_gives_every_token_its_own_log_ratio(batch):
     """Of no reward and no other token; -30 nats are clamped to -10. The KL to a reference counts token by token too."""
-    config = AlgoConfig(
+    config = AlgoConfig.of(
+        "ppo",
         advantage=AdvantageConfig(estimator="on_policy_distill"),
         kl=KLConfig(init_coef=0.1),
         distill=DistillTermConfig(coef=1.0),
@@ -225,7 +232,7 @@ def test_on_policy_distillation_gives_every_token_its_own_log_ratio(batch):
 def test_a_teacher_is_added_to_what_the_estimator_makes_of_rewards(batch):
     """RLOO's 1 and -1, and half of the log-ratio."""
     batch = replace(batch, ref_log_probs=None)
-    config = AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), distill=DistillTermConfig(coef=0.5))
+    config = AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator="rloo"), distill=DistillTermConfig(coef=0.5))
     result, _ = CreditAssigner(config).assign(with_teacher(batch, TEACHER))
     assert result.advantages.tolist() == pytest.approx([0, 1.125, 0, 0.75, 0, -6, -1], abs=1e-6)
 
@@ -289,8 +296,8 @@ def test_advantages_are_clipped_after_the_teacher_and_the_share_of_clipped_token
     """RLOO without KL gives 1, 1, -1, -1; the teacher's gaps of 0.5, -3, 0.5 and 1.5 are taken away from them."""
     gaps = torch.tensor([0, 0.5, 0, -3, 0, 0.5, 1.5])
     batch = replace(batch, ref_log_probs=None, teacher_log_probs=batch.old_log_probs - gaps)
-    config = AlgoConfig(
-        advantage=AdvantageConfig(estimator="rloo", clip_range=[-1.25, 2.0]), distill=DistillTermConfig(coef=1.0)
+    config = AlgoConfig.of(
+        "ppo", advantage=AdvantageConfig(estimator="rloo", clip_range=[-1.25, 2.0]), distill=DistillTermConfig(coef=1.0)
     )
     result, metrics = CreditAssigner(config).assign(batch)
     assert result.advantages.tolist() == pytest.approx([0, 0.5, 0, 2, 0, -1.25, -1.25])
@@ -308,7 +315,9 @@ def test_an_estimator_knows_the_beta_of_the_kl_penalty(batch, tmp_path, loss, re
     lines = ("from rlhf_suite.algo.advantage import Credit", "def beta(inputs, config):")
     body = "    found = inputs.kl_penalty * 0 + inputs.kl_coef\n    return Credit(found, found)\n"
     own.write_text("\n".join((*lines, body)))
-    config = AlgoConfig(advantage=AdvantageConfig(estimator=f"{own}:beta"), kl=KLConfig(init_coef=0.1, use_loss=loss))
+    config = AlgoConfig.of(
+        "ppo", advantage=AdvantageConfig(estimator=f"{own}:beta"), kl=KLConfig(init_coef=0.1, use_loss=loss)
+    )
     given = batch if reference else replace(batch, ref_log_probs=None)
     found = CreditAssigner(config).assign(given)[0].advantages
     assert found.tolist() == pytest.approx([wanted * each for each in MASK])

@@ -297,7 +297,7 @@ def test_turns_of_a_real_engine_that_is_killed_are_the_same_and_its_second_death
 ):
     """It dies when four episodes have one turn of it, and others are under way. Both workers find it dead, and it is
     started again once."""
-    spec = EngineSpec(model, "float32", "cpu", 256, 0, VLLMConfig(kv_cache_mb=32, max_restarts=1))
+    spec = EngineSpec(model, "float32", "cpu", 256, 0, VLLMConfig.of("ppo", kv_cache_mb=32, max_restarts=1))
     code = CODE.replace("import os,", "import asyncio, os,").replace("\n        self.turns += 1\n", GATE)
     code = code.replace("HERE =", "from rlhf_suite.polling import poll_until\nHERE =")
     pool = start(spec, [Slot(0.1)], tmp_path / "logs", 120)

@@ -28,7 +28,9 @@ def watch():
 
     def make(estimator: str, steps: list[ScoredTrajectories], **flags) -> list[str]:
         said: list[str] = []
-        rewards = EqualRewards(AlgoConfig(advantage=AdvantageConfig(estimator=estimator, **flags)), said.append)
+        rewards = EqualRewards(
+            AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator=estimator, **flags)), said.append
+        )
         for each in steps:
             rewards.observe(each)
         return said

@@ -83,7 +83,7 @@ class Scores(Scorer):
 
 def evaluate(folder, late=(), reads_text_alone=True, **scorer):
     """The metrics of an evaluation, what the engines were asked, and what was scored together."""
-    rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines(late)
+    rollout, engines = RolloutConfig.of("ppo", temperature=1.0, max_new_tokens=50), Engines(late)
     scores, files = Scores(folder, engines, **scorer), SampleFiles()
     scores.reads_text_alone = reads_text_alone
     sampler = Sampler(rollout, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)

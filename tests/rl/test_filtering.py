@@ -239,34 +239,34 @@ def one_group(scores) -> ScoredTrajectories:
 )
 def test_the_random_numbers_of_a_filter_of_prompts_depend_on_the_seed_and_the_round_alone(own):
     prompts = [prompt()] * 100
-    filters = [Filters(AlgoConfig(prompt_filter=f"{own}:drawn"), prompts, seed) for seed in (0, 0, 1)]
+    filters = [Filters(AlgoConfig.of("ppo", prompt_filter=f"{own}:drawn"), prompts, seed) for seed in (0, 0, 1)]
     first, same, other = ([each.choose(range(100), History(), number) for number in range(8)] for each in filters)
     assert first == same != other and len({tuple(places) for places in first}) > 1
 
 
 @pytest.mark.parametrize("function", ["none", "beyond", "texts"])
 def test_a_filter_of_prompts_returns_places_of_candidates(own, function):
-    filters = Filters(AlgoConfig(prompt_filter=f"{own}:{function}"), [prompt()] * 3, 0)
+    filters = Filters(AlgoConfig.of("ppo", prompt_filter=f"{own}:{function}"), [prompt()] * 3, 0)
     with pytest.raises(UserError, match="return places of one or more of the 3 candidates"):
         filters.choose([0, 1, 2], History(), 0)
 
 
 def test_a_filter_of_groups_returns_a_reason_or_none(own):
     with pytest.raises(UserError, match="returned False; return a reason in a few words, or None"):
-        Filters(AlgoConfig(group_filter=f"{own}:wrong"), [], 0).objection(one_group([0, 1]))
+        Filters(AlgoConfig.of("ppo", group_filter=f"{own}:wrong"), [], 0).objection(one_group([0, 1]))
 
 
 def test_a_filter_that_cannot_be_imported_says_why(tmp_path):
     (tmp_path / "bad.py").write_text("raise RuntimeError('no such thing')\ndef mine(group): ...")
     with pytest.raises(SourceError, match="importing it raised RuntimeError: no such thing"):
-        Filters(AlgoConfig(group_filter=f"{tmp_path}/bad.py:mine"), [], 0)
+        Filters(AlgoConfig.of("ppo", group_filter=f"{tmp_path}/bad.py:mine"), [], 0)
 
 
 def test_without_a_filter_of_prompts_no_scores_are_kept(own):
     history = History()
-    Filters(AlgoConfig(group_filter=f"{own}:odd"), [], 0).observe(one_group([0, 1]), history)
+    Filters(AlgoConfig.of("ppo", group_filter=f"{own}:odd"), [], 0).observe(one_group([0, 1]), history)
     assert history == History()
-    Filters(AlgoConfig(prompt_filter=f"{own}:rarest"), [], 0).observe(one_group([0, 1]), history)
+    Filters(AlgoConfig.of("ppo", prompt_filter=f"{own}:rarest"), [], 0).observe(one_group([0, 1]), history)
     assert history.scores == {5: ((0.0, 1.0),)}
 
 

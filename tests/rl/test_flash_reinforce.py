@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.credit import CreditAssigner
@@ -54,10 +54,12 @@ def test_the_gradient_is_that_of_the_paper():
     batch = rollout()
     wanted, kept = by_the_paper(batch)
     assert {*kept} == {True, False}, "some responses are dropped and some are not"
-    config = AlgoConfig(advantage=AdvantageConfig(**PRESET["algo"]["advantage"]), kl=KLConfig(**PRESET["algo"]["kl"]))
+    config = AlgoConfig.of(
+        "ppo", advantage=AdvantageConfig(**PRESET["algo"]["advantage"]), kl=KLConfig(**PRESET["algo"]["kl"])
+    )
     batch, _ = CreditAssigner(config).assign(batch)
     batch, _ = correct(batch, config.advantage)
-    objective = PolicyObjective(PolicyConfig(**PRESET["actor"]), config.kl, temperature=1.0, horizon=8)
+    objective = PolicyObjective(ActorConfig.of("ppo", **PRESET["actor"]), config.kl, temperature=1.0, horizon=8)
     log_probs = batch.old_log_probs.clone().requires_grad_()
     loss = objective.surrogate(log_probs, batch).total / objective.units(batch)["policy_units"]
     (gradient,) = torch.autograd.grad(loss, log_probs)

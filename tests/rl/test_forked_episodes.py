@@ -15,7 +15,7 @@ from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
@@ -72,7 +72,7 @@ def scored(trajectories: list[Trajectory], rewards: list[float]) -> ScoredTrajec
 
 def experience(trajectories: list[Trajectory], rewards: list[float], estimator: str, **more) -> Experience:
     batch = replace(to_batch(trajectories), reward=torch.tensor(rewards), **more)
-    config = AlgoConfig(advantage=AdvantageConfig(estimator=estimator), kl=KLConfig(init_coef=0.1))
+    config = AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator=estimator), kl=KLConfig(init_coef=0.1))
     return CreditAssigner(config).assign(batch)[0]
 
 
@@ -83,7 +83,7 @@ def model():
 
 def gradient(model, batches: list[Experience], mode: str, loss: str = "ppo") -> tuple[torch.Tensor, float]:
     """Return the gradient of an optimiser step on micro-batches, and its loss."""
-    actor = PolicyConfig(loss_agg_mode=mode, policy_loss_type=loss, entropy_coef=0.01)
+    actor = ActorConfig.of("ppo", loss_agg_mode=mode, policy_loss_type=loss, entropy_coef=0.01)
     objective = PolicyObjective(actor, KLConfig(), temperature=1.0, horizon=8)
     model.zero_grad()
     units = [objective.units(batch) for batch in batches]
@@ -132,7 +132,10 @@ def test_the_ratio_of_gspo_is_that_of_a_ledger(model):
     """The ratios of the two turns are e and 1 / e^2 where the geometric mean of all five tokens would be e^(-1/5)."""
     batch = experience(forked(0) + other(1), [1.0, 1.0, 0.0], "rloo")
     objective = PolicyObjective(
-        PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean", eps_clip=9.0), KLConfig(), 1.0, 8
+        ActorConfig.of("ppo", policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean", eps_clip=9.0),
+        KLConfig(),
+        1.0,
+        8,
     )
     old = -torch.tensor([0.0, 0, 1, 1, 1, *[0] * 6, -2, -2, 0, 0, 0])
     moved = replace(batch, old_log_probs=old)
@@ -154,7 +157,9 @@ def test_the_return_is_a_mean_over_episodes():
     batch = replace(to_batch(forked(0) + other(1)), reward=torch.tensor([5.0, 5.0, 1.0]))
     reference = torch.full((batch.num_tokens,), -1.0)
     batch = replace(batch, ref_log_probs=reference, old_log_probs=reference + 0.5)
-    config = AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, estimator="k1"))
+    config = AlgoConfig.of(
+        "ppo", advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, estimator="k1")
+    )
     _, metrics = CreditAssigner(config).assign(batch)
     assert metrics["train/return"] == pytest.approx((5 + 1 - 6 * 0.05) / 2)
 
@@ -195,7 +200,7 @@ def test_metrics_are_means_over_episodes():
 )
 def test_dynamic_filtering_counts_episodes():
     """The scores 1 and 0 have the mean 1/2, which two ledgers of the first would make 2/3."""
-    algo = AlgoConfig(dynamic_filtering_enable=True, dynamic_filtering_range=[0.0, 0.6])
+    algo = AlgoConfig.of("ppo", dynamic_filtering_enable=True, dynamic_filtering_range=[0.0, 0.6])
     group = scored([*forked(0), *other(1)], [1.0, 1.0, 0.0])
     assert Filters(algo, [], 0).objection(group) is None
 

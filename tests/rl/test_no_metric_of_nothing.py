@@ -11,8 +11,8 @@ import torch
 
 from given import prompt
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, mismatch
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, DPOAlgoConfig, KTOAlgoConfig
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
@@ -44,7 +44,7 @@ def losses() -> dict[str, dict[str, Metric]]:
     tokens = PolicyTokens(ONES, ONES, ONES, NOTHING, torch.zeros(4, dtype=torch.int64), 1, chosen=NOTHING.bool())
     answers, steps = Answers(-ONES, -ONES, ONES), torch.zeros(0, dtype=torch.int64)
     found = {
-        name: policy_term(tokens, PolicyConfig(policy_loss_type=name), NOTHING, NOTHING.sum())
+        name: policy_term(tokens, ActorConfig.of("ppo", policy_loss_type=name), NOTHING, NOTHING.sum())
         for name in policy_loss.names()
     }
     found |= {
@@ -52,9 +52,9 @@ def losses() -> dict[str, dict[str, Metric]]:
         "entropy": entropy_term(ONES, NOTHING, 1.0),
         "value": value_loss(ONES, ONES, ONES, NOTHING, (1.0, 1.0)),
         "next token": next_token_loss(-ONES, NOTHING),
-        "preference": preference_term(answers, answers, NOTHING, DPOAlgoConfig()),
+        "preference": preference_term(answers, answers, NOTHING, AlgoConfig.of("dpo")),
         "reward": reward_term(ONES, NOTHING, NOTHING, NOTHING, "sigmoid"),
-        "kto": kto_loss(ONES, ONES, ONES, NOTHING, KTOAlgoConfig()),
+        "kto": kto_loss(ONES, ONES, ONES, NOTHING, AlgoConfig.of("kto")),
         "step": step_loss(torch.zeros(0, 2), steps, steps.float()),
     }
     ranking = {"auc": step_ranking(torch.zeros(0, 2), steps, steps.float())}
@@ -75,7 +75,7 @@ def test_a_loss_over_nothing_says_nothing(name, metrics):
 @pytest.mark.parametrize("name", sorted(set(estimator.names())))
 def test_credit_of_samples_without_tokens_says_nothing_about_tokens(name):
     advantage = AdvantageConfig(estimator=name, clip_range=[-1.0, 1.0], reward_parts=["answer"])
-    config = AlgoConfig(advantage=advantage, distill=DistillTermConfig(coef=1.0))
+    config = AlgoConfig.of("ppo", advantage=advantage, distill=DistillTermConfig(coef=1.0))
     credit = CreditAssigner(config)
     _, metrics = credit.assign(silent(), [{"answer": 1.0}, {}])
     assert set(metrics) == {"train/kl_coef", "train/return"}, "the rewards are there, and no token"

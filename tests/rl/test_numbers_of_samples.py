@@ -72,7 +72,7 @@ def test_a_run_with_an_estimator_of_a_new_number_needs_one_file(ranks, own, tmp_
 
 def assigner(own, function: str) -> CreditAssigner:
     return CreditAssigner(
-        AlgoConfig(advantage=AdvantageConfig(estimator=f"{own}:{function}"), kl=KLConfig(init_coef=0.0))
+        AlgoConfig.of("ppo", advantage=AdvantageConfig(estimator=f"{own}:{function}"), kl=KLConfig(init_coef=0.0))
     )
 
 

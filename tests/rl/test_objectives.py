@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
@@ -36,14 +36,14 @@ def batch(model) -> Experience:
 
 
 def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
-    return PolicyObjective(PolicyConfig(**actor), kl or KLConfig(), temperature=1.0, horizon=8, kl_coef=0.1)
+    return PolicyObjective(ActorConfig.of("ppo", **actor), kl or KLConfig(), temperature=1.0, horizon=8, kl_coef=0.1)
 
 
 def test_units_are_masked_tokens_and_sequences_that_have_one(batch):
     for mode, units in (("token-mean", 5), ("seq-mean-token-mean", 2), ("seq-mean-token-sum-norm", 2)):
         found = objective(loss_agg_mode=mode).units(batch)
         assert {name: float(count) for name, count in found.items()} == {"tokens": 5, "policy_units": units}
-    assert float(ValueObjective(CriticConfig()).units(batch)["tokens"]) == 5
+    assert float(ValueObjective(CriticConfig.of("ppo")).units(batch)["tokens"]) == 5
 
 
 def test_on_policy_the_loss_is_minus_the_advantages(model, batch):
@@ -115,7 +115,7 @@ def test_updates_read_no_column_that_stays_with_the_driver(model, batch):
     every = replace(batch, values=batch.mask, returns=batch.mask, correction=batch.mask, engine_log_probs=batch.mask)
     recorded = Recorded(**{each.name: getattr(every, each.name) for each in fields(every)})
     policies = [objective(KLConfig(use_loss=True), entropy_coef=0.1), objective(loss_agg_mode="seq-mean-token-mean")]
-    values = ValueObjective(CriticConfig())
+    values = ValueObjective(CriticConfig.of("ppo"))
     critic = load_model("builtin:tiny", head="value", ds=DS)
     for group, cases in ((PolicyGroup, [(each, model) for each in policies]), (CriticGroup, [(values, critic)])):
         Recorded.read.clear()

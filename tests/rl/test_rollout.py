@@ -144,7 +144,7 @@ def test_groups_put_together_are_numbered_anew():
 )
 def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on():
     """Neither by rewards, which a reward model standardises, nor with the greedy sample."""
-    filters = Filters(AlgoConfig(dynamic_filtering_enable=True), [], 0)
+    filters = Filters(AlgoConfig.of("ppo", dynamic_filtering_enable=True), [], 0)
     samples = [trajectory(sample=s, greedy=s == 2) for s in range(3)]
     group = replace(scored(samples, [0.0, 1.0, 1.0]), rewards=np.array([-3, 5, 5], np.float32))
     assert filters.objection(group) is None

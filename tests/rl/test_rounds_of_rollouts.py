@@ -86,7 +86,7 @@ def rollouts(tmp_path):
     loops = []
 
     def make(waits=False, state=None, round_size=None, rests=Rest.NEVER, stream: Schedule | None = None, **algo):
-        config = AlgoConfig(**{"dynamic_filtering_enable": True} | algo)
+        config = AlgoConfig.of("ppo", **{"dynamic_filtering_enable": True} | algo)
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers, batches = Answers(journal, waits), BatchOrder(PROMPTS, 3, 0)
         filters = Filters(config, [prompt(index) for index in range(PROMPTS)], 0)

@@ -33,7 +33,7 @@ class Engines:
 
 
 def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
-    config = RolloutConfig(n_samples_per_prompt=3, temperature=0.7, **rollout)
+    config = RolloutConfig.of("ppo", n_samples_per_prompt=3, temperature=0.7, **rollout)
     return Sampler(config, Engines(), [2], seed=42, max_len=20, adds_greedy=adds_greedy, sleeps=False)
 
 

@@ -14,7 +14,7 @@ from given import prompt
 from reward_server import RewardServer
 from rlhf_suite.config.algo import AlgoConfig, DistillTermConfig
 from rlhf_suite.config.reward import HttpConfig
-from rlhf_suite.config.teacher import NamedTeacherConfig, RLTeacherConfig
+from rlhf_suite.config.teacher import NamedTeacherConfig, TeacherConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.errors import RunError, UserError
@@ -45,9 +45,9 @@ class Says:
         return self.log_probs
 
 
-def two() -> RLTeacherConfig:
+def two() -> TeacherConfig:
     a = NamedTeacherConfig(model_name_or_path="a", datasets=["a"])
-    return RLTeacherConfig(sources={"a": a, "rest": NamedTeacherConfig(model_name_or_path="b")})
+    return TeacherConfig.of("ppo", sources={"a": a, "rest": NamedTeacherConfig(model_name_or_path="b")})
 
 
 @pytest.mark.notices(
@@ -88,7 +88,7 @@ def test_a_teacher_reads_its_own_prompt_and_the_same_response():
     for row in rows:
         row.append_model(np.array([40, 41]), np.array([-1.0, -2.0], np.float32), 0)
     batch, says = to_batch(rows), Says(1.0)
-    config = RLTeacherConfig(kind="policy")
+    config = TeacherConfig.of("ppo", kind="policy")
     taught = Teachers({"teacher": says}, config).ask(rows, batch, 1.0)
     assert says.read == [[9, 8, 7, 6, 5, 40, 41], [1, 2, 40, 41]]
     assert taught.result().tolist() == [0, 0, -5, -6, 0, 0, -2, -3]
@@ -98,7 +98,7 @@ def test_a_teacher_reads_its_own_prompt_and_the_same_response():
 def test_the_term_is_added_to_the_advantages_of_rewards():
     """A_t = reward-to-go + c clamp(log p_teacher - log p_policy), computed here in float64."""
     rows = [trajectory(0, 0, sample) for sample in range(2)]
-    batch, config = to_batch(rows), AlgoConfig(distill=DistillTermConfig(coef=0.25))
+    batch, config = to_batch(rows), AlgoConfig.of("ppo", distill=DistillTermConfig(coef=0.25))
     config.advantage.estimator, config.kl.init_coef = "reinforce", 0.0
     generator = torch.Generator().manual_seed(0)
     old, theirs = (-5 * torch.rand(batch.num_tokens, generator=generator) for _ in range(2))
@@ -112,7 +112,9 @@ def test_the_term_is_added_to_the_advantages_of_rewards():
 
 
 def test_a_row_without_a_teacher_is_refused():
-    config = RLTeacherConfig(sources={"a": NamedTeacherConfig(datasets=["a"]), "b": NamedTeacherConfig(datasets=["b"])})
+    config = TeacherConfig.of(
+        "ppo", sources={"a": NamedTeacherConfig(datasets=["a"]), "b": NamedTeacherConfig(datasets=["b"])}
+    )
     check_teachers(config, [("rows:1", "a"), ("rows:2", "b")])
     with pytest.raises(
         UserError, match=r"rows:3: its datasource 'c' has no teacher. teacher.sources teach a, b: add it"

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 import torch
 
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
@@ -43,7 +43,7 @@ def test_the_order_is_a_function_of_seed_and_rollout():
 
 def test_steps_per_rollout_counts_what_step_indices_gives():
     config = PPORun(
-        rollout=RolloutConfig(batch_size=5, n_samples_per_prompt=3),
+        rollout=RolloutConfig.of("ppo", batch_size=5, n_samples_per_prompt=3),
         train=TrainConfig.of("ppo", batch_size=4, max_epochs=2),
     )
     config.actor.model_name_or_path = "builtin:tiny"
@@ -94,7 +94,7 @@ class Asked:
 
 def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
-    run = PPORun(rollout=RolloutConfig(batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3))
+    run = PPORun(rollout=RolloutConfig.of("ppo", batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3))
     run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
     run.actor = replace(run.actor, **actor)
     policy, critic = Asked("policy"), Asked("critic")
@@ -173,7 +173,9 @@ def varied(*lengths: int) -> Experience:
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
 def test_tokens_are_chosen_by_the_whole_rollout_and_its_number(loss):
     """Sequences far from the others' means are those of which most tokens are chosen, in whichever step they train."""
-    actor = PolicyConfig(policy_loss_type=loss, clip_cov_ratio=0.1, kl_cov_ratio=0.1, clip_cov_range=[0.0, 9.0])
+    actor = ActorConfig.of(
+        "ppo", policy_loss_type=loss, clip_cov_ratio=0.1, kl_cov_ratio=0.1, clip_cov_range=[0.0, 9.0]
+    )
     batch = varied(40, 60, 50, 30)
     chosen, metrics = choose_tokens(batch, actor, (5, 2))
     count = int(0.1 * float(batch.mask.sum()))

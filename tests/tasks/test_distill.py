@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.models import TextActorConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.row import Row
@@ -38,7 +38,8 @@ def test_a_teacher_with_other_tokens_is_refused():
 def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
     """Models have more rows than the tokenizer has tokens: what they say there is padding."""
     run = DistillRun(
-        teacher=TeacherConfig(model_name_or_path="builtin:tiny"), data=DataConfig.of("distill", output_key="output")
+        teacher=TeacherConfig.of("distill", model_name_or_path="builtin:tiny"),
+        data=DataConfig.of("distill", output_key="output"),
     )
     task, tokens = make_task(run, byte_tokenizer()), len(byte_tokenizer())
     logits = torch.zeros(2, tokens + 7)
@@ -53,8 +54,8 @@ def test_plain_text_is_distilled_to_its_last_token(pretrains, trained):
     """15 tokens in windows of 8 that share one token; else the answer alone, with its end-of-sequence token."""
     columns = {"input_key": "text", "max_len": 8} if pretrains else {"input_key": "text", "output_key": "answer"}
     run = DistillRun(
-        actor=TextActorConfig(pretrain_mode_enable=pretrains),
-        teacher=TeacherConfig(model_name_or_path="builtin:tiny"),
+        actor=ActorConfig.of("distill", pretrain_mode_enable=pretrains),
+        teacher=TeacherConfig.of("distill", model_name_or_path="builtin:tiny"),
         data=DataConfig.of("distill", **columns),
     )
     row = Row({"text": "a" * 15, "answer": "bc"}, "rows.jsonl", 1)

@@ -24,7 +24,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 DATA = DataConfig.of("rejection_sampling", prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
 SECTIONS = {
-    "actor": TrainedModelConfig(model_name_or_path="org/first"),
+    "actor": TrainedModelConfig.of("ppo", model_name_or_path="org/first"),
     "data": DATA,
     "reward": RewardConfig.of("rejection_sampling", rule="exact_match"),
     "logger": LoggerConfig(progress=False),

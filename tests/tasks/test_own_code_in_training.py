@@ -45,7 +45,7 @@ def test_a_preference_loss_of_ones_own_is_what_is_trained(ranks, own, tmp_path):
 def test_a_schedule_of_transformers_is_that_of_transformers():
     from transformers import get_scheduler
 
-    config = TrainedModelConfig(lr_scheduler="cosine_with_restarts", lr_warmup_ratio=0.0, lr_cycles=3)
+    config = TrainedModelConfig.of("ppo", lr_scheduler="cosine_with_restarts", lr_warmup_ratio=0.0, lr_cycles=3)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     theirs = get_scheduler("cosine_with_restarts", optimizer, 0, 20, scheduler_specific_kwargs={"num_cycles": 3})
     for step in range(20):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from plain_judge import PlainJudge
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.reward import NormalizationConfig
 from rlhf_suite.data.steps import StepFormat
@@ -108,7 +108,8 @@ def step_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prm") / "model"
     create_tiny(folder)
     config = json.loads((folder / "config.json").read_text())
-    data, algo = DataConfig.of("prm", step_separator="", max_len=20), PRMAlgoConfig(";", ["+", "-"])
+    data = DataConfig.of("prm", step_separator="", max_len=20)
+    algo = AlgoConfig.of("prm", placeholder_token=";", reward_tokens=["+", "-"])
     config[KEY] = StepFormat.of(data, algo).to_json()
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -153,7 +153,8 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     """The model of `split` under DeepSpeed, its adapters set to `adapter`."""
     world = meshed(world, split)
     ds = ds_config(split)
-    config = TrainedModelConfig(
+    config = TrainedModelConfig.of(
+        "ppo",
         aux_loss_coef=split.aux,
         freeze=list(split.freeze),
         max_norm=split.max_norm,

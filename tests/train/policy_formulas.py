@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.tokens import next_token_loss
@@ -36,8 +36,8 @@ class NextToken:
 
 
 def policy(mode: str) -> PolicyObjective:
-    actor = PolicyConfig(
-        loss_agg_mode=mode, dual_clip=DUAL_CLIP, entropy_coef=ENTROPY_COEF, eps_clip_low_high=list(CLIP)
+    actor = ActorConfig.of(
+        "ppo", loss_agg_mode=mode, dual_clip=DUAL_CLIP, entropy_coef=ENTROPY_COEF, eps_clip_low_high=list(CLIP)
     )
     return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), TEMPERATURE, HORIZON, KL_COEF)
 
@@ -46,7 +46,7 @@ OBJECTIVES: dict[str, Objective[Experience]] = {
     "next token": NextToken(),
     "ppo, token-mean": policy("token-mean"),
     "ppo, seq-mean-token-mean": policy("seq-mean-token-mean"),
-    "value": ValueObjective(CriticConfig(value_clip=VALUE_CLIP)),
+    "value": ValueObjective(CriticConfig.of("ppo", value_clip=VALUE_CLIP)),
 }
 
 

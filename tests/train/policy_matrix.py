@@ -36,7 +36,7 @@ from rlhf_suite.config.algo import (
     DistillTermConfig,
     KLConfig,
 )
-from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
@@ -171,7 +171,7 @@ def algo_config(case: Case) -> AlgoConfig:
         is_correction_threshold=[credit_formulas.MAX_WEIGHT],
     )
     teacher = DistillTermConfig(coef=float(estimator.needs(case.estimator, "teacher")))
-    return AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=credit_formulas.KL_COEF), distill=teacher)
+    return AlgoConfig.of("ppo", advantage=advantage, kl=KLConfig(init_coef=credit_formulas.KL_COEF), distill=teacher)
 
 
 def rewarded(folder: Path, case: Case) -> Experience:
@@ -212,12 +212,13 @@ def first_step(batch: Experience) -> Experience:
 
 def objective(case: Case) -> Objective[Experience]:
     if case.loss == "value":
-        return ValueObjective(CriticConfig(value_clip=VALUE_CLIP))
+        return ValueObjective(CriticConfig.of("ppo", value_clip=VALUE_CLIP))
     return PolicyObjective(actor_config(case), KLConfig(), TEMPERATURE, HORIZON)
 
 
-def actor_config(case: Case) -> PolicyConfig:
-    return PolicyConfig(
+def actor_config(case: Case) -> ActorConfig:
+    return ActorConfig.of(
+        "ppo",
         policy_loss_type="ppo" if case.loss == "value" else case.loss,
         loss_agg_mode=case.mode,
         eps_clip_low_high=list(CLIP),

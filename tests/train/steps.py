@@ -99,7 +99,8 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         tensor_parallel_size=setup.tensor,
         lora=LORA if setup.lora else LoRAConfig(),
     )
-    config = TrainedModelConfig(
+    config = TrainedModelConfig.of(
+        "ppo",
         model_name_or_path=str(folder / "lm"),
         freeze=list(setup.freeze),
         optim=setup.optim,

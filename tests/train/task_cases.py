@@ -14,15 +14,11 @@ import torch
 from task_formulas import BETA, DESIRABLE, GAMMA, HEAT, KD, NLL, SMOOTHING, Plain
 
 from rlhf_suite.config.algo import (
-    DistillAlgoConfig,
-    DPOAlgoConfig,
-    KTOAlgoConfig,
-    PRMAlgoConfig,
-    RMAlgoConfig,
+    AlgoConfig,
 )
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import (
-    PreferenceReferenceConfig,
+    ReferenceConfig,
 )
 from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
 from rlhf_suite.config.teacher import TeacherConfig
@@ -96,16 +92,17 @@ def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
         max_len=MAX_LEN,
     )
     actor = replace(RMRun().actor, model_name_or_path=str(folder / "value"))
-    return RMRun(actor=actor, data=data, algo=RMAlgoConfig(loss=loss), **common)
+    return RMRun(actor=actor, data=data, algo=AlgoConfig.of("rm", loss=loss), **common)
 
 
 def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
-    without = not DPOAlgoConfig(loss=loss).needs("reference") or common["ds"].lora.rank > 0
+    without = not AlgoConfig.of("dpo", loss=loss).needs("reference") or common["ds"].lora.rank > 0
     return DPORun(
         actor=replace(DPORun().actor, model_name_or_path=str(folder / "lm")),
-        ref=PreferenceReferenceConfig(None if without else str(folder / "reference")),
+        ref=ReferenceConfig.of("dpo", model_name_or_path=None if without else str(folder / "reference")),
         data=DataConfig.of("dpo", input_template="User: {}\nAssistant: ", prompt_key="prompt", max_len=MAX_LEN),
-        algo=DPOAlgoConfig(
+        algo=AlgoConfig.of(
+            "dpo",
             loss=loss,
             beta=BETA,
             label_smoothing=SMOOTHING if loss == "sigmoid" else 0.0,
@@ -117,11 +114,12 @@ def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
 
 
 def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
+    other = None if common["ds"].lora.rank > 0 else str(folder / "reference")
     return KTORun(
         actor=replace(KTORun().actor, model_name_or_path=str(folder / "lm")),
-        ref=PreferenceReferenceConfig(None if common["ds"].lora.rank > 0 else str(folder / "reference")),
+        ref=ReferenceConfig.of("kto", model_name_or_path=other),
         data=DataConfig.of("kto", max_len=MAX_LEN),
-        algo=KTOAlgoConfig(loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
+        algo=AlgoConfig.of("kto", loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
         **common,
     )
 
@@ -130,17 +128,18 @@ def prm_config(folder: Path, common: Common, names: list[str] | None) -> PRMRun:
     return PRMRun(
         actor=replace(PRMRun().actor, model_name_or_path=str(folder / "lm")),
         data=DataConfig.of("prm", max_len=MAX_LEN),
-        algo=PRMAlgoConfig(placeholder_token=";", reward_tokens=names),
+        algo=AlgoConfig.of("prm", placeholder_token=";", reward_tokens=names),
         **common,
     )
 
 
 def distill_config(folder: Path, common: Common, divergence: str, top_k: int | None) -> DistillRun:
+    other = "lm" if common["ds"].lora.rank > 0 else "reference"
     return DistillRun(
         actor=replace(DistillRun().actor, model_name_or_path=str(folder / "lm")),
-        teacher=TeacherConfig(str(folder / ("lm" if common["ds"].lora.rank > 0 else "reference"))),
+        teacher=TeacherConfig.of("distill", model_name_or_path=str(folder / other)),
         data=DataConfig.of("distill", output_key="output", max_len=MAX_LEN),
-        algo=DistillAlgoConfig(kd_coef=KD, temperature=HEAT, divergence=divergence, top_k=top_k),
+        algo=AlgoConfig.of("distill", kd_coef=KD, temperature=HEAT, divergence=divergence, top_k=top_k),
         **common,
     )
 

@@ -38,7 +38,7 @@ def compiled():
 def test_its_updates_are_those_of_torch(compiled):
     """In fp32 from the same numbers: they round in another order, so they differ by a few units of the last place of a
     weight or of an update in each step."""
-    config = TrainedModelConfig(adam=AdamConfig(lr=1e-2, betas=[0.9, 0.95], weight_decay=0.1))
+    config = TrainedModelConfig.of("ppo", adam=AdamConfig(lr=1e-2, betas=[0.9, 0.95], weight_decay=0.1))
     generator = torch.Generator().manual_seed(0)
     first = torch.nn.Linear(64, 33)
     second = torch.nn.Linear(64, 33)
@@ -123,4 +123,4 @@ def test_without_a_compiler_the_flag_is_refused_with_the_reason(monkeypatch, tmp
     with pytest.raises(
         UserError, match=r"ds\.cpu_adam=deepspeed: .* cannot be compiled here .* set ds\.cpu_adam=torch"
     ):
-        deepspeed_adamw(torch.nn.Linear(2, 2), TrainedModelConfig())
+        deepspeed_adamw(torch.nn.Linear(2, 2), TrainedModelConfig.of("ppo"))

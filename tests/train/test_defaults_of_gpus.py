@@ -69,9 +69,13 @@ def test_liger_is_on_where_it_can_be_and_a_flag_wins():
 
 
 def test_an_engine_on_a_gpu_runs_as_many_sequences_as_vllm_says():
-    assert most_sequences(VLLMConfig(), "cpu") == 256
-    assert most_sequences(VLLMConfig(), "cuda") == 1024
-    assert most_sequences(VLLMConfig(max_num_seqs=7), "cuda") == most_sequences(VLLMConfig(max_num_seqs=7), "cpu") == 7
+    assert most_sequences(VLLMConfig.of("ppo"), "cpu") == 256
+    assert most_sequences(VLLMConfig.of("ppo"), "cuda") == 1024
+    assert (
+        most_sequences(VLLMConfig.of("ppo", max_num_seqs=7), "cuda")
+        == most_sequences(VLLMConfig.of("ppo", max_num_seqs=7), "cpu")
+        == 7
+    )
 
 
 @pytest.mark.notices(

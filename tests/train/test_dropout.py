@@ -12,7 +12,7 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, OPTConfig, OPT
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import (
-    PolicyConfig,
+    ActorConfig,
     TrainedModelConfig,
 )
 from rlhf_suite.config.plan import ModelPlan
@@ -58,25 +58,25 @@ def first_step(world: World, folder: Path, section: TrainedModelConfig, output: 
         old = token_log_probs(model, batch).log_probs
     model.module.train()
     batch = replace(batch, old_log_probs=old, advantages=torch.randn(120))
-    objective = PolicyObjective(PolicyConfig(), KLConfig(), temperature=1.0, horizon=60)
+    objective = PolicyObjective(ActorConfig.of("ppo"), KLConfig(), temperature=1.0, horizon=60)
     metrics = optimizer_step(model, objective, [batch], 0, "stop")
     export(model, byte_tokenizer(), output)
     return metrics
 
 
 def test_all_ratios_are_one_before_any_update(ranks, dropping, tmp_path):
-    (metrics,) = ranks(1).call(first_step, dropping, PolicyConfig(), tmp_path / "model")
+    (metrics,) = ranks(1).call(first_step, dropping, ActorConfig.of("ppo"), tmp_path / "model")
     assert metrics["ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["ppo_clip_ratio"] == 0
 
 
 def test_the_flag_keeps_the_dropout_of_the_model(ranks, dropping, tmp_path):
-    (metrics,) = ranks(1).call(first_step, dropping, PolicyConfig(disable_dropout=False), tmp_path / "model")
+    (metrics,) = ranks(1).call(first_step, dropping, ActorConfig.of("ppo", disable_dropout=False), tmp_path / "model")
     assert abs(metrics["ppo_kl"]) > 1e-3 or metrics["ppo_clip_ratio"] > 0.01
 
 
 def test_the_saved_model_keeps_its_own_dropout_rates(ranks, dropping, tmp_path):
-    ranks(1).call(first_step, dropping, PolicyConfig(), tmp_path / "model")
+    ranks(1).call(first_step, dropping, ActorConfig.of("ppo"), tmp_path / "model")
     rates = dict(dropout_rates(AutoConfig.from_pretrained(dropping)))
     assert rates
     assert dict(dropout_rates(AutoConfig.from_pretrained(tmp_path / "model"))) == rates

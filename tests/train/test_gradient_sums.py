@@ -46,7 +46,7 @@ def many_sequences() -> TokenBatch:
 def gradient_sum(world: World, folder: Path, dtype: str, zero: int, size: int) -> torch.Tensor:
     """The gradient of one step with micro-batches of `size` sequences, of the weights rounded to bf16."""
     ds = DeepSpeedConfig.of("sft", zero_stage=zero, param_dtype=dtype, packing_samples=True)
-    config = TrainedModelConfig(max_norm=0.0, lr_scheduler="constant")
+    config = TrainedModelConfig.of("ppo", max_norm=0.0, lr_scheduler="constant")
     with strategy.make_load_context(ds):
         module = load_model(str(folder / "lm"), head="lm", ds=ds)
     with torch.no_grad(), strategy.gather_parameters(ds, list(module.parameters()), modifier_rank=0):

@@ -19,7 +19,7 @@ from policy_formulas import NextToken
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import HostCopy, send_together, take, weightless
 from rlhf_suite.data.trajectory import Experience
@@ -107,11 +107,11 @@ def rollout(device: str) -> Experience:
 
 def policy(loss: str) -> PolicyObjective:
     """The objective with all of its terms."""
-    actor = PolicyConfig(policy_loss_type=loss, entropy_coef=0.1, loss_agg_mode="seq-mean-token-mean")
+    actor = ActorConfig.of("ppo", policy_loss_type=loss, entropy_coef=0.1, loss_agg_mode="seq-mean-token-mean")
     return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), 0.9, 64, 0.1)
 
 
-OBJECTIVES = {"sft": NextToken(), "value": ValueObjective(CriticConfig())}
+OBJECTIVES = {"sft": NextToken(), "value": ValueObjective(CriticConfig.of("ppo"))}
 OBJECTIVES |= {name: policy(name) for name in policy_loss.names()}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -132,7 +132,7 @@ def load(folder: Path) -> Callable[[str, str], TrainedModel]:
         head = "value" if objective == "value" else "lm"
         if (device, head) not in loaded:
             world = World(0, Mesh(1), torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
-            config = TrainedModelConfig(model_name_or_path=str(folder), gradient_checkpointing_enable=True)
+            config = TrainedModelConfig.of("ppo", model_name_or_path=str(folder), gradient_checkpointing_enable=True)
             plan = ModelPlan("actor", str(folder), head=head)
             ds = DeepSpeedConfig.of("sft", zero_stage=None, packing_samples=True)
             loaded[device, head] = load_trained(plan, config, ds, world, total_steps=100, seed=0)

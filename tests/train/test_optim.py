@@ -43,13 +43,13 @@ from rlhf_suite.train.strategy import load_trained
 )
 def test_schedules_by_hand(schedule, factors):
     """Seven steps, ceil(0.4 * 7) = 3 of them warm-up, the other four at progress 0, 1/4, 2/4, 3/4."""
-    config = TrainedModelConfig(lr_scheduler=schedule, lr_warmup_ratio=0.4, min_lr_ratio=0.2)
+    config = TrainedModelConfig.of("ppo", lr_scheduler=schedule, lr_warmup_ratio=0.4, min_lr_ratio=0.2)
     assert [learning_rate_factor(step, 7, config) for step in range(7)] == pytest.approx(factors)
 
 
 def test_warm_up_is_not_lengthened_by_rounding():
     """0.07 * 100 is 7.000000000000001 in binary."""
-    config = TrainedModelConfig(lr_scheduler="linear", lr_warmup_ratio=0.07)
+    config = TrainedModelConfig.of("ppo", lr_scheduler="linear", lr_warmup_ratio=0.07)
     assert learning_rate_factor(6, 100, config) == 1
     assert learning_rate_factor(5, 100, config) == pytest.approx(6 / 7)
 
@@ -75,7 +75,7 @@ def test_norms_and_biases_do_not_decay(folder, batch):
     from rlhf_suite.config.ds import DeepSpeedConfig
 
     model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
-    decayed, exempt = parameter_groups(model, TrainedModelConfig(adam=AdamConfig(weight_decay=0.1)))
+    decayed, exempt = parameter_groups(model, TrainedModelConfig.of("ppo", adam=AdamConfig(weight_decay=0.1)))
     assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2}
     assert {p.ndim for p in exempt["params"]} == {1}
@@ -150,7 +150,7 @@ def test_updates_too_small_for_bf16_are_not_lost(ranks, folder, batch, zero):
 )
 @pytest.mark.notices("Adam's epsilon is torch's own", "train/optim.py", "eps=adam.eps, ", "")
 def test_adamw_takes_its_flags():
-    config = TrainedModelConfig(adam=AdamConfig(lr=0.25, betas=[0.5, 0.75], eps=1e-3, weight_decay=0.125))
+    config = TrainedModelConfig.of("ppo", adam=AdamConfig(lr=0.25, betas=[0.5, 0.75], eps=1e-3, weight_decay=0.125))
     found = adamw(torch.nn.Linear(2, 2), config)
     assert (found.defaults["lr"], found.defaults["betas"], found.defaults["eps"]) == (0.25, (0.5, 0.75), 1e-3)
     assert [(group["weight_decay"], len(group["params"])) for group in found.param_groups] == [(0.125, 1), (0.0, 1)]
@@ -160,7 +160,8 @@ def moved(world, folder, batch):
     """The largest change of an embedding and of a hidden matrix in one step with Muon, half-way through a schedule."""
     from rlhf_suite.config.ds import DeepSpeedConfig
 
-    config = TrainedModelConfig(
+    config = TrainedModelConfig.of(
+        "ppo",
         model_name_or_path=str(folder / "lm"),
         optim="muon",
         adam=AdamConfig(lr=1e-4),

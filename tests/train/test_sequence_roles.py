@@ -11,7 +11,7 @@ import torch
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.train import TrainConfig
@@ -34,11 +34,11 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
     train = TrainConfig.of(
         "ppo", micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1)
     )
-    rollout = RolloutConfig(temperature=TEMPERATURE, micro_batch_size=4)
+    rollout = RolloutConfig.of("ppo", temperature=TEMPERATURE, micro_batch_size=4)
     settings = WorkerSettings(ds, train, rollout, DataConfig.of("ppo"), str(folder / "plain"))
     language, scalar = ModelPlan("actor", str(folder / "lm")), ModelPlan("critic", str(folder / "value"), head="value")
-    policy = PolicyRole(rank, language, settings, PolicyConfig(entropy_coef=0.01), KLConfig(), 4)
-    critic = CriticRole(rank, scalar, settings, CriticConfig(), 4)
+    policy = PolicyRole(rank, language, settings, ActorConfig.of("ppo", entropy_coef=0.01), KLConfig(), 4)
+    critic = CriticRole(rank, scalar, settings, CriticConfig.of("ppo"), 4)
     reference = ReferenceRole(rank, language, settings)
     found = {"reference": reference.log_probs(batch, TEMPERATURE), "values": critic.values(batch)}
     metrics = policy.update([batch], 0, 0.0, None) | critic.update([batch], 0)

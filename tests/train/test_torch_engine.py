@@ -111,7 +111,7 @@ def test_gradients_of_micro_batches_are_added_up_in_the_type_of_the_flag(accumul
 
     module = torch.nn.Linear(1, 1, bias=False).bfloat16()
     engine = TorchEngine(
-        module, TrainedModelConfig(max_norm=0.0), DeepSpeedConfig.of("sft", grad_accum_dtype=accumulate)
+        module, TrainedModelConfig.of("ppo", max_norm=0.0), DeepSpeedConfig.of("sft", grad_accum_dtype=accumulate)
     )
     for slope in (256.0, 1.0):
         engine.backward(engine(torch.full((1, 1), slope).bfloat16()).sum())
@@ -172,6 +172,6 @@ def test_an_fp32_parameter_is_its_own_master():
     from rlhf_suite.config.models import TrainedModelConfig
 
     module = torch.nn.Linear(2, 2)
-    optimizer = MasterWeights(module, TrainedModelConfig())
+    optimizer = MasterWeights(module, TrainedModelConfig.of("ppo"))
     assert all(master is parameter for parameter, master in optimizer.masters.items())
     assert optimizer.rounded == []

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_null, is_positive, is_set, is_true
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import BY_PREFERENCE, RL
 
 IS_LEVELS = ("off", "token", "seq", "geo")
 CORRECTED = is_not(".is_correction_level", "off", "token")
 FILTERED = is_true(".dynamic_filtering_enable")
 OWN = "<file.py>:<function>"
+LOSS_OF_KTO = (
+    "What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class"
+)
 
 
 @dataclass
@@ -90,90 +95,72 @@ class DistillTermConfig:
 
 
 @dataclass
-class AlgoConfig:
-    """The algorithm"""
+class AlgoConfig(Section):
+    """The algorithm: advantages, KL and filters of task=ppo, or the loss of the task"""
 
-    advantage: AdvantageConfig = group(AdvantageConfig)
-    kl: KLConfig = group(KLConfig)
-    distill: DistillTermConfig = group(DistillTermConfig)
-    dynamic_filtering_enable: bool = flag(False)
+    advantage: AdvantageConfig = group(AdvantageConfig, tasks=RL)
+    kl: KLConfig = group(KLConfig, tasks=RL)
+    distill: DistillTermConfig = group(DistillTermConfig, tasks=RL)
+    dynamic_filtering_enable: bool = flag(False, tasks=RL)
     """Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"""
-    dynamic_filtering_range: list[float] = flag([0.0, 1.0], when=FILTERED)
+    dynamic_filtering_range: list[float] = flag([0.0, 1.0], when=FILTERED, tasks=RL)
     """A group's mean score must be strictly between these two"""
-    dynamic_filtering_min_std: float = flag(0.0, ge=0, when=FILTERED)
+    dynamic_filtering_min_std: float = flag(0.0, ge=0, when=FILTERED, tasks=RL)
     """The deviation of a group's scores must be above this"""
     dynamic_filtering_max_rounds: int = flag(
-        10, ge=1, when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN)
+        10, ge=1, when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN), tasks=RL
     )
     """Rounds of sampling per step at most; after them the step trains on the groups that it has"""
-    group_filter: str | None = flag(None, algorithms=registry.group_filter, when=is_null("rollout.replay"))
+    group_filter: str | None = flag(None, algorithms=registry.group_filter, when=is_null("rollout.replay"), tasks=RL)
     """A function of your own, file.py:function, that says why a group is not trained on, or None for one that is;
     others are sampled in place of those that are left out"""
-    prompt_filter: str | None = flag(None, algorithms=registry.prompt_filter, when=is_null("rollout.replay"))
+    prompt_filter: str | None = flag(None, algorithms=registry.prompt_filter, when=is_null("rollout.replay"), tasks=RL)
     """A function of your own, file.py:function, that says which prompts of a round are sampled, by what earlier groups
     of each scored"""
-    mismatch_max: float | None = flag(None, gt=0)
+    mismatch_max: float | None = flag(None, gt=0, tasks=RL)
     """Stop when the mean |log-prob difference| of engine and trainer passes this, in nats; null: 1e-4 in fp32 (1e-2 on
     GPUs), 0.1 in bf16"""
+    loss: str = flag(
+        "sigmoid",
+        "Loss of a pair",
+        tasks=("rm", "kto", *BY_PREFERENCE),
+        defaults={"kto": "kto"},
+        of_tasks={
+            "rm": {"algorithms": registry.reward_loss},
+            "kto": {"listed": ("kto", "vanilla"), "help": LOSS_OF_KTO},
+            **{task: {"algorithms": registry.preference_loss} for task in BY_PREFERENCE},
+        },
+    )
+    beta: float = flag(
+        0.1, gt=0, tasks=(*BY_PREFERENCE, "kto"), of_tasks={"kto": {"help": "How strongly the reference is preferred"}}
+    )
+    """How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio"""
+    label_smoothing: float = flag(
+        0.0, ge=0, lt=0.5, strict="this loss takes every label to be right", tasks=BY_PREFERENCE
+    )
+    """Share of labels that are taken to be wrong (cDPO)"""
+    nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0, tasks=BY_PREFERENCE)
+    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0, tasks=BY_PREFERENCE)
+    desirable_loss_weight: float = flag(1.0, "Weight of desirable answers", ge=0, tasks=("kto",))
+    undesirable_loss_weight: float = flag(1.0, "Weight of undesirable answers", ge=0, tasks=("kto",))
+    placeholder_token: str = flag("<|reward|>", tasks=("prm",))
+    """The token in the text that stands for the reward of the step before it"""
+    reward_tokens: list[str] | None = flag(None, tasks=("prm",))
+    """The tokens that a reward is chosen from, the best first; null: the whole vocabulary"""
+    kd_coef: float = flag(
+        0.4, "Weight of the divergence; the loss on the data has the rest", ge=0, le=1, tasks=("distill",)
+    )
+    divergence: str = flag("forward_kl", algorithms=registry.divergence, tasks=("distill",))
+    """How far the student's distribution is from the teacher's"""
+    temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0, tasks=("distill",))
+    top_k: int | None = flag(None, ge=1, tasks=("distill",))
+    """Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary"""
 
     @property
     def filters(self) -> bool:
         """Whether prompts or groups are left out, and a step samples until it has enough groups."""
         return self.dynamic_filtering_enable or self.group_filter is not None or self.prompt_filter is not None
 
-
-@dataclass
-class RMAlgoConfig:
-    """The reward model's loss"""
-
-    loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.reward_loss)
-
-
-@dataclass
-class DPOAlgoConfig:
-    """The preference loss"""
-
-    loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.preference_loss)
-    beta: float = flag(0.1, gt=0)
-    """How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio"""
-    label_smoothing: float = flag(0.0, ge=0, lt=0.5, strict="this loss takes every label to be right")
-    """Share of labels that are taken to be wrong (cDPO)"""
-    nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0)
-    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
-
     def needs(self, need: str) -> bool:
-        """Return whether the loss needs the reference model, or the loss of the chosen answer beside it."""
+        """Return whether the preference loss needs the reference model, or the loss of the chosen answer beside it."""
         return registry.preference_loss.needs(self.loss, need)
-
-
-@dataclass
-class KTOAlgoConfig:
-    """The loss of single answers, desirable or not"""
-
-    loss: str = flag("kto", choices=("kto", "vanilla"))
-    """What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class"""
-    beta: float = flag(0.1, "How strongly the reference is preferred", gt=0)
-    desirable_loss_weight: float = flag(1.0, "Weight of desirable answers", ge=0)
-    undesirable_loss_weight: float = flag(1.0, "Weight of undesirable answers", ge=0)
-
-
-@dataclass
-class PRMAlgoConfig:
-    """What stands for the reward of a step"""
-
-    placeholder_token: str = flag("<|reward|>")
-    """The token in the text that stands for the reward of the step before it"""
-    reward_tokens: list[str] | None = flag(None)
-    """The tokens that a reward is chosen from, the best first; null: the whole vocabulary"""
-
-
-@dataclass
-class DistillAlgoConfig:
-    """How far the student is from its teacher"""
-
-    kd_coef: float = flag(0.4, "Weight of the divergence; the loss on the data has the rest", ge=0, le=1)
-    divergence: str = flag("forward_kl", algorithms=registry.divergence)
-    """How far the student's distribution is from the teacher's"""
-    temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0)
-    top_k: int | None = flag(None, ge=1)
-    """Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary"""

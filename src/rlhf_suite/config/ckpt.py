@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite.config.flags import FREE, flag, is_positive, is_true
-from rlhf_suite.config.sections import LOOPS, RESUMABLE, TRAINED, Section
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import RESUMABLE, TRAINED, TRAINING
 
 NO_METRIC = "none"  # the value of ckpt.best_metric_key that switches the best checkpoint off
 PERIODIC = is_positive(".save_steps", "<steps>")
@@ -21,12 +22,12 @@ class CheckpointConfig(Section):
     allow_changes: list[str] = flag([], resume=FREE, when=is_true(".load_enable"), tasks=RESUMABLE)
     """Flags that may differ from the continued run, e.g. [train.max_steps,actor.adam.lr]. The change is recorded in the
     run folder"""
-    output_dir: str | None = flag(None, tasks=(*TRAINED, *LOOPS, "merge_lora"))
+    output_dir: str | None = flag(None, tasks=(*TRAINING, "merge_lora"))
     """Folder of the final model in HF format; null: <run folder>/model"""
     save_adapter: bool = flag(False, when=is_positive("ds.lora.rank", "<rank>"), tasks=TRAINED)
     """Also export the adapter alone, in peft's format: <output_dir>_adapter"""
     path: str | None = flag(None, "Folder of checkpoints; null: <run folder>/checkpoints", tasks=TRAINED)
-    save_steps: int = flag(-1, ge=-1, resume=FREE, tasks=(*TRAINED, *LOOPS))
+    save_steps: int = flag(-1, ge=-1, resume=FREE, tasks=TRAINING)
     """Save every so many steps, in a loop those of each training; -1: never"""
     disable_ds: bool = flag(False, resume=FREE, tasks=TRAINED)
     """Save the weights alone, without the optimiser's state, in about a third of the space; to resume from such a

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_positive, is_set, is_true, needs
 from rlhf_suite.config.formatting import literal
-from rlhf_suite.config.sections import LOOPS, SUPERVISED, TRAINED, WITH_ANSWERS, WITH_PAIRS, Section
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import (
+    ENCODED,
+    LOOPS,
+    PROMPTED,
+    RENDERED,
+    SCORED,
+    SUPERVISED,
+    TRAINED,
+    WITH_ANSWERS,
+    WITH_IMAGE_FLAGS,
+    WITH_PAIRS,
+)
 
-PROMPTED = ("ppo", "generate", *LOOPS)  # rows are prompts
-SCORED = ("score", "check_reward")  # rows are responses that there are already
-ENCODED = (*TRAINED, "generate", "score", *LOOPS)  # text becomes tokens
-RENDERED = (*ENCODED, "chat")
-WITH_IMAGE_FLAGS = ("sft", "rm", "dpo", "distill", "ppo")
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
     "reasoning_gym:<task>, .py file with rows()"

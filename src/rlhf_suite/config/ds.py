@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite.config.flags import FIXED, FREE, SHAPE, When, flag, group, is_positive, is_true
-from rlhf_suite.config.sections import LOOPS, TRAINED, Section
-
-TRAINING = (*TRAINED, *LOOPS)
-OWN_PRECISION = ("score", "merge_lora", "serve_rm")  # models keep the precision of their checkpoints
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import OWN_PRECISION, TRAINING
 
 ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 HUB_KERNELS = "kernels-community/"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlhf_suite.config.flags import flag, is_set
-from rlhf_suite.config.sections import WITH_ANSWERS, WITH_PAIRS, Section
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import WITH_ANSWERS, WITH_PAIRS
 
 LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")

@@ -10,7 +10,7 @@ from rlhf_suite.config.formatting import describe_type, spell
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.metrics import FAMILIES, METRICS
 from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.sections import LOOPS, SUPERVISED
+from rlhf_suite.config.task_groups import LOOPS, SUPERVISED
 from rlhf_suite.registry import KINDS, Kind
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -242,6 +242,7 @@ def flag(  # noqa: PLR0913
     tasks: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
     never_null: tuple[str, ...] = (),
+    of_tasks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
 
@@ -254,9 +255,11 @@ def flag(  # noqa: PLR0913
 
     In a `Section`, only `tasks` have the flag (none named: every task that has the section), and `defaults` are those
     of tasks in which it has another one. In `never_null` it has a value always, though it may be null in others.
+    `of_tasks` are other fields of `Meta` by task, such as bounds: {"ppo": {"ge": 0.01}}.
     """
     meta = Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)
-    return with_default(default, {"meta": meta, "tasks": tasks, "defaults": defaults or {}, "never_null": never_null})
+    by_task = {"defaults": defaults or {}, "never_null": never_null, "of_tasks": of_tasks or {}}
+    return with_default(default, {"meta": meta, "tasks": tasks, **by_task})
 
 
 def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
@@ -272,11 +275,13 @@ def group(
     when: When | tuple[When, ...] = (),
     strict: str = "",
     tasks: tuple[str, ...] = (),
+    of_tasks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """Declare a section of flags: with other defaults than its class where a task needs them, by dotted name within the
-    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` and `tasks` as of each
-    flag."""
-    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "tasks": tasks}
+    """Declare a section of flags: with other defaults than its class by dotted name within the section
+    ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` and `tasks` as of each flag.
+
+    `of_tasks` says by task what differs, with `values` for the defaults: {"sft": {"values": {"lr": 5e-6}}}."""
+    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "tasks": tasks, "of_tasks": of_tasks or {}}
     metadata |= {"section": cls, "values": defaults or {}}
     return dataclasses.field(default_factory=partial(with_defaults, cls, metadata["values"]), metadata=metadata)
 
@@ -336,7 +341,7 @@ def walk_section(
             when = (*around, *some, *(condition.below(prefix) for condition in meta.when))
             yield FlagInfo(key, types[field.name], value, replace(meta, when=when, strict=meta.strict or strict), owner)
         else:
-            own = tuple(condition.below(prefix) for condition in field.metadata["when"])
+            own = tuple(condition.below(prefix) for condition in all_of(field.metadata["when"]))
             inner = field.metadata["strict"] or strict
             yield from walk_section(value, f"{key}.", (*around, *own), by_algorithm, inner)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.generate import ScoreConfig
-from rlhf_suite.config.models import ModelConfig, SeeingActorConfig, SFTActorConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import (
@@ -22,11 +22,8 @@ from rlhf_suite.config.runs import (
     Run,
     ScoreRun,
     SFTRun,
-    SupervisedRun,
 )
 
-T = TypeVar("T")
-S = TypeVar("S", bound=SupervisedRun)
 # The columns of the rows that a loop writes for its training stage.
 INPUT, OUTPUT, CHOSEN, REJECTED, SCORE = "input", "output", "chosen", "rejected", "score"
 
@@ -45,7 +42,7 @@ def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target:
     `target` is the reward that the prompts ask for. Prompts that come again get different answers.
     """
     data = run.data.as_of("generate", skip_samples=share.start, max_samples=share.count, target_reward=target)
-    return _answers(run, model, data=data, rollout=replace(run.rollout, seed=run.rollout.seed + iteration))
+    return _answers(run, model, data=data, rollout=run.rollout.as_of("generate", seed=run.rollout.seed + iteration))
 
 
 def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> GenerateRun:
@@ -61,7 +58,9 @@ def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> Gener
         input_key=held_out.input_key or run.data.input_key,
         label_key=held_out.label_key or run.data.label_key,
     )
-    return _answers(run, model, data=data, rollout=replace(run.rollout, n_samples_per_prompt=1, temperature=0.0))
+    return _answers(
+        run, model, data=data, rollout=run.rollout.as_of("generate", n_samples_per_prompt=1, temperature=0.0)
+    )
 
 
 def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> SFTRun:
@@ -73,7 +72,7 @@ def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> S
         "sft", dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
         reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
     )  # fmt: skip
-    return SFTRun(**_build_training(run, "sft", SFTActorConfig, model, output), data=data)
+    return SFTRun(**_build_training(run, "sft", model, output), data=data)
 
 
 def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | str, output: str | None) -> DPORun:
@@ -86,8 +85,8 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
         "dpo", dataset=str(rows), max_samples=None,
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
-    ref = replace(run.ref, model_name_or_path=reference)
-    return DPORun(**_build_training(run, "dpo", SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
+    ref, algo = run.ref.as_of("dpo", model_name_or_path=reference), run.algo.as_of("dpo")
+    return DPORun(**_build_training(run, "dpo", model, output), data=data, algo=algo, ref=ref)
 
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
@@ -99,24 +98,20 @@ def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
     return ScoreRun(ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
 
 
-def like(cls: type[T], section: object, **changes: Any) -> T:
-    """Return a section of class `cls` with the flags that it shares with `section`, and `changes`."""
-    shared = {field.name: getattr(section, field.name) for field in fields(cls) if hasattr(section, field.name)}  # type: ignore[arg-type]
-    return cls(**shared | changes)
-
-
 def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
     # A model scores in a stage of its own.
     by_model = run.reward.model_name_or_path is not None
     reward = RewardConfig.of("generate") if by_model else run.reward.as_of("generate")
-    shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
-    return GenerateRun(actor=ModelConfig(model), ds=run.ds.as_of("generate"), **shared, **sections)
+    shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm.as_of("generate"), "launch": run.launch}
+    return GenerateRun(
+        actor=ActorConfig.of("generate", model_name_or_path=model), ds=run.ds.as_of("generate"), **shared, **sections
+    )
 
 
-def _build_training(run: LoopRun, task: str, actor: type, model: str, output: str | None) -> dict[str, Any]:
+def _build_training(run: LoopRun, task: str, model: str, output: str | None) -> dict[str, Any]:
     """Return the sections of every training stage. One checkpoint is enough to continue from."""
     return {
-        "actor": like(actor, run.actor, model_name_or_path=model),
+        "actor": run.actor.as_of(task, model_name_or_path=model),
         "ckpt": CheckpointConfig.of(task, output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
         "train": run.train.as_of(task),
         "ds": run.ds.as_of(task),

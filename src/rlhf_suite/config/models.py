@@ -6,10 +6,22 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import BY_PREFERENCE, RL, SEEING, TRAINING
 
 ADAPTS = is_set(".entropy_target", "<nats>")
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
-DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
+RATES = {
+    "sft": 5e-6,
+    "rm": 9e-6,
+    "dpo": 1e-5,
+    "kto": 1e-5,
+    "distill": 5e-6,
+    "rejection_sampling": 2e-6,
+    "iterative_dpo": 5e-7,
+    "conditional_sft": 5e-6,
+}
+WITH_DROPOUT = ("sft", "distill", "rejection_sampling", "conditional_sft")
 
 
 @dataclass
@@ -32,15 +44,21 @@ class MuonConfig:
 
 
 @dataclass
-class TrainedModelConfig:
-    """A model that is trained: where it starts, how it is optimised, on how many ranks"""
+class ModelConfig(Section):
+    """A model that has a name"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+
+
+@dataclass
+class TrainedModelConfig(ModelConfig, tasks=TRAINING):
+    """A model that is trained: where it starts, how it is optimised, on how many ranks"""
+
     num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=SHAPE)
     num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE)
     """Ranks per node: GPUs, or CPU processes on a machine without GPUs"""
     optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
-    adam: AdamConfig = group(AdamConfig)
+    adam: AdamConfig = group(AdamConfig, of_tasks={task: {"values": {"lr": rate}} for task, rate in RATES.items()})
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
     lr_scheduler: str = flag("cosine_with_min_lr", "Schedule of the learning rate", algorithms=registry.schedule)
     lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps in which the rate rises to its peak", ge=0, le=1)
@@ -52,7 +70,8 @@ class TrainedModelConfig:
     """Regular expressions for the whole names of modules or parameters that are not trained"""
     freeze_router: bool = flag(False, resume=FIXED)
     """Do not train the routers of a mixture of experts"""
-    disable_dropout: bool = flag(True, DISABLE_DROPOUT)
+    disable_dropout: bool = flag(True, defaults=dict.fromkeys(WITH_DROPOUT, False))
+    """Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"""
     aux_loss_coef: float = flag(0.0, ge=0)
     """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
     gradient_checkpointing_enable: bool | None = flag(None)
@@ -62,30 +81,13 @@ class TrainedModelConfig:
 
 
 @dataclass
-class SeeingActorConfig(TrainedModelConfig):
-    """A model that is trained, and may read images"""
+class ActorConfig(TrainedModelConfig, tasks=RL):
+    """The model of the task: the one that is trained (in task=ppo the policy), or that answers"""
 
-    freeze_visual_encoder: bool = flag(False, resume=FIXED, when=is_set("data.image_key", "<column>"))
+    freeze_visual_encoder: bool = flag(False, resume=FIXED, when=is_set("data.image_key", "<column>"), tasks=SEEING)
     """Train the language model alone, not the modules that only images pass through"""
-
-
-@dataclass
-class TextActorConfig(TrainedModelConfig):
-    """A model that is trained on answers, or on plain text"""
-
-    pretrain_mode_enable: bool = flag(False)
+    pretrain_mode_enable: bool = flag(False, tasks=("sft", "distill"))
     """Continue pre-training: loss on every token, without template and end-of-sequence token"""
-
-
-@dataclass
-class SFTActorConfig(TextActorConfig, SeeingActorConfig):
-    """The model that SFT trains"""
-
-
-@dataclass
-class PolicyConfig(SeeingActorConfig):
-    """The policy that PPO trains"""
-
     routing_replay: bool = flag(False, resume=FIXED)
     """Train a mixture of experts on the routes of the engines: each token goes to the experts to which the engine sent
     it (R3, docs/rl.md)"""
@@ -118,6 +120,11 @@ class PolicyConfig(SeeingActorConfig):
     """Weight of the mean next-token loss on data.pretrain_dataset"""
 
     @property
+    def pretrains(self) -> bool:
+        """Whether it is trained on every token of plain text."""
+        return self.has("pretrain_mode_enable") and self.pretrain_mode_enable
+
+    @property
     def chooses_tokens(self) -> bool:
         """Whether the policy loss singles out tokens of a rollout by their covariances."""
         needs = ("covariance_band", "largest_covariances")
@@ -125,7 +132,7 @@ class PolicyConfig(SeeingActorConfig):
 
 
 @dataclass
-class CriticConfig(TrainedModelConfig):
+class CriticConfig(TrainedModelConfig, tasks=RL):
     """The value model; its path defaults to the reward model's, else the actor's"""
 
     adam: AdamConfig = group(AdamConfig, {"lr": 9e-6})
@@ -137,31 +144,14 @@ class CriticConfig(TrainedModelConfig):
 
 
 @dataclass
-class ModelConfig:
-    """A model that is only read"""
-
-    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-
-
-@dataclass
-class ReferenceConfig:
-    """The frozen reference; exists when algo.kl.init_coef > 0"""
+class ReferenceConfig(Section):
+    """The frozen reference, from which the KL term or the loss measures the distance"""
 
     model_name_or_path: str | None = flag(None)
     """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
     offload: bool = flag(False, resume=SHAPE)
     """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
-    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE)
-
-
-@dataclass
-class PreferenceReferenceConfig:
-    """The frozen reference that preferences are measured against"""
-
-    model_name_or_path: str | None = flag(None)
-    """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
-    offload: bool = flag(False, resume=SHAPE)
-    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
-    cache_enable: bool = flag(False)
+    cache_enable: bool = flag(False, tasks=(*BY_PREFERENCE, "kto"))
     """Compute its log-probs once before training, keep them on disk, and load no reference model during training"""
+    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE, tasks=RL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, tasks=RL)

@@ -31,7 +31,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
 )
 from rlhf_suite.config.sources import BUILTIN
-from rlhf_suite.config.teacher import RLTeacherConfig, teacher_models
+from rlhf_suite.config.teacher import TeacherConfig, teacher_models
 from rlhf_suite.config.train import TrainConfig
 
 PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
@@ -229,7 +229,8 @@ def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | N
     """Return the paths of the models that a section of `model_sections` names, by the keys of what names each."""
     if isinstance(section, RewardConfig):
         return dict(reward_models(section))
-    return dict(teacher_paths(run)) if isinstance(section, RLTeacherConfig) else {name: section.model_name_or_path}
+    has_several = isinstance(section, TeacherConfig) and section.has("sources")
+    return dict(teacher_paths(run)) if has_several else {name: section.model_name_or_path}
 
 
 def ranked_sections(run: Run) -> dict[str, Ranked]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import SHAPE, When, flag, group, is_one_of, is_set, is_true
-from rlhf_suite.config.sections import LOOPS, Section
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import BY_MODEL
 
-BY_MODEL = ("ppo", "generate", "score", *LOOPS)  # tasks in which a reward model may score
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
 NO_TAG = r"(?!</?(?:think|answer)>)"

@@ -7,14 +7,7 @@ from typing import Any, ClassVar
 
 from rlhf_suite import registry
 from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.algo import (
-    AlgoConfig,
-    DistillAlgoConfig,
-    DPOAlgoConfig,
-    KTOAlgoConfig,
-    PRMAlgoConfig,
-    RMAlgoConfig,
-)
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
@@ -24,21 +17,11 @@ from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import LoopConfig, LoopEvalConfig
-from rlhf_suite.config.models import (
-    CriticConfig,
-    ModelConfig,
-    PolicyConfig,
-    PreferenceReferenceConfig,
-    ReferenceConfig,
-    SeeingActorConfig,
-    SFTActorConfig,
-    TextActorConfig,
-    TrainedModelConfig,
-)
+from rlhf_suite.config.models import ActorConfig, CriticConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.rollout import EngineConfig, GenerationConfig, RolloutConfig, VLLMConfig
+from rlhf_suite.config.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.sections import adapt
-from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.config.tools import (
     AdapterConfig,
     ChatConfig,
@@ -104,7 +87,7 @@ class TrainedRun(ResumableRun):
 class SupervisedRun(TrainedRun):
     """What every task on the supervised trainer has"""
 
-    actor: TrainedModelConfig = group(TrainedModelConfig)
+    actor: ActorConfig = group(ActorConfig)
     data: DataConfig = group(DataConfig)
     train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig)
@@ -116,7 +99,7 @@ class SFTRun(SupervisedRun, task="sft"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = LANGUAGE
 
-    actor: SFTActorConfig = group(SFTActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
+    actor: ActorConfig = group(ActorConfig)
 
 
 @dataclass
@@ -125,8 +108,8 @@ class RMRun(SupervisedRun, task="rm"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)
 
-    actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 9e-6})
-    algo: RMAlgoConfig = group(RMAlgoConfig)
+    actor: ActorConfig = group(ActorConfig)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
@@ -135,9 +118,9 @@ class DPORun(SupervisedRun, task="dpo"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps")
 
-    actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 1e-5})
-    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
-    algo: DPOAlgoConfig = group(DPOAlgoConfig)
+    actor: ActorConfig = group(ActorConfig)
+    ref: ReferenceConfig = group(ReferenceConfig, **IF_THE_LOSS_HAS_ONE)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
@@ -146,9 +129,9 @@ class KTORun(SupervisedRun, task="kto"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc")
 
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
-    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
-    algo: KTOAlgoConfig = group(KTOAlgoConfig)
+    actor: ActorConfig = group(ActorConfig)
+    ref: ReferenceConfig = group(ReferenceConfig)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
@@ -157,8 +140,8 @@ class PRMRun(SupervisedRun, task="prm"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = ("acc", "loss", "aux_loss", "auc")
 
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
-    algo: PRMAlgoConfig = group(PRMAlgoConfig)
+    actor: ActorConfig = group(ActorConfig)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
@@ -167,9 +150,9 @@ class DistillRun(SupervisedRun, task="distill"):
 
     EVALUATED: ClassVar[tuple[str, ...]] = (*LANGUAGE, "loss", "distil_loss")
 
-    actor: TextActorConfig = group(TextActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
+    actor: ActorConfig = group(ActorConfig)
     teacher: TeacherConfig = group(TeacherConfig)
-    algo: DistillAlgoConfig = group(DistillAlgoConfig)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
@@ -185,10 +168,10 @@ class PPORun(TrainedRun, task="ppo"):
         "num_samples",
     )
 
-    actor: PolicyConfig = group(PolicyConfig)
+    actor: ActorConfig = group(ActorConfig)
     critic: CriticConfig = group(CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"))
     ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
-    teacher: RLTeacherConfig = group(RLTeacherConfig, when=is_positive("algo.distill.coef"))
+    teacher: TeacherConfig = group(TeacherConfig, when=is_positive("algo.distill.coef"))
     reward: RewardConfig = group(RewardConfig, when=IF_NOT_REPLAYED)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
@@ -208,11 +191,11 @@ class PPORun(TrainedRun, task="ppo"):
 class GenerateRun(ResumableRun, task="generate"):
     """Answers of a model to the prompts of a file"""
 
-    actor: ModelConfig = group(ModelConfig)
+    actor: ActorConfig = group(ActorConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: DataConfig = group(DataConfig)
-    rollout: GenerationConfig = group(GenerationConfig)
-    vllm: EngineConfig = group(EngineConfig)
+    rollout: RolloutConfig = group(RolloutConfig)
+    vllm: VLLMConfig = group(VLLMConfig)
     reward: RewardConfig = group(RewardConfig)
     generate: GenerateConfig = group(GenerateConfig)
 
@@ -245,7 +228,7 @@ class MergeLoRARun(Run, task="merge_lora"):
 
     HAS_DEMO: ClassVar[bool] = False
 
-    actor: ModelConfig = group(ModelConfig)
+    actor: ActorConfig = group(ActorConfig)
     lora: AdapterConfig = group(AdapterConfig)
     ckpt: CheckpointConfig = group(CheckpointConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
@@ -255,11 +238,11 @@ class MergeLoRARun(Run, task="merge_lora"):
 class LoopRun(ResumableRun):
     """What every loop over answering, scoring and training has: the sections of those tasks"""
 
-    actor: TrainedModelConfig = group(TrainedModelConfig)
+    actor: ActorConfig = group(ActorConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: DataConfig = group(DataConfig)
-    rollout: GenerationConfig = group(GenerationConfig, {"n_samples_per_prompt": 8})
-    vllm: EngineConfig = group(EngineConfig)
+    rollout: RolloutConfig = group(RolloutConfig)
+    vllm: VLLMConfig = group(VLLMConfig)
     reward: RewardConfig = group(RewardConfig)
     train: TrainConfig = group(TrainConfig)
     eval: LoopEvalConfig = group(LoopEvalConfig)
@@ -271,23 +254,23 @@ class LoopRun(ResumableRun):
 class RejectionSamplingRun(LoopRun, task="rejection_sampling"):
     """Rejection sampling: supervised tuning on the best of the model's own answers, again and again"""
 
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 2e-6, "disable_dropout": False})
+    actor: ActorConfig = group(ActorConfig)
 
 
 @dataclass
 class IterativeDPORun(LoopRun, task="iterative_dpo"):
     """Iterative DPO: preferring the best of the model's own answers to the worst, again and again"""
 
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-7})
-    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
-    algo: DPOAlgoConfig = group(DPOAlgoConfig)
+    actor: ActorConfig = group(ActorConfig)
+    ref: ReferenceConfig = group(ReferenceConfig, **IF_THE_LOSS_HAS_ONE)
+    algo: AlgoConfig = group(AlgoConfig)
 
 
 @dataclass
 class ConditionalSFTRun(LoopRun, task="conditional_sft"):
     """Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"""
 
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
+    actor: ActorConfig = group(ActorConfig)
 
 
 @dataclass
@@ -306,7 +289,7 @@ class ServeRMRun(Run, task="serve_rm"):
 class ChatRun(Run, task="chat"):
     """A conversation with a model in the terminal; trains nothing"""
 
-    actor: ModelConfig = group(ModelConfig)
+    actor: ActorConfig = group(ActorConfig)
     data: DataConfig = group(DataConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     chat: ChatConfig = group(ChatConfig)

@@ -12,18 +12,10 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, NoReturn, Self, get_args, get_type_hints
 
 from rlhf_suite.config.flags import with_default, with_defaults
-
-# Groups of tasks, for flags that only these have.
-SUPERVISED = ("sft", "rm", "dpo", "kto", "prm", "distill")
-TRAINED = (*SUPERVISED, "ppo")
-LOOPS = ("rejection_sampling", "iterative_dpo", "conditional_sft")
-RESUMABLE = (*TRAINED, *LOOPS, "generate", "score")
-WITH_ANSWERS = ("sft", "kto", "distill")  # their rows are prompts with answers
-WITH_PAIRS = ("rm", "dpo", "kto")  # their rows are, or may be, a better and a worse answer each
 
 
 class SectionClass(type):
@@ -42,11 +34,17 @@ OF = "of_"
 class Section(metaclass=SectionClass):
     """A class of flags that differ between tasks; its instances are those of one task.
 
-    A class is one if it has a flag with `tasks=` or `defaults=`, or a group of a class that is one.
+    A class is one if it has a flag with `tasks=` or `defaults=`, or a group of a class that is one. `tasks=` of the
+    class are those of each flag in it that names none.
     """
 
     TASK: ClassVar[str] = ""
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls, tasks: tuple[str, ...] = ()) -> None:
+        for field in vars(cls).values() if tasks else ():
+            if isinstance(field, dataclasses.Field) and not field.metadata["tasks"]:
+                field.metadata = MappingProxyType({**field.metadata, "tasks": tasks})
 
     def __new__(cls, *_: object, **__: object) -> Self:
         if not cls.TASK:
@@ -77,7 +75,7 @@ class Section(metaclass=SectionClass):
 def section_of(declared: type, task: str, values: Mapping[str, Any]) -> Any:
     """Return the section of a task with other defaults. Its class is made with the first run of the task, so that the
     start of a run does not make those of all tasks."""
-    return with_defaults(class_of(declared, task), values)
+    return with_defaults(class_of(declared, task) if issubclass(declared, Section) else declared, values)
 
 
 @cache
@@ -124,12 +122,19 @@ def field_of(name: str, field: dataclasses.Field[Any], task: str, owner: str) ->
     of_task: dataclasses.Field[Any] = field
     if declared["tasks"] and task not in declared["tasks"]:
         return Absent(f"task={task} has no flag {name!r} in {owner}")
+    changes = declared["of_tasks"].get(task, {})
     if "section" in declared:
-        if issubclass(declared["section"], Section):
+        if changes or issubclass(declared["section"], Section):
+            declared = {**declared, **changes}
             make = partial(section_of, declared["section"], task, declared["values"])
             of_task = dataclasses.field(default_factory=make, metadata=declared)
-    elif task in declared["defaults"]:
+        return of_task
+    if changes:
+        declared = {**declared, "meta": dataclasses.replace(declared["meta"], **changes)}
+        of_task = copy(field)
+        of_task.metadata = MappingProxyType(declared)
+    if task in declared["defaults"]:
         of_task = with_default(declared["defaults"][task], declared)
     elif task in declared["never_null"]:
-        of_task = copy(field)  # of which the type differs
+        of_task = copy(of_task)  # of which the type differs
     return of_task

@@ -6,20 +6,14 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import SHAPE, flag, group, needs
-from rlhf_suite.config.models import ModelConfig
 from rlhf_suite.config.reward import HttpConfig
+from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import RL
 
 TOKEN = "RLHF_SUITE_TEACHER_TOKEN"  # the environment variable with the token of teachers behind an endpoint
 HAS_MODEL, HAS_SERVER = (needs(".kind", registry.teacher, need) for need in ("model", "server"))
 NAMED = "teacher.sources."
-
-
-@dataclass
-class TeacherConfig(ModelConfig):
-    """The teacher; it has the student's vocabulary"""
-
-    offload: bool = flag(False, resume=SHAPE)
-    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
+OFFLOAD_ALL = "Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"
 
 
 @dataclass
@@ -42,29 +36,31 @@ class NamedTeacherConfig(TeacherSourceConfig):
 
 
 @dataclass
-class RLTeacherConfig(TeacherSourceConfig):
-    """The teachers of on-policy distillation; there are some when algo.distill.coef > 0"""
+class TeacherConfig(TeacherSourceConfig, Section):
+    """The teacher, which has the student's vocabulary; in task=ppo there may be several, if algo.distill.coef > 0"""
 
+    kind: str = flag("model", algorithms=registry.teacher, tasks=RL)
+    """Whose weights the teacher has"""
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>", when=HAS_MODEL)
-    remote_url: str | None = flag(None, when=HAS_SERVER)
+    remote_url: str | None = flag(None, when=HAS_SERVER, tasks=RL)
     """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
-    sources: dict[str, NamedTeacherConfig] = flag({})
+    sources: dict[str, NamedTeacherConfig] = flag({}, tasks=RL)
     """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url (docs/rl.md)"""
-    http: HttpConfig = group(HttpConfig, when=HAS_SERVER)
-    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL)
-    """Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"""
-    num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL)
+    http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
+    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={"ppo": {"help": OFFLOAD_ALL}})
+    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
+    num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
 
 
-def list_teachers(config: RLTeacherConfig) -> dict[str, TeacherSourceConfig]:
+def list_teachers(config: TeacherConfig) -> dict[str, TeacherSourceConfig]:
     """Return every teacher by the key of its section: `teacher` itself, or the entries of teacher.sources."""
     if config.sources:
         return {f"{NAMED}{name}": source for name, source in config.sources.items()}
     return {"teacher": config}
 
 
-def teacher_models(config: RLTeacherConfig) -> dict[str, str]:
+def teacher_models(config: TeacherConfig) -> dict[str, str]:
     """Return the paths of the models that a run loads as teachers, by the keys of the sections that name them."""
     return {
         key: source.model_name_or_path

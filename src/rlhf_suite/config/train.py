@@ -8,8 +8,8 @@ from rlhf_suite import registry
 from rlhf_suite.config.agent import FILES
 from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_null, is_true, needs
 from rlhf_suite.config.sections import Section
+from rlhf_suite.config.task_groups import RL
 
-RL = ("ppo",)
 BUDGETED = is_null(".micro_batch_size") | is_true(".dynamic_batch_enable")
 
 

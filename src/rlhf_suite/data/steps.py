@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.algo import PRMAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
@@ -31,7 +31,7 @@ class StepEncoder:
     `weight`   its probability, 1 for hard labels; the rest is the probability of the other of two reward tokens
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, algo: PRMAlgoConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, algo: AlgoConfig) -> None:
         self.tokenizer, self.config, self.names = tokenizer, config, algo.reward_tokens
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
@@ -163,7 +163,7 @@ class StepFormat:
     chat_template_kwargs: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, data: DataConfig, algo: PRMAlgoConfig) -> StepFormat | None:
+    def of(cls, data: DataConfig, algo: AlgoConfig) -> StepFormat | None:
         """Return the format of a training run; None if the whole vocabulary was trained, since then no token means
         good."""
         if algo.reward_tokens is None:
@@ -199,7 +199,7 @@ class SolutionEncoder:
             chat_template_kwargs=form.chat_template_kwargs,
             max_len=form.max_len,
         )
-        algo = PRMAlgoConfig(placeholder_token=form.placeholder_token, reward_tokens=form.reward_tokens)
+        algo = AlgoConfig.of("prm", placeholder_token=form.placeholder_token, reward_tokens=form.reward_tokens)
         self.encoder = StepEncoder(tokenizer, data, algo)
         assert self.encoder.columns is not None
         self.columns = self.encoder.columns

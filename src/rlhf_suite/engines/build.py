@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.rollout import EngineConfig, most_sequences
+from rlhf_suite.config.rollout import VLLMConfig, most_sequences
 from rlhf_suite.engines.cpu_kernels import check_head_size
 from rlhf_suite.engines.spec import EngineSpec, caches_prefixes
 from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
@@ -182,7 +182,7 @@ def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
         os._exit(1)
 
 
-def prepare_speculation(config: EngineConfig) -> None:
+def prepare_speculation(config: VLLMConfig) -> None:
     """Replace a kernel of vLLM's build for CPUs that repeats a value of each request for its guesses, such as its
     temperature: it writes into a copy of any tensor that is not of integers, so the guesses would be judged by
     uninitialised numbers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.rollout import EngineConfig
+from rlhf_suite.config.rollout import VLLMConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EngineSpec:
     device: str  # "cpu" or "cuda"
     max_len: int  # prompt plus response, in tokens
     seed: int
-    vllm: EngineConfig
+    vllm: VLLMConfig
     sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
     load_weights: bool = True  # False: random weights until the first sync
     enable_sleep: bool = False  # free the GPU memory on request
@@ -57,6 +57,6 @@ def sleep_level(spec: EngineSpec) -> int | None:
     return 2 if spec.discards_weights else 1
 
 
-def caches_prefixes(config: EngineConfig, device: str) -> bool:
+def caches_prefixes(config: VLLMConfig, device: str) -> bool:
     """Return whether engines on this kind of device share the keys and values of prompts that begin alike."""
     return device == "cuda" if config.enable_prefix_caching is None else config.enable_prefix_caching

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import (
     LossSum,
@@ -74,7 +74,7 @@ class TokenLosses:
 
 
 def policy_term(
-    tokens: PolicyTokens, config: PolicyConfig, weights: Tensor, num_units: Tensor, correction: Tensor | None = None
+    tokens: PolicyTokens, config: ActorConfig, weights: Tensor, num_units: Tensor, correction: Tensor | None = None
 ) -> LossSum:
     """Return the loss of `actor.policy_loss_type`, summed with `weights` [T].
 
@@ -101,7 +101,7 @@ def policy_term(
     return LossSum(total, metrics)
 
 
-def clip_range(config: PolicyConfig) -> tuple[float, float]:
+def clip_range(config: ActorConfig) -> tuple[float, float]:
     """Lower and upper clip of the ratio around 1."""
     if config.eps_clip_low_high is None:
         return config.eps_clip, config.eps_clip
@@ -110,7 +110,7 @@ def clip_range(config: PolicyConfig) -> tuple[float, float]:
 
 
 @policy_loss(reads=("eps_clip", "eps_clip_low_high", "dual_clip"))
-def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def ppo(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """Clipped surrogate of PPO (Schulman et al. 2017).
 
         rho_t = exp(clamp(log pi - log pi_old, -20, 20))
@@ -122,7 +122,7 @@ def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(needs=("sequences",), reads=("eps_clip", "eps_clip_low_high", "dual_clip"))
-def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def gspo(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """PPO's surrogate on the ratio of the whole sequence y, its geometric mean over tokens (Zheng et al. 2025).
 
         s = exp(clamp(1/|y| sum_t (log pi - log pi_old), -20, 20))
@@ -138,7 +138,7 @@ def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(reads=("eps_clip", "eps_clip_low_high"))
-def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def cispo(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """Clipped importance weights (MiniMax-M1 2025): every token keeps its gradient, none weighs more than the clip.
 
     L_t = -sg(clip(rho_t, 1 - eps_low, 1 + eps_high)) A_t log pi. The paper sets no lower bound (eps_low >= 1).
@@ -150,7 +150,7 @@ def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(reads=("sapo_tau_pos", "sapo_tau_neg"))
-def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def sapo(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """A soft gate in place of the clip (Gao et al. 2025): L_t = -(4 / tau) sigmoid(tau (rho_t - 1)) A_t.
 
     tau = `actor.sapo_tau_pos` where A_t > 0, else `actor.sapo_tau_neg`. At rho = 1 the gradient is that of PPO,
@@ -162,7 +162,7 @@ def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(reads=("dppo_tv_max", "dppo_ratio_max"))
-def dppo_tv(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def dppo_tv(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """DPPO with total variation (Qi et al. 2026): a token is dropped whose probability, not ratio, has moved too far.
 
         L_t = -M_t sg(min(rho_t, c)) A_t log pi,    D_t = |pi - pi_old| of the sampled token
@@ -178,7 +178,7 @@ def dppo_tv(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(reads=("dppo_kl_max", "dppo_ratio_max"))
-def dppo_kl(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def dppo_kl(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """DPPO with a KL divergence (Qi et al. 2026): `dppo_tv` with another measure of how far a probability has moved.
 
         D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p)),    p = pi, q = pi_old of the sampled token
@@ -195,7 +195,7 @@ def dppo_kl(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     needs=("covariance_band",),
     reads=("eps_clip", "eps_clip_low_high", "dual_clip", "clip_cov_ratio", "clip_cov_range"),
 )
-def clip_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """Clip-Cov (Cui et al. 2025): PPO's surrogate, without a share of the tokens that lower the entropy most.
 
     L_t = 0 at `actor.clip_cov_ratio` of the rollout's tokens, drawn among those whose covariance is within
@@ -207,7 +207,7 @@ def clip_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss(needs=("largest_covariances",), reads=("kl_cov_ratio", "kl_cov_coef"))
-def kl_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """KL-Cov (Cui et al. 2025): no clip, and a pull back to the old policy at the tokens that lower the entropy most.
 
         L_t = -rho_t A_t + beta |log pi - log pi_old| at `actor.kl_cov_ratio` of the rollout's tokens, those of the
@@ -223,18 +223,18 @@ def kl_cov(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
 
 
 @policy_loss()
-def importance_sampling(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def importance_sampling(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """The policy gradient by importance sampling, without a clip: L_t = -rho_t A_t."""
     return TokenLosses(-compute_ratio(tokens.log_ratio) * tokens.advantages)
 
 
 @policy_loss()
-def reinforce(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def reinforce(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """The plain policy gradient (Williams 1992): L_t = -A_t log pi. Exact on policy; old log-probs do not matter."""
     return TokenLosses(-tokens.advantages * tokens.log_probs)
 
 
-def drop_far_tokens(tokens: PolicyTokens, is_far: Tensor, config: PolicyConfig) -> TokenLosses:
+def drop_far_tokens(tokens: PolicyTokens, is_far: Tensor, config: ActorConfig) -> TokenLosses:
     """-sg(min(rho, c)) A log pi, and 0 where pi is too far from pi_old, [T] bool, and A pushes it further away."""
     ratio = compute_ratio(tokens.log_ratio).detach()
     dropped = is_far & (tokens.advantages * (ratio - 1) > 0)
@@ -247,7 +247,7 @@ def compute_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyConfig) -> TokenLosses:
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: ActorConfig) -> TokenLosses:
     """-min(rho A, clip(rho) A), bounded by the dual clip. All [T]."""
     low, high = clip_range(config)
     plain = ratio * advantages

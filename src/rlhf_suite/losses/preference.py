@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.config.algo import DPOAlgoConfig, KTOAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.losses.metrics import Mean, Metric, Quantile, Ranking
 from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
 from rlhf_suite.registry import preference_loss, reward_loss
@@ -46,7 +46,7 @@ SHARES = (5, 25, 50, 75, 95)  # of the scores, in per cent: quantiles in the met
 
 
 @preference_loss(name="sigmoid", needs=("reference",), reads=("label_smoothing",))
-def sigmoid_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def sigmoid_loss(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """DPO (Rafailov et al., arXiv:2305.18290) with labels of which a share e is wrong (cDPO, Mitchell 2023):
 
     -(1 - e) log sigmoid(h) - e log sigmoid(-h)
@@ -56,33 +56,33 @@ def sigmoid_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> T
 
 
 @preference_loss(name="ipo", needs=("reference",))
-def ipo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def ipo_loss(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """(h / beta - 1 / (2 beta))^2 on summed log-probs (Azar et al., arXiv:2310.12036, eq. 17)."""
     return (chosen.log_ratios - rejected.log_ratios - 1 / (2 * config.beta)).square()
 
 
 @preference_loss(name="hinge", needs=("reference",))
-def hinge_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def hinge_loss(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """max(0, 1 - h) (SLiC-HF, arXiv:2305.10425, normalised by a reference as in RSO, arXiv:2309.06657)."""
     return F.relu(1 - config.beta * (chosen.log_ratios - rejected.log_ratios))
 
 
 @preference_loss(name="simpo", needs=(), reads=("simpo_gamma",))
-def simpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def simpo_loss(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """-log sigmoid(beta (log pi(y_c) / |y_c| - log pi(y_r) / |y_r|) - gamma) (Meng et al., arXiv:2405.14734)."""
     gap = chosen.mean_log_probs - rejected.mean_log_probs
     return -F.logsigmoid(config.beta * gap - config.simpo_gamma)
 
 
 @preference_loss(name="orpo", needs=("chosen_loss",))
-def orpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+def orpo_loss(chosen: Answers, rejected: Answers, config: AlgoConfig) -> Tensor:
     """-beta log sigmoid(log odds(y_c) - log odds(y_r)), odds = p / (1 - p) of the length-averaged likelihood p
     (Hong et al., arXiv:2403.07691, eq. 7). The paper's other term is `algo.nll_loss_coef` = 1."""
     log_odds = [a.mean_log_probs - log1mexp(a.mean_log_probs) for a in (chosen, rejected)]
     return -config.beta * F.logsigmoid(log_odds[0] - log_odds[1])
 
 
-def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config: DPOAlgoConfig) -> LossSum:
+def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config: AlgoConfig) -> LossSum:
     """Sum over counted pairs of the loss named `algo.loss` + `algo.nll_loss_coef` x (-log pi(y_c) / |y_c|).
 
     `counted` [P] of 0 and 1. Metrics, means over pairs: `loss`, `nll_loss`, `acc` (the chosen answer has the higher
@@ -154,7 +154,7 @@ def reference_point(total: Tensor, count: Tensor) -> Tensor:
     return (total / count.clamp(min=1)).clamp(min=0)
 
 
-def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, config: KTOAlgoConfig) -> LossSum:
+def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, config: AlgoConfig) -> LossSum:
     """Sum over counted answers, with r = log pi(y) - log pi_ref(y), of
 
         desirable (label 1)      w_d (1 - sigmoid(beta (r - z)))

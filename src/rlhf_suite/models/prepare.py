@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import SeeingActorConfig, TrainedModelConfig
+from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
@@ -56,7 +56,7 @@ def freeze_parts(model: LanguageModel | ScalarModel, config: TrainedModelConfig,
         freeze(model.model, config.freeze, f"{section}.freeze")
     if config.freeze_router:
         freeze_routers(model, f"{section}.freeze_router")
-    if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
+    if isinstance(config, ActorConfig) and config.has("freeze_visual_encoder") and config.freeze_visual_encoder:
         assert model.family.images is not None, "checked with the flags"
         tower = [re.escape(name) for name in model.family.images.tower]
         freeze(model.model, tower, f"{section}.freeze_visual_encoder")

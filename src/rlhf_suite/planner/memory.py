@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.ds import DeepSpeedConfig, overlaps_reduction
-from rlhf_suite.config.rollout import EngineConfig, most_sequences
+from rlhf_suite.config.rollout import VLLMConfig, most_sequences
 from rlhf_suite.engines.build import CPU_BATCHED_TOKENS, CPU_KV_CACHE_MB, GPU_MEMORY_ALONE
 from rlhf_suite.models.head import chunk_rows
 from rlhf_suite.planner.trace import Parameters, Trace
@@ -214,7 +214,7 @@ class EngineMemory:
 
 
 def engine(
-    counts: Parameters, config: EngineConfig, size: int, longest: int, capacity: int | None, share: float | None
+    counts: Parameters, config: VLLMConfig, size: int, longest: int, capacity: int | None, share: float | None
 ) -> EngineMemory:
     """Return what a device of an engine holds, with weights of `size` bytes each.
 
@@ -240,13 +240,13 @@ def engine(
     return EngineMemory(memory, cache // max(1, per_token), per_token)
 
 
-def kv_parts(counts: Parameters, config: EngineConfig) -> int:
+def kv_parts(counts: Parameters, config: VLLMConfig) -> int:
     """Return among how many devices the keys and values of a token are divided: by layers, and by heads. With more
     devices than heads several hold the same head."""
     return config.pipeline_parallel_size * min(config.tensor_parallel_size, counts.kv_heads)
 
 
-def step_of_an_engine(counts: Parameters, config: EngineConfig, size: int, tokens: int, sequences: int) -> int:
+def step_of_an_engine(counts: Parameters, config: VLLMConfig, size: int, tokens: int, sequences: int) -> int:
     """Twelve hidden states for each token of a step, and three matrices of logits in fp32 for the sampler, with a row
     for each of so many `sequences`."""
     return 12 * size * tokens * counts.hidden // config.tensor_parallel_size + 3 * 4 * sequences * (counts.vocabulary)

@@ -155,7 +155,8 @@ def meta_model(use: Use) -> LanguageModel | ScalarModel:
             module: LanguageModel | ScalarModel
             module = LanguageModel(model, False) if use.head == "lm" else ScalarModel(model, False)
             module.packed = module.family.packs(use.packed, use.attention)
-            section = TrainedModelConfig(
+            section = TrainedModelConfig.of(
+                "ppo",
                 freeze=list(use.freeze),
                 freeze_router=use.freeze_router,
                 gradient_checkpointing_enable=use.checkpointing,

@@ -12,9 +12,9 @@ from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregate
-from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
-from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
-from rlhf_suite.config.teacher import RLTeacherConfig
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.distillation import distances
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
@@ -61,7 +61,7 @@ class Even:
 
 def ask_teacher(kind: str) -> torch.Tensor:
     """Return what a teacher of a kind says of two sequences."""
-    config, model = RLTeacherConfig(kind=kind), cast(Any, Even())
+    config, model = TeacherConfig.of("ppo", kind=kind), cast(Any, Even())
     setup = TeacherSetup("teacher", config, config, model, model)
     batch = TokenBatch(torch.arange(5), LENGTHS, MASK)
     return read_answer(kind, make_ask(setup)(ForwardBatch(batch), 1.0), 5)
@@ -73,13 +73,13 @@ CALLS: Mapping[str, Callable[[str], object]] = {
     ),
     "correction": lambda name: correct(mode=name),
     "gating": lambda name: correct(gating=name),
-    "policy_loss": lambda name: policy_term(POLICY, PolicyConfig(policy_loss_type=name), MASK, MASK.sum()),
+    "policy_loss": lambda name: policy_term(POLICY, ActorConfig.of("ppo", policy_loss_type=name), MASK, MASK.sum()),
     "aggregation": lambda name: num_units(MASK, SEGMENTS, 2, name),
-    "preference_loss": lambda name: preference_term(ANSWERS, ANSWERS, ROWS, DPOAlgoConfig(loss=name)),
+    "preference_loss": lambda name: preference_term(ANSWERS, ANSWERS, ROWS, AlgoConfig.of("dpo", loss=name)),
     "reward_loss": lambda name: reward_term(ROWS, ROWS, ROWS, ROWS, name),
     "divergence": lambda name: distances(name, LOG_PROBS, LOG_PROBS),
     "kl_estimator": lambda name: estimate_kl(-TOKENS, -TOKENS, name),
-    "schedule": lambda name: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=name)),
+    "schedule": lambda name: learning_rate_factor(9, 10, TrainedModelConfig.of("ppo", lr_scheduler=name)),
     "step_aggregate": lambda name: aggregate([0.5, 0.25], name),
     "teacher": ask_teacher,
 }

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term
@@ -27,7 +27,7 @@ class PolicyObjective:
     tokens by p / q, policy loss and KL have that weight, and the entropy drops what the correction drops.
     """
 
-    actor: PolicyConfig
+    actor: ActorConfig
     kl: KLConfig
     temperature: float
     horizon: int  # the most tokens a response may have

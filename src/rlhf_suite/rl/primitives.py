@@ -13,7 +13,7 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.models import AdamConfig, PolicyConfig
+from rlhf_suite.config.models import ActorConfig, AdamConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
@@ -54,7 +54,7 @@ class TokenObjective:
 
 
 def make_objective(
-    request: LossRequest, actor: PolicyConfig, kl: KLConfig, temperature: float, horizon: int
+    request: LossRequest, actor: ActorConfig, kl: KLConfig, temperature: float, horizon: int
 ) -> Objective[Experience]:
     """Return what a pass minimises: the next-token loss, or a policy loss with the terms that the flags add to it."""
     if request.name == CROSS_ENTROPY:

@@ -15,7 +15,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
-from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.config.rollout import RolloutConfig
@@ -213,7 +213,7 @@ class PolicyRole(TrainedRole):
         rank: Rank,
         model: ModelPlan,
         settings: WorkerSettings,
-        actor: PolicyConfig,
+        actor: ActorConfig,
         kl: KLConfig,
         total_steps: int,
     ) -> None:

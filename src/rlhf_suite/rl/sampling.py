@@ -12,7 +12,7 @@ from itertools import chain
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.rollout import SamplingConfig
+from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
@@ -28,7 +28,7 @@ class Sampler:
 
     def __init__(  # noqa: PLR0913 - values instead of the whole run
         self,
-        config: SamplingConfig,
+        config: RolloutConfig,
         engines: EnginePool,
         stop_ids: Sequence[int],
         *,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.config.teacher import NAMED, RLTeacherConfig, TeacherSourceConfig, list_teachers
+from rlhf_suite.config.teacher import NAMED, TeacherConfig, TeacherSourceConfig, list_teachers
 from rlhf_suite.data.batch import Example, TokenBatch, collate, require_column, take
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.errors import UserError
@@ -43,7 +43,7 @@ class TeacherSetup:
 
     key: str  # of its section of flags
     source: TeacherSourceConfig
-    config: RLTeacherConfig
+    config: TeacherConfig
     policy: PolicyGroup
     model: ReferenceGroup | None  # the ranks of its own model, where it has one
 
@@ -134,7 +134,7 @@ def read_answer(kind: str, answer: Answer, num_tokens: int) -> torch.Tensor:
 class Teachers:
     """Asks the teacher of each row."""
 
-    def __init__(self, asked: Mapping[str, Ask], config: RLTeacherConfig) -> None:
+    def __init__(self, asked: Mapping[str, Ask], config: TeacherConfig) -> None:
         self.asked, self.by_dataset = asked, find_teachers(config)
         self.kinds = {key: source.kind for key, source in list_teachers(config).items()}
 
@@ -173,7 +173,7 @@ def as_teacher_reads(trajectory: Trajectory) -> Example:
     return Example(ids.tolist(), mask.astype(int).tolist())
 
 
-def find_teachers(config: RLTeacherConfig) -> dict[str | None, str]:
+def find_teachers(config: TeacherConfig) -> dict[str | None, str]:
     """Return the key of the teacher of each dataset; that of all others under None."""
     by_dataset: dict[str | None, str] = {}
     for key, source in list_teachers(config).items():
@@ -182,7 +182,7 @@ def find_teachers(config: RLTeacherConfig) -> dict[str | None, str]:
     return by_dataset
 
 
-def check_teachers(config: RLTeacherConfig, rows: Iterable[tuple[str, str]]) -> None:
+def check_teachers(config: TeacherConfig, rows: Iterable[tuple[str, str]]) -> None:
     """Refuse rows (where, datasource) that no teacher has."""
     known = find_teachers(config)
     for where, datasource in rows:

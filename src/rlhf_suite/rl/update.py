@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_suite.algo.entropy import AdaptiveEntropy
-from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
@@ -31,7 +31,7 @@ def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[in
     return steps
 
 
-def choose_tokens(batch: Experience, actor: PolicyConfig, seed: tuple[int, int]) -> tuple[Experience, dict[str, float]]:
+def choose_tokens(batch: Experience, actor: ActorConfig, seed: tuple[int, int]) -> tuple[Experience, dict[str, float]]:
     """Return the rollout with the tokens that the policy loss treats otherwise by their covariances, and metrics. The
     draws depend on `seed`, the run's and the RL step, and on the rollout alone."""
     mask, log_probs = batch.mask, require_column(batch.old_log_probs, "old_log_probs")
@@ -51,7 +51,7 @@ class Updater:
     def __init__(  # noqa: PLR0913 - both models, and how they are trained
         self,
         config: TrainConfig,
-        actor: PolicyConfig,
+        actor: ActorConfig,
         policy: PolicyGroup,
         critic: CriticGroup | None,
         *,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import DistillAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import TEACHER, WorkerPlan
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
@@ -34,7 +34,7 @@ class Distillation(Task):
     """
 
     encoder: ConversationEncoder | DocumentEncoder
-    algo: DistillAlgoConfig
+    algo: AlgoConfig
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
 
     def roles(self) -> dict[str, str]:

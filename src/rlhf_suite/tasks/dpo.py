@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import DPOAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import REFERENCE, WorkerPlan, actor_path
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.preferences import PairEncoder
@@ -25,7 +25,7 @@ class DPO(Task):
     """Train the chosen answer to gain on the rejected one. Even sequences of a batch are chosen."""
 
     encoder: PairEncoder
-    algo: DPOAlgoConfig
+    algo: AlgoConfig
     annotates_once: bool
     main_metric: str = "acc"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import KTOAlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import REFERENCE, WorkerPlan
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, require_column, take
@@ -29,7 +29,7 @@ class KTO(Task):
     """
 
     encoder: LabelledEncoder
-    algo: KTOAlgoConfig
+    algo: AlgoConfig
     annotates_once: bool
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:

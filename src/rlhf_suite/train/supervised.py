@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.prompt_format import format_of
 from rlhf_suite.config.runs import SupervisedRun
@@ -197,9 +196,8 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
 
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
     """Return what the user should know before the run trains."""
-    pretrains = isinstance(config.actor, TextActorConfig) and config.actor.pretrain_mode_enable
     yield from embedding_notices(tokenizer, actor_path(config))
-    if not pretrains:
+    if not config.actor.pretrains:
         yield from chat_template_notices(tokenizer, config.data, actor_path(config))
     yield from batch_notices("train.batch_size", config.train.batch_size, rows, "rows")
 

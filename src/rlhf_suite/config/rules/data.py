@@ -10,7 +10,6 @@ from typing import Any
 from rlhf_suite.config.data import DataConfig, says_reward
 from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
     ChatRun,
@@ -63,7 +62,7 @@ def columns(data: Any, unread: Collection[str] = ()) -> dict[str, str]:
 def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
     data, is_paired = run.data, run.data.is_paired
     names = columns(data, unread=("input_key", "output_key", "label_key") if is_paired else ())
-    if isinstance(run.actor, TextActorConfig) and run.actor.pretrain_mode_enable:
+    if run.actor.pretrains:
         names = {flag: column for flag, column in names.items() if flag == "data.input_key"}
     yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
     yield from evaluation_problems(run.eval, names)
