@@ -29,9 +29,11 @@ def play(tokenizer, server):
 
     from rlhf_suite.agents.endpoint import EndpointAgent
 
-    def played(program, model, *, max_turns=50, timeout_s=600.0, must_score=False, **limits):
+    def played(program, model, *, max_turns=50, timeout_s=600.0, must_score=False, overrides=False, **limits):
         async def episode():
-            agent = EndpointAgent(program, server, max_turns, timeout_s, 10**5, must_score=must_score)
+            agent = EndpointAgent(
+                program, server, max_turns, timeout_s, 10**5, must_score=must_score, overrides=overrides
+            )
             return await agent.run(task, open_session(tokenizer, model, task, parser="hermes", **limits))
 
         task = chat_task(tokenizer)

@@ -36,6 +36,7 @@ START_S, ASK_S = 300.0, 120.0
 IDLE_S = 33.0  # more than the 30 s that a client has for a whole request
 WORDS = (
     "task=ppo algo.advantage.estimator=rloo algo.kl.init_coef=0 reward.rule=null agent.kind=endpoint "
+    "agent.sampling=refuse "
     f"train.agent_func_path={ROOT}/tests/agents/open_sessions.py data.input_key=messages data.label_key=label "
     f"data.apply_chat_template=true data.tokenizer_chat_template={ROOT}/experiments/agents/tools.jinja "
     "agent.max_turns=64 data.max_len=1024 rollout.max_new_tokens=900 rollout.batch_size=9 "
@@ -45,7 +46,8 @@ WORDS = (
 )
 SECTION = Section(
     "## What clients can do to the endpoint of agents",
-    f"A run of `agent.kind=endpoint` has {SESSIONS} open sessions, and one process is the client of all of them. "
+    f"A run of `agent.kind=endpoint agent.sampling=refuse` has {SESSIONS} open sessions, and one process is the "
+    "client of all of them. "
     "The last column is a turn of one token that another session asks for behind the attack (load average "
     f"{os.getloadavg()[0]:.0f}, two cores). ",
     ("attack", "what limits it", "answer", "a turn of another session"),

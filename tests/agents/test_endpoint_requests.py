@@ -21,8 +21,9 @@ from endpoint_episodes import (
 )
 from scripted import chat_task, open_session
 
-from rlhf_suite.agents.chat import Refused, read_request
+from rlhf_suite.agents.chat import read
 from rlhf_suite.agents.endpoint import EndpointAgent
+from rlhf_suite.agents.request import Refused, Wishes
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.rewards.base import Scored
 from rlhf_suite.serving import chat_server, http_server
@@ -32,19 +33,19 @@ pytestmark = pytest.mark.stack
 
 @pytest.mark.notices(
     "a program may sample at a temperature of its own",
-    "agents/chat.py",
-    "if value != own[name] and not",
-    "if False and not",
+    "agents/request.py",
+    "if not is_same:",
+    "if False:",
 )
 @pytest.mark.notices(
     "tools of any size are shown to the model",
-    "agents/chat.py",
+    "agents/request.py",
     "if (count := len(json.dumps(given))) > MAX_TOOLS:",
     "if (count := len(json.dumps(given))) < 0:",
 )
 @pytest.mark.notices(
     "half a surrogate pair in a call reaches the tokenizer",
-    "agents/chat.py",
+    "agents/request.py",
     "    check_characters(arguments, where)\n",
     "",
 )
@@ -74,20 +75,20 @@ pytestmark = pytest.mark.stack
 )
 def test_a_request_that_asks_for_something_else_is_refused_by_name(more, said):
     with pytest.raises(Refused) as refused:
-        read_request({"messages": [user("x")], **more}, SamplingSettings())
+        read({"messages": [user("x")], **more}, Wishes(SamplingSettings()))
     assert said in refused.value.message and refused.value.status == 400
 
 
 def test_what_does_nothing_may_be_in_a_request():
     body = {"temperature": 1.0, "top_k": 0, "n": 1, "logit_bias": {}, "seed": None, "user": "me", "stop": "x"}
-    request = read_request({"messages": [user("x")], **body}, SamplingSettings())
+    request = read({"messages": [user("x")], **body}, Wishes(SamplingSettings()))
     assert (request.stop, request.max_tokens, request.streams) == (("x",), None, False)
 
 
 @pytest.mark.notices(
     "a session answers whoever has no key of it",
     "serving/chat_server.py",
-    'if not hmac.compare_digest(given, f"Bearer {chat.key}".encode()):',
+    "if not hmac.compare_digest(given.encode(), chat.key.encode()):",
     "if False:",
 )
 @pytest.mark.notices(
@@ -121,8 +122,8 @@ def test_errors_reach_the_client_as_those_of_openai(play):
 @pytest.mark.notices(
     "a body of any size is read",
     "serving/chat_server.py",
-    "read_request(parse_body(await body_of(request, MAX_BYTES)), ",
-    "read_request(parse_body(await body_of(request, MAX_BYTES << 10)), ",
+    "body = parse_body(await body_of(request, MAX_BYTES))",
+    "body = parse_body(await body_of(request, MAX_BYTES << 10))",
 )
 @pytest.mark.notices(
     "a conversation that is far too long is tokenised",
@@ -133,7 +134,7 @@ def test_errors_reach_the_client_as_those_of_openai(play):
 @pytest.mark.notices(
     "messages without text and calls may be endless",
     "agents/endpoint.py",
-    'return 1 + len(str(message["content"])) + sum(map(len, map(repr, calls)))',
+    'return 1 + len(str(message["content"])) + thoughts',
     'return len(str(message["content"]))',
 )
 def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):

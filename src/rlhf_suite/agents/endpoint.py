@@ -1,4 +1,4 @@
-"""The agent of a program that speaks chat completions: it gets a URL and a key for each episode, and reports a reward.
+"""The agent of a program that asks for turns over HTTP: it gets a URL and a key for each episode, and reports a reward.
 
 A request is matched with what the model has written in the episode. Where it continues that, the tokens are kept and
 the rest is appended; where the program edited or replaced the history, a new ledger begins (`session.py`).
@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Task, Turn
-from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.environment import call
+from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
@@ -40,6 +40,7 @@ class Asked:
     """A request that the model answers, or has answered."""
 
     branch: Branch
+    number: int  # of the turn in its episode
     work: asyncio.Task[Completion] | None = None
     end: tuple[int, int] | None = None  # of the turn in its branch; None: it is being written
     is_continued: bool = False  # a later request has the turn in its history
@@ -51,13 +52,17 @@ class ChatSession:
     `max_characters`: a longer conversation has more tokens than a ledger, and is not even tokenised.
     """
 
-    def __init__(self, session: Session, max_turns: int, max_characters: int, choice: Choice) -> None:
+    def __init__(
+        self, session: Session, max_turns: int, max_characters: int, choice: Choice, overrides: bool = False
+    ) -> None:
         self.session, self.max_turns, self.max_characters = session, max_turns, max_characters
+        self.overrides = overrides  # agent.sampling: what clients ask of the sampling has no effect
         self.choice = choice  # of the parts of a reward
         self.id, self.key = secrets.token_hex(8), secrets.token_urlsafe(24)
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self.loop.create_future()  # of the engines: it ends the run
         self.asked: dict[Key, list[Asked]] = {}
+        self.answered: dict[str, tuple[Message, ...]] = {}  # conversations up to a turn, by `Completion.id`
         self.limit: Ending | None = None  # that made a request fail
         self.report: Scored | RewardFailure | None = None
         self.is_over, self.refused = False, ""  # why the last request that was refused was so
@@ -69,6 +74,7 @@ class ChatSession:
         Raises:
             Refused: there is no room for a turn, or the episode is over.
         """
+        request = self.with_history(request)
         self.check_characters(request)
         key = tuple(map(normal, request.messages)), repr((request.tools, request.max_tokens, request.stop))
         if is_retry and (before := self.asked.get(key)):
@@ -79,6 +85,24 @@ class ChatSession:
             self.asked.setdefault(key, []).append(asked)
         assert asked.work is not None
         return await asyncio.shield(asked.work)
+
+    def with_history(self, request: ChatRequest) -> ChatRequest:
+        """Return a request with the whole conversation, where it names the answer that it goes on from."""
+        if request.previous is None:
+            return request
+        known, own = self.answered.get(request.previous), request.instructions
+        if known is None:
+            raise Refused("previous_response_id names no answer of this episode", 404, "previous_response_not_found")
+        return replace(request, messages=(*request.messages[:own], *known, *request.messages[own:]))
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of the prompt of a turn behind a conversation."""
+        self.check_characters(request)
+        try:
+            continuation = self.session.find_continuation(request.messages, request.tools)
+        except RowError as error:
+            raise Refused(f"the chat template does not render this conversation: {error.reason}") from error
+        return len(continuation.kept) + len(continuation.ids)
 
     def start_turn(self, request: ChatRequest) -> Asked:
         """Let the model write a turn behind a conversation."""
@@ -99,9 +123,9 @@ class ChatSession:
             if asked.branch is branch and asked.end is not None and asked.end[0] == end:
                 asked.is_continued = True
         self.limit, self.refused = None, ""  # the program has found a way to go on
-        asked = Asked(session.open)
         prompt_ids = session.open.ledger.ids.tolist()
         writing = session.start_turn(request.stop, request.max_tokens)
+        asked = Asked(session.open, session.num_turns)
         asked.work = asyncio.create_task(self.write(asked, request, prompt_ids, writing))
         return asked
 
@@ -114,7 +138,7 @@ class ChatSession:
     def too_long(self, message: str) -> Refused:
         """Return the answer to a conversation without room for a turn."""
         self.limit = Ending.FULL
-        return Refused(message, 400, "context_length_exceeded")
+        return Refused(message, 400, TOO_LONG)
 
     async def write(
         self, asked: Asked, request: ChatRequest, prompt_ids: Sequence[int], writing: Coroutine[None, None, Turn]
@@ -129,19 +153,22 @@ class ChatSession:
         branch = asked.branch
         asked.end = branch.ends[-1]
         stop = self.session.sampling.stop if request.stop is None else request.stop
-        message = message_to_send(turn, request, stop, self.calls)
+        message, ended_by = message_to_send(turn, request, stop, self.calls)
         branch.messages[-1] = message
         is_call = "tool_calls" in message
         self.calls += len(message.get("tool_calls", ()))
         self.problems += sum(call.problem is not None for call in turn.calls)
-        return Completion(
-            self.session.num_turns,
+        completion = Completion(
+            asked.number,
             message,
             "length" if turn.is_cut else "tool_calls" if is_call else "stop",
             prompt_ids,
             turn.ids.tolist(),
             branch.ledger.engine_log_probs[-len(turn.ids) :].tolist() if len(turn.ids) else [],
+            ended_by,
         )
+        self.answered[completion.id] = (*request.messages[request.instructions :], message)
+        return completion
 
     def complete(self, result: Mapping[str, Any]) -> None:
         """Take the result that a program reports over HTTP."""
@@ -184,7 +211,8 @@ class ChatSession:
 def characters(message: Message) -> int:
     """Return about how many characters a chat template writes for a message: its text, its calls, and one more."""
     calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
-    return 1 + len(str(message["content"])) + sum(map(len, map(repr, calls)))
+    thoughts = len(str(message.get("reasoning_content", "")))
+    return 1 + len(str(message["content"])) + thoughts + sum(map(len, map(repr, calls)))
 
 
 class Sessions(Protocol):
@@ -245,6 +273,7 @@ class EndpointAgent:
     max_characters: int
     must_score: bool = field(default=False, kw_only=True)  # nobody else does
     choice: Choice = field(default_factory=Choice, kw_only=True)  # of the parts of a reward
+    overrides: bool = field(default=False, kw_only=True)  # agent.sampling
 
     def limit_turns(self, max_turns: int) -> EndpointAgent:
         """Return the same agent with at most so many turns in an episode."""
@@ -252,7 +281,7 @@ class EndpointAgent:
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the program is its outcome; an error of the policy is raised."""
-        chat = ChatSession(session, self.max_turns, self.max_characters, self.choice)
+        chat = ChatSession(session, self.max_turns, self.max_characters, self.choice, self.overrides)
         url = self.sessions.open(chat)
         ending = Ending.FINISHED
         outcome: Outcome | None

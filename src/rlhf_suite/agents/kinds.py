@@ -131,10 +131,10 @@ def tool(setup: AgentSetup, make: Make) -> Agent:
         "all_rows",
         "whole_episodes",
     ),
-    reads=("add_reward", "host"),
+    reads=("add_reward", "host", "sampling"),
 )
 def endpoint(setup: AgentSetup) -> Agent:
-    """A program of your own, which asks for turns over HTTP as chat completions."""
+    """A program of your own, which asks for turns over HTTP as chat completions, Messages or Responses."""
     config = setup.chosen.config
     assert setup.serve is not None, "a run has a server of sessions"
     return EndpointAgent(
@@ -145,6 +145,7 @@ def endpoint(setup: AgentSetup) -> Agent:
         setup.max_characters,
         must_score=setup.must_score,
         choice=setup.choice,
+        overrides=config.sampling == "override",
     )
 
 

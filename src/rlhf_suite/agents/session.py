@@ -78,6 +78,17 @@ class Branch:
     ends: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """The prompt of a turn behind a conversation: `kept` tokens of a ledger, and others behind them."""
+
+    branch: Branch | None  # that knows the beginning; None: all is rendered
+    kept: Sequence[int]
+    ids: Sequence[int]
+    known: Sequence[Message]  # the messages of `kept`
+    rest: Sequence[Message]  # those of `ids`
+
+
 class Session:
     """The only way of an agent to the engines. `ledgers` are those of the episode; the last one that was used is open.
 
@@ -290,17 +301,27 @@ class Session:
             RowError: the chat template does not render the conversation.
         """
         tools = self.open.tools if tools is None else tuple(tools)
+        continuation = self.find_continuation(messages, tools)
+        branch = continuation.branch
+        if branch is None or len(continuation.kept) < len(branch.ledger.ids):
+            return self.fork([*continuation.kept, *continuation.ids], [*continuation.known, *continuation.rest], tools)
+        before, self.open = self.open, branch
+        if not self.append(continuation.ids, continuation.rest):
+            self.open = before
+        return not self.is_full
+
+    def find_continuation(self, messages: Sequence[Message], tools: Sequence[Schema]) -> Continuation:
+        """Return the prompt of a turn behind a conversation, as `continue_from` would make it; nothing changes.
+
+        Raises:
+            RowError: the chat template does not render the conversation.
+        """
         branch, end, length = self.find_known(messages, tools)
         rest = self.cut_all(messages[end:])
         ids = None if branch is None else self.bridge.on_from(int(branch.ledger.ids[length - 1]), rest, tools)
         if branch is None or ids is None:
-            return self.fork(self.bridge.prompt(messages, tools), messages, tools)
-        if length < len(branch.ledger.ids):
-            return self.fork([*branch.ledger.ids[:length].tolist(), *ids], [*messages[:end], *rest], tools)
-        before, self.open = self.open, branch
-        if not self.append(ids, rest):
-            self.open = before
-        return not self.is_full
+            return Continuation(None, [], self.bridge.prompt(messages, tools), [], messages)
+        return Continuation(branch, branch.ledger.ids[:length].tolist(), ids, messages[:end], rest)
 
     def find_known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:
         """Return the branch that knows the longest beginning of a conversation, how many messages that is, and the

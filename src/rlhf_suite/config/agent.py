@@ -76,6 +76,9 @@ class AgentConfig:
     """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
     host: str = flag("127.0.0.1", resume=FREE)
     """Address of this machine at which the program reaches its endpoint, on a free port"""
+    sampling: str = flag("override", choices=("override", "refuse"), resume=FREE)
+    """What becomes of a request of the program that asks for another sampling than that of rollout.* (temperature, a
+    forced call, a JSON schema, ...): override, it is logged once and has no effect; or refuse, it is an error (400)"""
     python_style: str = flag("fence", algorithms=registry.python_style)
     """How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a tool in
     its chat template"""

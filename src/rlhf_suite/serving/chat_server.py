@@ -1,6 +1,9 @@
 """The endpoint of agents over HTTP: a URL and a key for each episode (docs/agents.md).
 
     POST /sessions/{id}/v1/chat/completions    a turn of the model, also as a stream
+    POST /sessions/{id}/v1/messages            the same as Messages of Anthropic
+    POST /sessions/{id}/v1/messages/count_tokens
+    POST /sessions/{id}/v1/responses           the same as Responses of OpenAI
     GET  /sessions/{id}/v1/models              the name of the model
     POST /sessions/{id}/complete               {reward, score, metrics, error}: the result of the episode
     GET  /health
@@ -21,8 +24,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from rlhf_suite.agents.chat import MODEL, Refused, read_request
+from rlhf_suite.agents.chat import CHAT
 from rlhf_suite.agents.endpoint import ChatSession
+from rlhf_suite.agents.messages import MESSAGES
+from rlhf_suite.agents.request import MODEL, Api, ChatRequest, Refused, Wishes
+from rlhf_suite.agents.responses import RESPONSES
 from rlhf_suite.errors import UserError
 from rlhf_suite.serving.http_server import (
     CLIENT_GONE,
@@ -35,11 +41,14 @@ from rlhf_suite.serving.http_server import (
     parse_body,
     server_of,
 )
+from rlhf_suite.tracking.console import show_line
 
 T = TypeVar("T")
 
 MAX_BYTES = 16 << 20  # of a request
-RETRIES = "x-stainless-retry-count"  # how often clients of OpenAI have sent a request before
+RETRIES = "x-stainless-retry-count"  # how often clients of OpenAI and Anthropic have sent a request before
+APIS = {"chat/completions": CHAT, "messages": MESSAGES, "responses": RESPONSES}  # by the end of the path
+OVERRIDDEN: set[str] = set()  # fields whose wishes this process has logged
 Handler = Callable[[Request, ChatSession], Awaitable[Response]]
 
 
@@ -82,13 +91,16 @@ class ChatServer:
         app = FastAPI(openapi_url=None)
         app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
         session = "/sessions/{id}"
-        app.add_route(f"{session}/v1/chat/completions", self.of_session(chat_completion), methods=["POST"])
+        for path, api in APIS.items():
+            app.add_route(f"{session}/v1/{path}", self.of_session(write_turn(api), api), methods=["POST"])
+        app.add_route(f"{session}/v1/messages/count_tokens", self.of_session(count_tokens, MESSAGES), methods=["POST"])
         app.add_route(f"{session}/v1/models", self.of_session(models), methods=["GET"])
         app.add_route(f"{session}/complete", self.of_session(complete), methods=["POST"])
         return app
 
-    def of_session(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Return a route that answers by `handler`, for those who have the key of the session."""
+    def of_session(self, handler: Handler, api: Api = CHAT) -> Callable[[Request], Awaitable[Response]]:
+        """Return a route that answers by `handler`, for those who have the key of the session. Errors have the form of
+        `api`."""
 
         async def answer(request: Request) -> Response:
             chat = None
@@ -106,7 +118,7 @@ class ChatServer:
             if chat is not None:
                 chat.refused = refused.message
             return JSONResponse(
-                refused.body(), refused.status, {"connection": "close"} if refused.status == 413 else {}
+                api.refuse(refused), refused.status, {"connection": "close"} if refused.status == 413 else {}
             )
 
         return answer
@@ -116,8 +128,8 @@ class ChatServer:
         chat = self.sessions.get(request.path_params["id"])
         if chat is None:
             raise Refused("there is no such session, or its episode is over", 404, "no_session")
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {chat.key}".encode()):
+        given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), chat.key.encode()):
             raise Refused("the key of this session is needed as a bearer token", 401, "wrong_key")
         return chat
 
@@ -129,23 +141,57 @@ class SessionGuard(Guard):
         return None
 
 
-async def chat_completion(request: Request, chat: ChatSession) -> Response:
-    """Answer with a turn of the model. It is written to its end also if the client goes away: it may ask again."""
-    given = read_request(parse_body(await body_of(request, MAX_BYTES)), chat.session.sampling)
-    retries = request.headers.get(RETRIES, "0")
-    is_retry = retries.isdecimal() and int(retries[:9]) > 0
-    answer = await answer_while_connected(request, on_its_loop(chat, chat.answer(given, is_retry)))
-    if answer is None:
-        return CLIENT_GONE
-    tokenizer = chat.session.bridge.tokenizer
-    if given.streams:
-        return StreamingResponse(answer.chunks(given, tokenizer), media_type="text/event-stream")
-    return JSONResponse(answer.body(given, tokenizer))
+def write_turn(api: Api) -> Handler:
+    """Return what answers requests of an API with a turn of the model."""
+
+    async def write(request: Request, chat: ChatSession) -> Response:
+        """Let the model write a turn, to its end also if the client goes away: it may ask again."""
+        given = await read_request(request, chat, api)
+        retries = request.headers.get(RETRIES, "0")
+        is_retry = retries.isdecimal() and int(retries[:9]) > 0
+        completion = await answer_while_connected(request, on_its_loop(chat, chat.answer(given, is_retry)))
+        if completion is None:
+            return CLIENT_GONE
+        tokenizer = chat.session.bridge.tokenizer
+        if given.streams:
+            return StreamingResponse(api.stream(completion, given, tokenizer), media_type="text/event-stream")
+        return JSONResponse(api.answer(completion, given, tokenizer))
+
+    return write
+
+
+async def read_request(request: Request, chat: ChatSession, api: Api) -> ChatRequest:
+    """Return a request of an API. What it asks of the sampling, which has no effect, is logged once."""
+    body = parse_body(await body_of(request, MAX_BYTES))
+    given = api.read(body, Wishes(chat.session.sampling, chat.overrides))
+    for wish in given.overridden:
+        name = wish.partition("=")[0].partition("[")[0]
+        if name not in OVERRIDDEN:
+            OVERRIDDEN.add(name)
+            show_line(
+                f"A client of the endpoint asks for {wish}, which has no effect: the run samples as rollout.* says "
+                "(agent.sampling=override). Later requests with it are not logged.",
+                to_stderr=True,
+            )
+    return given
+
+
+async def count_tokens(request: Request, chat: ChatSession) -> Response:
+    """Answer with the number of tokens of the prompt that a request would have."""
+    given = await read_request(request, chat, MESSAGES)
+
+    async def count() -> int:
+        return chat.count_tokens(given)
+
+    return JSONResponse({"input_tokens": await on_its_loop(chat, count())})
 
 
 async def models(request: Request, chat: ChatSession) -> Response:
     """Answer with the one model there is."""
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlhf_suite"}]})
+    model = {"id": MODEL, "object": "model", "owned_by": "rlhf_suite", "created": 0}
+    of_anthropic = {"type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
+    pages = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+    return JSONResponse({"object": "list", "data": [model | of_anthropic], **pages})
 
 
 async def complete(request: Request, chat: ChatSession) -> Response:
