@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhf_suite.api.client import Client as Client
-    from rlhf_suite.api.datum import Adam as Adam
-    from rlhf_suite.api.datum import Datum as Datum
-    from rlhf_suite.api.datum import LossOutput as LossOutput
     from rlhf_suite.api.plans import explain as explain
     from rlhf_suite.api.plans import plan as plan
     from rlhf_suite.api.runs import Run as Run
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     from rlhf_suite.config.problems import Problem as Problem
     from rlhf_suite.errors import RunError as RunError
     from rlhf_suite.errors import UserError as UserError
+    from rlhf_suite.rl.datum import Adam as Adam
+    from rlhf_suite.rl.datum import Datum as Datum
+    from rlhf_suite.rl.datum import LossOutput as LossOutput
     from rlhf_suite.train.callbacks import Evaluate as Evaluate
     from rlhf_suite.train.callbacks import Save as Save
     from rlhf_suite.train.callbacks import Stop as Stop
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The names of `rs`, and where each is. A module is imported when one of its names is asked for.
 NAMES = {
     "Client": "rlhf_suite.api.client",
-    **dict.fromkeys(("Adam", "Datum", "LossOutput"), "rlhf_suite.api.datum"),
+    **dict.fromkeys(("Adam", "Datum", "LossOutput"), "rlhf_suite.rl.datum"),
     **dict.fromkeys(("check", "run"), "rlhf_suite.api.start"),
     **dict.fromkeys(("explain", "plan"), "rlhf_suite.api.plans"),
     **dict.fromkeys(("Run", "load", "write_report"), "rlhf_suite.api.runs"),

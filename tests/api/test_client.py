@@ -14,8 +14,8 @@ import pytest
 import rlhf_suite as rs
 from actor_processes import process_of
 from rlhf_suite.api.client_start import choose_stand_ins, flatten, remark_on_unread
-from rlhf_suite.api.datum import to_experience
 from rlhf_suite.data.ending import Ending
+from rlhf_suite.rl.datum import to_experience
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {

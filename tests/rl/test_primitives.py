@@ -72,7 +72,7 @@ def by_parts(world, config, parts, loss=PPO, rate=None):
         for part in parts:
             policy.forward_backward(take(batch, part), replace(loss, counts=counts)).result()
         first = first or {name: p.grad.clone() for name, p in rank.model.module.named_parameters()}
-        metrics = policy.optim_step(step, KEPT, rate).result()
+        metrics = policy.optim_step(step, KEPT, rate, 1.0).result()
     return weights(rank), metrics, first
 
 
@@ -124,7 +124,7 @@ def measured(world, config):
     batch = rollout(policy)
     weighted = replace(batch, correction=batch.mask * 0.5)
     request = LossRequest(CROSS_ENTROPY, 0.0, {"tokens": 4.0, "all_tokens": 4.0})
-    _, log_probs = policy.measure_loss(weighted, request).result()
+    _, log_probs, _ = policy.measure_loss(weighted, request).result()
     is_left_alone = all(p.grad is None or not p.grad.any() for p in rank.model.module.parameters())
     policy.forward_backward(weighted, request).result()
     gradient = {name: p.grad.clone() for name, p in rank.model.module.named_parameters()}

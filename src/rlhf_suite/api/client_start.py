@@ -4,45 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.settings import ask, find_place, refuse
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
+from rlhf_suite.config.plan import CRITIC, Plan
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.record import fingerprint, save
+from rlhf_suite.config.rules.clients import list_unserved
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.engines.start import engine_adapter
-from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
-from rlhf_suite.launch.placement import reserve
-from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.launch.slurm import allocation
-from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
 from rlhf_suite.preflight.folders import for_run, lock_folders
-from rlhf_suite.rl.actors import Actors, start_actors
-from rlhf_suite.rl.build import connect_weight_sync
-from rlhf_suite.rl.mismatch import mismatch_limit
-from rlhf_suite.rl.pipeline import CLOSING_S
-from rlhf_suite.rl.primitives import SteppedPolicyGroup, SteppedPolicyRole
-from rlhf_suite.rl.prompts import load_prompts
-from rlhf_suite.rl.weight_sync import WeightSync
+from rlhf_suite.rl.client import Started
+from rlhf_suite.rl.client_start import start_client
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.waits import allow_silence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 # What task=ppo cannot do without, and a client does not need. Each stands in unless the call names the flag, something
 # that begins with one of the words, or a preset that may set it.
@@ -56,28 +39,6 @@ STAND_INS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
 # What the loop that calls a client does itself, as settings of task=ppo say it.
 OF_THE_LOOP = ("agent", "callbacks", "critic", "eval", "logger", "on_step", "reward", "teacher")
 MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo
-PROBE = "The engines have the weights of the policy."
-
-
-@dataclass(frozen=True)
-class Started:
-    """The parts of a client that is up."""
-
-    run: PPORun
-    plan: Plan
-    record: RunFolder
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Sequence[Prompt] | None  # of data.prompt_dataset; None: the call names none
-    policy: SteppedPolicyGroup
-    actors: Actors
-    engines: EnginePool
-    weights: WeightSync
-
-    def saver(self, folder: Path, client: Stateful) -> Saver:
-        """Return what writes the state of the policy and of a client to `folder`, and reads it."""
-        config = replace(self.run.ckpt, path=str(folder), load_enable=True)
-        rows = TrainingRows("data.prompt_dataset", "")
-        return Saver(config, self.record, {ACTOR: self.policy}, "eval/pass1", rows, {"client": client})
 
 
 def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
@@ -131,39 +92,6 @@ def choose_stand_ins(names: set[str]) -> dict[str, Any]:
     }
 
 
-def list_unserved(run: PPORun) -> Iterator[Problem]:
-    """Yield a problem for each flag of task=ppo that asks for what a client does not do."""
-    asked = {
-        "rollout.replay": run.replays,
-        "agent.kind": run.agent.has_turns,
-        "data.image_key": run.data.image_key is not None,
-        "data.pretrain_dataset": run.data.pretrain_dataset is not None,
-        "train.async_enable": run.train.async_enable,
-        "train.partial_rollout_enable": run.train.partial_rollout_enable,
-        "vllm.enable_sleep": run.vllm.enable_sleep,
-        "algo.distill.coef": run.algo.distill.coef > 0,
-        "algo.kl.target": run.algo.kl.target is not None,
-        "algo.advantage.is_correction_level": run.algo.advantage.is_correction_level != "off",
-        "actor.entropy_target": run.actor.entropy_coef is not None and run.actor.entropy_target is not None,
-        "actor.policy_loss_type": run.actor.chooses_tokens,
-        "actor.routing_replay": run.actor.routing_replay,
-        "reward.model_name_or_path": run.reward.model_name_or_path is not None or run.reward.process.enable,
-        "ds.enable_sleep": run.ds.enable_sleep,
-        "ds.overlap_comm": knows_last_pass(run.ds),
-    }
-    for key, is_asked in asked.items():
-        if is_asked:
-            yield Problem(key, "a client does not do this: its calls are steps of your own loop", "remove it")
-    if run.algo.advantage.needs("values"):
-        fix = "choose another one, such as algo.advantage.estimator=group_norm"
-        yield Problem("algo.advantage.estimator", f"{run.algo.advantage.estimator} needs a critic, and a client has none", fix)  # fmt: skip  # noqa: E501
-
-
-def knows_last_pass(ds: DeepSpeedConfig) -> bool:
-    """Return whether the last backward pass before an update must be known as such, which a client cannot say."""
-    return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm is True)
-
-
 def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -> Started:
     """Bring up the actors of a client, with the first weights in the engines; `stack` ends them.
 
@@ -185,22 +113,7 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     for remark in remarks:
         show_line(remark, to_stderr=True)
     plan = with_warm_starts(plan, run.data.prompt_dataset)
-    tokenizer = load_tokenizer(plan.models[ACTOR].path, run.data)
-    prompts = load_prompts(run.data, EvalConfig.of(run.task), run.train.seed, tokenizer).train if has_prompts else None
-    stack.enter_context(ray_cluster(run.launch, record.path, plan.placement.num_devices))
-    slots = reserve(plan.placement, run.launch.timeout_s)
-    adapter, _ = engine_adapter(run, plan.models[ACTOR])
-    kind = SteppedPolicyGroup, SteppedPolicyRole
-    actors = start_actors(run, plan, slots, record.logs, run.train.max_steps or 1, None, adapter, kind)
-    actors.ready()
-    assert isinstance(actors.policy, SteppedPolicyGroup) and actors.engines is not None
-    engines = actors.engines
-    stack.callback(engines.loop.join_threads, CLOSING_S)
-    limit = mismatch_limit(run.algo.mismatch_max, run.ds.precision, plan.device)
-    probe = as_prompt(tokenizer(PROBE, add_special_tokens=False)["input_ids"], 0)
-    weights = connect_weight_sync(run, plan, actors.policy, engines, [probe], limit)
-    stack.callback(weights.close)
-    return Started(run, plan, record, tokenizer, prompts, actors.policy, actors, engines, weights)
+    return start_client(run, plan, record, stack, has_prompts=has_prompts)
 
 
 def mark_end(record: RunFolder, error: BaseException | None) -> None:
@@ -211,10 +124,3 @@ def mark_end(record: RunFolder, error: BaseException | None) -> None:
         record.mark_stopped("interrupted")
     else:
         record.mark_failed(error)
-
-
-def as_prompt(ids: Sequence[int], index: int) -> Prompt:
-    """Return tokens as the prompt with number `index`."""
-    if not len(ids):
-        raise UserError(f"prompt {index} has no tokens. Give at least one")
-    return Prompt([int(token) for token in ids], "", "", "", f"prompt {index}", index=index)

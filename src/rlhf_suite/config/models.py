@@ -98,6 +98,7 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
     dual_clip: float | None = flag(None, "Dual-clip constant: it bounds the loss of negative advantages", gt=1)
     sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
     sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
+    dro_beta: float = flag(0.05, "Weight of DRO's penalty on the distance from the old policy", gt=0)
     dppo_tv_max: float = flag(0.15, gt=0, le=1)
     """How far DPPO lets the probability of a token move from its old one before the token is dropped"""
     dppo_kl_max: float = flag(0.05, "The same as a KL divergence of the token against all others, in nats", gt=0)

@@ -27,6 +27,7 @@ from rlhf_suite.config.tools import (
     ChatConfig,
     ServeConfig,
     ServedRewardConfig,
+    ServeTrainConfig,
 )
 from rlhf_suite.config.train import TrainConfig
 
@@ -56,10 +57,11 @@ class Run:
     found them; it writes them itself"""
     launch: LaunchConfig = group(LaunchConfig)
 
-    def __init_subclass__(cls, task: str = "") -> None:
-        """Give the run of a task its name, and sections with the flags and defaults of this task."""
+    def __init_subclass__(cls, task: str = "", flags_of: str = "") -> None:
+        """Give the run of a task its name, and sections with the flags and defaults of this task, or of the task
+        `flags_of`, of which it is a kind."""
         if task:
-            adapt(cls, task)
+            adapt(cls, flags_of or task)
             cls.__annotations__["task"], cls.task = "str", flag(task, CHOSEN)
 
 
@@ -185,6 +187,19 @@ class PPORun(TrainedRun, task="ppo"):
     def replays(self) -> bool:
         """Return whether it trains on the rollouts of an earlier run, without engines and rewards."""
         return self.rollout.replay is not None
+
+
+@dataclass
+class ServeTrainRun(PPORun, task="serve_train", flags_of="ppo"):
+    """Training, call by call, behind HTTP: Tinker's protocol over the policy and the engines of task=ppo"""
+
+    HAS_DEMO: ClassVar[bool] = False
+
+    serve: ServeTrainConfig = group(ServeTrainConfig)
+    # What task=ppo cannot do without, and a server does not read.
+    reward: RewardConfig = group(RewardConfig, {"rule": "length"})
+    algo: AlgoConfig = group(AlgoConfig, {"advantage.estimator": "reinforce", "kl.init_coef": 0})
+    data: DataConfig = group(DataConfig, {"prompt_dataset": "builtin:reverse"})
 
 
 @dataclass

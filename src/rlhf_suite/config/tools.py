@@ -1,4 +1,4 @@
-"""The sections of the tasks that train nothing and write no rows: chat, merge_lora, serve_rm."""
+"""The sections of the tasks that are tools: chat, merge_lora, and the servers serve_rm and serve_train."""
 
 from __future__ import annotations
 
@@ -53,3 +53,14 @@ class ServeConfig:
     max_len: int | None = flag(None, ge=1)
     """Longest text in tokens; a longer one is not scored. null: as many as the model was made for, and at most 4096"""
     max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)
+
+
+@dataclass
+class ServeTrainConfig:
+    """The server"""
+
+    host: str = flag("127.0.0.1", "Address to listen at; other machines need a token (RLHF_SUITE_TRAIN_TOKEN)")
+    port: int = flag(5001, "Port; 0: a free one, which server.json in the run folder names", ge=0, le=65535)
+    max_models: int = flag(8, ge=1, when=is_positive("ds.lora.rank", "<rank>"))
+    """Most models at a time, each a LoRA adapter with an optimiser of its own"""
+    max_request_mb: float = flag(64.0, "Largest request in MiB", gt=0)

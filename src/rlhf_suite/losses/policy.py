@@ -15,6 +15,7 @@ whatever the mode.
     clip_cov    as ppo, and 0 at tokens that are chosen by their covariance (`covariance`)    arXiv:2505.22617
     kl_cov      -rho_t A_t, and + beta |log rho_t| at tokens that are chosen by it
     importance_sampling  -rho_t A_t: no clip
+    dro         -A_t log pi + beta / 2 (log rho_t)^2                                          arXiv:2405.19107
     reinforce   -A_t log pi: no ratio
 """
 
@@ -226,6 +227,15 @@ def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
 def importance_sampling(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """The policy gradient by importance sampling, without a clip: L_t = -rho_t A_t."""
     return TokenLosses(-compute_ratio(tokens.log_ratio) * tokens.advantages)
+
+
+@policy_loss(reads=("dro_beta",))
+def dro(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """Direct reward optimisation (Richemond et al. 2024): no clip, but a quadratic penalty on the log-ratio.
+
+    L_t = -A_t log pi + beta / 2 (log pi - log pi_old)^2;    beta = `actor.dro_beta`
+    """
+    return TokenLosses(-tokens.advantages * tokens.log_probs + config.dro_beta / 2 * tokens.log_ratio.square())
 
 
 @policy_loss()

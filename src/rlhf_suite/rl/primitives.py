@@ -1,4 +1,4 @@
-"""The policy trained call by call: a program asks for gradients, updates and losses one by one (`api.client`).
+"""The policy trained call by call: a program asks for gradients, updates and losses one by one (`rl.client`).
 
 Every call is a part of what an optimiser step of task=ppo does (`train.step`), with the same micro-batches and sums.
 """
@@ -25,6 +25,7 @@ from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.rl.sharding import Division, balanced_parts, shards
+from rlhf_suite.train.kept_state import KeptState, copy_state, drop_gradients, put_state
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import Accumulated, accumulate, update
 from rlhf_suite.train.task import Forward, Objective, StepLoss
@@ -39,6 +40,8 @@ class LossRequest:
     name: str
     kl_coef: float
     counts: Mapping[str, float] | None  # of each unit, by which its sum is divided; None: those of the batch
+    changes: Mapping[str, Any] = field(default_factory=dict)  # flags of `actor` that this pass sees otherwise
+    temperature: float | None = None  # at which a policy loss computes log-probs; None: rollout.temperature
 
 
 @dataclass
@@ -59,16 +62,19 @@ def make_objective(
     """Return what a pass minimises: the next-token loss, or a policy loss with the terms that the flags add to it."""
     if request.name == CROSS_ENTROPY:
         return TokenObjective()
-    actor = replace(actor, policy_loss_type=request.name)
+    actor = replace(actor, policy_loss_type=request.name, **request.changes)
+    temperature = temperature if request.temperature is None else request.temperature
     return PolicyObjective(actor, kl, temperature, horizon, kl_coef=request.kl_coef)
 
 
 @dataclass
 class Recorded:
-    """An objective that keeps the log-probs of every micro-batch, [T] each without gradient."""
+    """An objective that keeps what it came to: the log-probs of every micro-batch, [T] each without gradient, and the
+    sums of its losses."""
 
     objective: Objective[Experience]
     log_probs: list[torch.Tensor] = field(default_factory=list)
+    sums: list[torch.Tensor] = field(default_factory=list)
 
     def units(self, batch: Experience) -> dict[str, torch.Tensor]:
         return self.objective.units(batch)
@@ -79,10 +85,22 @@ class Recorded:
             self.log_probs.append(outputs.log_probs.detach())
             return outputs
 
-        return self.objective.loss(forward, batch)
+        loss = self.objective.loss(forward, batch)
+        self.sums += [total.detach().double() for total in loss.sums.values()]
+        return loss
 
 
-Answer = tuple[dict[str, float], Division, list[torch.Tensor]]  # metrics; log-probs of a rank's micro-batches
+@dataclass(frozen=True)
+class Answer:
+    """What a pass came to on one rank."""
+
+    metrics: dict[str, float]  # of all ranks
+    division: Division
+    log_probs: list[torch.Tensor]  # of its micro-batches
+    loss_sum: float  # of its sequences, not divided
+
+
+PassResult = tuple[dict[str, float], torch.Tensor, float]  # metrics, log-probs [T], the sum of the losses
 
 
 class SteppedPolicyRole(PolicyRole):
@@ -91,6 +109,7 @@ class SteppedPolicyRole(PolicyRole):
     def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings, *more: Any) -> None:
         super().__init__(rank, model, settings, *more)
         self.accumulated: list[Accumulated] = []  # since the last update
+        self.kept: dict[str, KeptState] = {}  # of models that take turns, by name
 
     def forward_backward(self, batch: Experience, request: LossRequest) -> Answer:
         """Add the gradient of a loss to those that wait for the next update. Return metrics and log-probs."""
@@ -117,47 +136,77 @@ class SteppedPolicyRole(PolicyRole):
         if backward:
             self.accumulated.append(done)
         metrics = {f"train/{name}": value for name, value in self.world.combine(done.metrics).items()}
-        return metrics, Division(batch.lengths, groups), [part.cpu() for part in objective.log_probs[: len(groups)]]
+        log_probs = [part.cpu() for part in objective.log_probs[: len(groups)]]
+        return Answer(metrics, Division(batch.lengths, groups), log_probs, float(sum(objective.sums)))
 
-    def optim_step(self, step: int, adam: AdamConfig, rate: float | None) -> dict[str, float]:
+    def optim_step(self, step: int, adam: AdamConfig, rate: float | None, max_norm: float) -> dict[str, float]:
         """Update once, as the optimiser step `step` (from 0) of the schedule or at the learning rate `rate`."""
         accumulated, self.accumulated = self.accumulated, []
         for group in self.model.optimizer.param_groups if self.model.config.optim == "adam" else ():
             group["betas"], group["eps"] = (adam.betas[0], adam.betas[1]), adam.eps
+            group["weight_decay"] = adam.weight_decay if group.get("decays", True) else 0.0
+        self.model.clip_to(max_norm)
         with self.awake():
             result = update(self.model, accumulated, step, self.settings.train.on_nonfinite, rate=rate)
         if not result["skipped"]:
             self.follow_update()
         return {f"train/{self.prefix}{name}": value for name, value in result.items()}
 
+    def keep_state(self, name: str) -> None:
+        """Keep a copy of the weights and of the optimiser's state in memory, under a name."""
+        with self.awake():
+            self.kept[name] = copy_state(self.model)
+
+    def put_state(self, name: str, with_optimizer: bool) -> None:
+        """Go on from what was kept under a name, or from its weights alone. Gradients that wait are dropped."""
+        with self.awake():
+            if self.accumulated:
+                drop_gradients(self.model)
+                self.accumulated = []
+            put_state(self.model, self.kept[name], with_optimizer=with_optimizer)
+
+    def forget_state(self, name: str) -> None:
+        """Drop what was kept under a name."""
+        self.kept.pop(name, None)
+
 
 class SteppedPolicyGroup(PolicyGroup):
     """The ranks of a policy that is trained call by call."""
 
-    def forward_backward(
-        self, batch: Experience, request: LossRequest
-    ) -> Pending[tuple[dict[str, float], torch.Tensor]]:
-        """Start to add a gradient; the answer has metrics, and the log-probs of the masked tokens, [T]."""
+    def forward_backward(self, batch: Experience, request: LossRequest) -> Pending[PassResult]:
+        """Start to add a gradient; the answer has metrics, the log-probs of the masked tokens, [T], and the sum of
+        the losses."""
         return self.compute("forward_backward", batch, request, "a forward and backward pass")
 
-    def measure_loss(self, batch: Experience, request: LossRequest) -> Pending[tuple[dict[str, float], torch.Tensor]]:
+    def measure_loss(self, batch: Experience, request: LossRequest) -> Pending[PassResult]:
         """Start to compute a loss alone; the answer is that of `forward_backward`."""
         return self.compute("measure_loss", batch, request, "a forward pass")
 
-    def compute(
-        self, method: str, batch: Experience, request: LossRequest, activity: str
-    ) -> Pending[tuple[dict[str, float], torch.Tensor]]:
+    def compute(self, method: str, batch: Experience, request: LossRequest, activity: str) -> Pending[PassResult]:
         """Start a pass over a batch that is divided as an optimiser step divides it."""
         mesh = self.group.mesh
         division = Division(batch.lengths, balanced_parts(batch, mesh.data))
         refs = self.group.start_sharded(method, shards(batch, division.parts), request)
 
-        def combine(answers: list[Answer]) -> tuple[dict[str, float], torch.Tensor]:
-            parts = [own.per_token(results) for _, own, results in mesh.one_per_part(answers)]
-            return answers[0][0], division.per_token(parts)
+        def combine(answers: list[Answer]) -> PassResult:
+            parts = mesh.one_per_part(answers)
+            log_probs = division.per_token([part.division.per_token(part.log_probs) for part in parts])
+            return answers[0].metrics, log_probs, sum(part.loss_sum for part in parts)
 
         return Pending(self.group, refs, f"{self.name}: {activity}", combine)
 
-    def optim_step(self, step: int, adam: AdamConfig, rate: float | None) -> Pending[dict[str, float]]:
+    def optim_step(self, step: int, adam: AdamConfig, rate: float | None, max_norm: float) -> Pending[dict[str, float]]:
         """Start an update with the gradients that were added."""
-        return self.submit("optim_step", step, adam, rate, activity=f"optimiser step {step + 1}")
+        return self.submit("optim_step", step, adam, rate, max_norm, activity=f"optimiser step {step + 1}")
+
+    def keep_state(self, name: str) -> Pending[None]:
+        """Start to keep a copy of weights and optimiser in memory."""
+        return self.submit("keep_state", name, activity="keeping its state")
+
+    def put_state(self, name: str, *, with_optimizer: bool = True) -> Pending[None]:
+        """Start to go on from what was kept under a name."""
+        return self.submit("put_state", name, with_optimizer, activity="changing its state")
+
+    def forget_state(self, name: str) -> Pending[None]:
+        """Start to drop what was kept under a name."""
+        return self.submit("forget_state", name, activity="dropping a state")

@@ -20,8 +20,8 @@ def parameter_groups(model: nn.Module, config: TrainedModelConfig) -> list[dict[
     decayed = [p for name, p in trained if not name.endswith(NO_DECAY)]
     exempt = [p for name, p in trained if name.endswith(NO_DECAY)]
     groups: list[dict[str, object]] = [
-        {"params": decayed, "weight_decay": config.adam.weight_decay},
-        {"params": exempt, "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": config.adam.weight_decay, "decays": True},
+        {"params": exempt, "weight_decay": 0.0, "decays": False},
     ]
     return [group for group in groups if group["params"]]
 
@@ -59,12 +59,12 @@ def muon_config(config: TrainedModelConfig) -> dict[str, object]:
 
 def clip_and_guard(
     optimizer: torch.optim.Optimizer,
-    max_norm: float,
+    max_norm: Callable[[], float],
     record: Callable[[float], None],
     norm_of: Callable[[list[nn.Parameter]], torch.Tensor],
 ) -> torch.utils.hooks.RemovableHandle:
     """For an optimiser without ZeRO around it: before each step record the norm of all gradients, which `norm_of` its
-    parameters gives, clip to `max_norm` (0: do not), and drop all gradients when the norm is not finite, so that the
+    parameters gives, clip to `max_norm()` (0: do not), and drop all gradients when the norm is not finite, so that the
     step changes nothing."""
 
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -75,8 +75,8 @@ def clip_and_guard(
         if not math.isfinite(value):
             for parameter in parameters:
                 parameter.grad = None
-        elif max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        elif (largest := max_norm()) > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
 
     return optimizer.register_step_pre_hook(before_step)
 

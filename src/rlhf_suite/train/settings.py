@@ -74,3 +74,13 @@ def build_frozen_config(ds: DeepSpeedConfig) -> dict[str, Any]:
         "bf16": {"enabled": ds.param_dtype == "bf16"},
         "steps_per_print": None,
     }
+
+
+def compile_engine(engine: Any) -> None:
+    """Have DeepCompile put the reductions (and under ZeRO-3 the gathering) into the compiled graphs of a model.
+
+    They are nowhere else then. Where torch gives up compiling ever new shapes and runs a function as it is written, its
+    gradients would be lost without a word; here that ends the run.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    engine.compile()

@@ -47,6 +47,7 @@ from rlhf_suite.train.parts import (
 from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.settings import (
     build_frozen_config,
+    compile_engine,
     device_to_load_to,
     engine_config,
     is_plain,
@@ -60,8 +61,7 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
     """Join the process group of DeepSpeed, whose environment a Worker has set: gloo on CPUs, NCCL on GPUs. Without
     DeepSpeed (a `zero_stage` of None) the rank is the only one and joins nothing.
 
-    DeepSpeed's extension for shared memory is switched off: it takes a minute to compile, and its buffers outlive the
-    run.
+    DeepSpeed's extension for shared memory stays off: it takes a minute to compile, and its buffers outlive the run.
     """
     on_gpu = rank.device == "cuda"
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -102,12 +102,14 @@ class TrainedModel:
         world: World,
     ) -> None:
         self.module, self.config, self.ds, self.total_steps, self.world = module, config, ds, total_steps, world
-        self._plain_norm = 0.0
+        self._plain_norm, self.max_norm = 0.0, config.max_norm
         self.engine = self._make_engine()
         self.optimizer = self.engine.optimizer
         if is_plain(ds):
             norm_of = partial(tensor_parallel.gradient_norm, world=world) if world.mesh.tensor > 1 else None
-            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm, norm_of or optim.gradient_norm)
+            optim.clip_and_guard(
+                self.optimizer, lambda: self.max_norm, self._record_norm, norm_of or optim.gradient_norm
+            )
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _make_engine(self) -> Any:
@@ -162,6 +164,14 @@ class TrainedModel:
         if not math.isfinite(norm):
             self._forget_gradients()
         return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self.optimizer.param_groups[0]["lr"]}
+
+    def clip_to(self, max_norm: float) -> None:
+        """Clip the norm of the gradient to `max_norm` (0: do not) from now on."""
+        self.max_norm = max_norm
+        if isinstance(self.engine, TorchEngine):
+            self.engine.max_norm = max_norm
+        elif not is_plain(self.ds):
+            self.optimizer.clip_grad = max_norm
 
     def _forget_gradients(self) -> None:
         """Drop the gradients of a skipped step. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
@@ -356,16 +366,6 @@ def deepspeed_adamw(module: nn.Module, config: TrainedModelConfig) -> torch.opti
             f"ds.cpu_adam=deepspeed: DeepSpeedCPUAdam cannot be compiled here ({reason}). It needs a C++ compiler and "
             "ninja. Install them, or set ds.cpu_adam=torch"
         ) from error
-
-
-def compile_engine(engine: Any) -> None:
-    """Have DeepCompile put the reductions (and under ZeRO-3 the gathering) into the compiled graphs of a model.
-
-    They are nowhere else then. Where torch gives up compiling ever new shapes and runs a function as it is written, its
-    gradients would be lost without a word; here that ends the run.
-    """
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    engine.compile()
 
 
 def mark_leaf_modules(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, *, must_have: bool) -> None:

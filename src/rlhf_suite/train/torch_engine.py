@@ -64,9 +64,10 @@ class TorchEngine:
 
     def __init__(self, module: nn.Module, config: TrainedModelConfig, ds: DeepSpeedConfig) -> None:
         self.module, self.optimizer, self._norm = module, MasterWeights(module, config), 0.0
+        self.max_norm = config.max_norm
         if ds.grad_accum_dtype == "fp32":
             self.optimizer.add_up_in_fp32()
-        optim.clip_and_guard(self.optimizer.optimizer, config.max_norm, self._record_norm, optim.gradient_norm)
+        optim.clip_and_guard(self.optimizer.optimizer, lambda: self.max_norm, self._record_norm, optim.gradient_norm)
 
     def _record_norm(self, norm: float) -> None:
         self._norm = norm

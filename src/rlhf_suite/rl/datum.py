@@ -151,11 +151,13 @@ def join(parts: Sequence[NDArray[np.float32]]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Adam:
-    """What an optimiser step does otherwise than the flags `actor.adam` say; None: as they say."""
+    """What an optimiser step does otherwise than the flags `actor.adam` and actor.max_norm say; None: as they say."""
 
     lr: float | None = None  # in place of the rate of the schedule (actor.lr_scheduler)
     betas: tuple[float, float] | None = None
     eps: float | None = None
+    weight_decay: float | None = None
+    max_norm: float | None = None  # of the gradient, to which it is clipped; 0: it is not
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class LossOutput:
 
     metrics: dict[str, float]  # docs/metrics.md
     log_probs: list[NDArray[np.float32]]  # of each datum [T], in nats; 0 where the weight is 0
+    loss_sum: float  # of the losses of all tokens or sequences, not divided by their count
 
 
 def as_datum(sequence: Datum | Trajectory | Tokens) -> Datum:
