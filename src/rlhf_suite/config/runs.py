@@ -200,6 +200,7 @@ class ServeTrainRun(PPORun, task="serve_train", flags_of="ppo"):
     reward: RewardConfig = group(RewardConfig, {"rule": "length"})
     algo: AlgoConfig = group(AlgoConfig, {"advantage.estimator": "reinforce", "kl.init_coef": 0})
     data: DataConfig = group(DataConfig, {"prompt_dataset": "builtin:reverse"})
+    ckpt: CheckpointConfig = group(CheckpointConfig, {"save_steps": 1})
 
 
 @dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, is_positive
 from rlhf_suite.config.reward import NormalizationConfig
 
+TRAIN_TOKEN = "RLHF_SUITE_TRAIN_TOKEN"  # the environment variable with the token of task=serve_train
 LONGEST = 4096  # tokens of a text or a conversation, where neither the user nor the model sets another limit
 SAMPLED = is_positive(".temperature", "1")
 

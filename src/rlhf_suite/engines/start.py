@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rlhf_suite.config.plan import ACTOR, ModelPlan, Plan
-from rlhf_suite.config.runs import GenerateRun, PPORun
+from rlhf_suite.config.runs import GenerateRun, PPORun, ServeTrainRun
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec
@@ -50,7 +50,7 @@ def start_engines(
         max_images=run.data.max_images_per_prompt if image_token is not None else 0,
         adapter=adapter,
         returns_routes=run.actor.routing_replay,
-        detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings,
+        detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings or isinstance(run, ServeTrainRun),
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)
 

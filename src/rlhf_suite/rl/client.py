@@ -34,7 +34,7 @@ from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.train.schedules import learning_rate_factor
-from rlhf_suite.train.step import count_units
+from rlhf_suite.train.step import ALL_TOKENS, count_units
 from rlhf_suite.waits import result
 
 if TYPE_CHECKING:
@@ -98,16 +98,13 @@ class TrainingClient:
                 optimiser step. None: the units of this call (tokens with a weight, or sequences by
                 actor.loss_agg_mode), so that the loss is a mean.
         """
-        parts = self._of("forward_backward")
-        batch, request = self._request(data, loss, count)
-        self._waiting += 1
-        return self._output(batch, *parts.policy.forward_backward(batch, request).result())
+        self._of("forward_backward")
+        return self.run_pass(*self._request(data, loss, count), backward=True, divides=True)
 
     def forward(self, data: Sequence[Datum], loss: str | None = None, count: Count | None = None) -> LossOutput:
         """Compute the loss that `forward_backward` computes, without dropout and without a gradient."""
-        parts = self._of("forward")
-        batch, request = self._request(data, loss, count)
-        return self._output(batch, *parts.policy.measure_loss(batch, request).result())
+        self._of("forward")
+        return self.run_pass(*self._request(data, loss, count), backward=False, divides=True)
 
     def count_units(self, data: Sequence[Datum], loss: str | None = None) -> dict[str, float]:
         """Return the number of each unit of a loss over `data`: the `count` of calls that each take a part of it."""
@@ -320,6 +317,17 @@ class TrainingClient:
         run = self._of("forward_backward").run
         horizon = run.rollout.max_new_tokens or run.data.max_len
         return make_objective(request, run.actor, run.algo.kl, run.rollout.temperature, horizon)
+
+    def run_pass(self, batch: Experience, request: LossRequest, *, backward: bool, divides: bool) -> LossOutput:
+        """Compute a loss over a batch, and with `backward` add its gradient to those that wait. Without `divides` its
+        sums are not divided, but for the load-balancing loss of a mixture of experts."""
+        policy = self._of("forward_backward").policy
+        if not divides:
+            counts = count_units(self._objective(request), batch)
+            request = replace(request, counts={n: float(c) if n == ALL_TOKENS else 1.0 for n, c in counts.items()})
+        self._waiting += backward
+        compute = policy.forward_backward if backward else policy.measure_loss
+        return self._output(batch, *compute(batch, request).result())
 
     def _output(
         self, batch: TokenBatch, metrics: dict[str, float], log_probs: torch.Tensor, loss_sum: float

@@ -152,10 +152,10 @@ class SteppedPolicyRole(PolicyRole):
             self.follow_update()
         return {f"train/{self.prefix}{name}": value for name, value in result.items()}
 
-    def keep_state(self, name: str) -> None:
-        """Keep a copy of the weights and of the optimiser's state in memory, under a name."""
+    def keep_state(self, name: str, with_optimizer: bool) -> None:
+        """Keep a copy of the weights, and of the optimiser's state, in memory under a name."""
         with self.awake():
-            self.kept[name] = copy_state(self.model)
+            self.kept[name] = copy_state(self.model, with_optimizer=with_optimizer)
 
     def put_state(self, name: str, with_optimizer: bool) -> None:
         """Go on from what was kept under a name, or from its weights alone. Gradients that wait are dropped."""
@@ -199,9 +199,9 @@ class SteppedPolicyGroup(PolicyGroup):
         """Start an update with the gradients that were added."""
         return self.submit("optim_step", step, adam, rate, max_norm, activity=f"optimiser step {step + 1}")
 
-    def keep_state(self, name: str) -> Pending[None]:
+    def keep_state(self, name: str, *, with_optimizer: bool = True) -> Pending[None]:
         """Start to keep a copy of weights and optimiser in memory."""
-        return self.submit("keep_state", name, activity="keeping its state")
+        return self.submit("keep_state", name, with_optimizer, activity="keeping its state")
 
     def put_state(self, name: str, *, with_optimizer: bool = True) -> Pending[None]:
         """Start to go on from what was kept under a name."""

@@ -17,7 +17,7 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -162,9 +162,15 @@ class Guard:
             host = headers.get(b"host", b"").decode("latin-1")
             if host_name(host) not in LOOPBACK:
                 return JSONResponse({"error": "the Host header names another machine; ask for 127.0.0.1"}, 421)
-        elif scope["path"] != "/health" and not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
+        elif scope["path"] != "/health" and not hmac.compare_digest(token_in(headers), self.expected):
             return JSONResponse({"error": "a bearer token is needed"}, 401)
         return None
+
+
+def token_in(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the token of a request as a bearer token; clients of Tinker's protocol send it as X-API-Key."""
+    key = headers.get(b"x-api-key")
+    return headers.get(b"authorization", b"") if key is None else b"Bearer " + key
 
 
 def host_name(host: str) -> str:

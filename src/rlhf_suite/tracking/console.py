@@ -43,8 +43,8 @@ def show_line(text: str, limit: int = 4000, to_stderr: bool = False) -> None:
 
 
 class Progress:
-    """The progress of a run of `total` steps that continues after step `start`. Silent without `visible` or
-    logger.progress."""
+    """The progress of a run of `total` steps (0: nobody knows) that continues after step `start`. Silent without
+    `visible` or logger.progress."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Progress:
         elif self._visible and self._is_line_due(step):
             self._printed = step
             self._console.print(
-                f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._format_time_left(step)}",
+                f"{self._task} {self._far(step)}  {headline(metrics)}  {self._format_time_left(step)}".rstrip(),
                 soft_wrap=True,
                 highlight=False,
                 markup=False,
@@ -129,10 +129,14 @@ class Progress:
         is_next = self._printed < 0 or step // every > self._printed // every
         return is_next or (step == self._total and step != self._printed)
 
+    def _far(self, step: int) -> str:
+        """Return how far the run is: of all steps, where their number is known."""
+        return f"{step}/{self._total}" if self._total else str(step)
+
     def _format_time_left(self, step: int) -> str:
         """Return the estimated time left, as `1:05 left`."""
         done = step - self._start
-        if done <= 0:
+        if done <= 0 or not self._total:
             return ""
         return f"{clock((time.monotonic() - self._began) / done * (self._total - step))} left"
 

@@ -35,11 +35,11 @@ class KeptState:
 
 
 @torch.no_grad()
-def copy_state(model: TrainedModel) -> KeptState:
-    """Return a copy of the weights and of the optimiser's state."""
+def copy_state(model: TrainedModel, *, with_optimizer: bool = True) -> KeptState:
+    """Return a copy of the weights and of the optimiser's state; without `with_optimizer` of the weights alone."""
     parts = {}
     for held in list_held_parts(model.module, model.engine.optimizer):
-        tensors, values = state_of(held, model.engine.optimizer)
+        tensors, values = state_of(held, model.engine.optimizer) if with_optimizer else ({}, {})
         parts[held.name] = KeptPart(
             held.weight.clone(),
             {key: tensor.clone() for key, tensor in tensors.items()},

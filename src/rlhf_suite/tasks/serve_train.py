@@ -1,0 +1,141 @@
+"""task=serve_train: training, call by call, over HTTP in the protocol of Tinker (docs/serve_train.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.plan import ACTOR, Plan
+from rlhf_suite.config.runs import ServeTrainRun
+from rlhf_suite.config.tools import TRAIN_TOKEN, ServeTrainConfig
+from rlhf_suite.disk import write_json
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.processes import keep_freed_memory
+from rlhf_suite.models.load import model_folder
+from rlhf_suite.rl.client_start import start_client
+from rlhf_suite.serving.http_server import LOOPBACK, Guard, Server, open_listening_socket, server_of
+from rlhf_suite.tasks.warm_start import with_warm_starts
+from rlhf_suite.tracking.console import show_line
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train_server.jobs import Jobs
+from rlhf_suite.train_server.models import Models
+from rlhf_suite.train_server.routes import make_app
+from rlhf_suite.train_server.sampling import Engines
+from rlhf_suite.train_server.service import Service
+
+if TYPE_CHECKING:
+    import socket
+
+    from fastapi import FastAPI
+
+KEY = "tml-"  # with which the keys of the client package begin; it refuses others
+
+
+def run(config: ServeTrainRun, folder: Path, plan: Plan) -> dict[str, float]:
+    """Serve until a signal asks to stop. Return the optimiser steps and the requests for samples.
+
+    The file `server.json` in `folder` has the address and the process id.
+
+    Raises:
+        UserError: the address is in use, or the token is missing or one that clients refuse.
+        RunError: a rank or an engine died.
+    """
+    keep_freed_memory()
+    token = read_token(config.serve)
+    listener = listen(config.serve)
+    record = RunFolder(folder)
+    with ExitStack() as stack:
+        stack.enter_context(closing(listener))
+        journal = stack.enter_context(closing(Journal(config.logger, record, config.task)))
+        plan = with_warm_starts(plan, config.data.prompt_dataset)
+        started = start_client(config, plan, record, stack, has_prompts=False)
+        steps = Steps(journal, record.status()["last_step"] or 0)
+        models = Models(started, steps.log)
+        path = model_folder(plan.models[ACTOR].path, "actor.model_name_or_path")
+        base = str(config.actor.model_name_or_path), path
+        url = address_of(listener)
+        write_json(folder / "server.json", {"url": url, "pid": os.getpid(), "model": base[0], "tokenizer": path})
+        show_line(f"serving the training of {base[0]} at {url} (Ctrl-C ends it)")
+        requests = serve(models, Engines(started), base, listener, token)
+        return {"serve/steps": float(steps.number), "serve/samples": float(requests)}
+
+
+def read_token(config: ServeTrainConfig) -> str | None:
+    """Return the token that clients send as their key; None: only this machine can connect, and needs none."""
+    token = os.environ.get(TRAIN_TOKEN) or None
+    if token is None and config.host not in LOOPBACK:
+        raise UserError(
+            f"serve.host={config.host} lets other machines connect: export {TRAIN_TOKEN}={KEY}<secret> here, and "
+            "TINKER_API_KEY with the same value where clients run, or remove serve.host"
+        )
+    if token is not None and not token.startswith(KEY):
+        raise UserError(
+            f"{TRAIN_TOKEN} does not begin with {KEY}, and clients refuse such a key. Put it before the secret"
+        )
+    return token
+
+
+def listen(config: ServeTrainConfig) -> socket.socket:
+    """Return the socket of the server."""
+    try:
+        return open_listening_socket(config.host, config.port)
+    except OSError as error:
+        raise UserError(
+            f"serve.host={config.host} serve.port={config.port}: {error.strerror}. Choose another serve.port, or 0"
+        ) from None
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL at which a socket listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class Steps:
+    """Writes the metrics of the optimiser steps of all models, in the order in which they were taken."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self.journal, self.number = journal, number
+        journal.open(number, 0)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step."""
+        self.number += 1
+        self.journal.log(self.number, metrics)
+
+
+def serve(models: Models, engines: Engines, base: tuple[str, str], listener: socket.socket, token: str | None) -> int:
+    """Answer requests until a signal asks to stop; return how many asked for samples.
+
+    Raises:
+        RunError: what the models run on has failed.
+    """
+    failures: list[RunError] = []
+    server: Server | None = None
+
+    def fail(error: RunError) -> None:
+        failures.append(error)
+        if server is not None:
+            server.should_exit = True
+
+    jobs = Jobs(models, fail)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(jobs.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    app = make_app(Service(models, engines, jobs, base), lifespan, int(models.run.serve.max_request_mb * 2**20))
+    server = server_of(Guard(app, token))
+    server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+    return engines.requests

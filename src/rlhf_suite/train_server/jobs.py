@@ -1,0 +1,162 @@
+"""What clients have asked for, and in which order it is done.
+
+A request gets a number at once (a future), and its answer is fetched by that number. Requests of a model are done in
+the order of their sequence numbers, also where they arrive in another one; the models take turns, but a model whose
+gradients wait for an optimiser step comes first. Samples are drawn beside all of this, as long as the engines have
+their weights; new weights come when no sample of older ones is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.serving.http_server import BadRequest
+
+T = TypeVar("T")
+Answer = dict[str, Any] | bytes  # JSON, or a message of the protocol
+MAX_ANSWERS = 20_000  # that are kept; a client that has lost one asks again
+
+
+@dataclass
+class Job:
+    """A request, and its answer once it is done."""
+
+    number: str
+    work: Callable[[], Awaitable[Answer]]
+    model: str = ""  # empty: samples
+    weights: str = ""  # what the engines need for samples
+    changes_engines: bool = False
+    answer: Answer | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class Line:
+    """The requests of a model: the sequence number of the next one, and those that have arrived before it."""
+
+    next: int = 1
+    early: dict[int, Job] = field(default_factory=dict)
+
+
+class Device(Protocol):
+    """The models of a server, as the order of requests sees them."""
+
+    sampled: str  # the weights that the engines have
+
+    @property
+    def unfinished(self) -> str:
+        """Return the model whose gradients wait on the ranks for an optimiser step; empty: none."""
+        ...
+
+    def bring_to_engines(self, address: str) -> None:
+        """Have the engines take weights."""
+        ...
+
+
+class Jobs:
+    """Does what clients ask for of a device. `fail` is told of an error after which nothing more can be done."""
+
+    def __init__(self, device: Device, fail: Callable[[RunError], None]) -> None:
+        self.device, self.fail = device, fail
+        self.known: OrderedDict[str, Job] = OrderedDict()
+        self.lines: dict[str, Line] = {}
+        self.ready: deque[Job] = deque()
+        self.has_jobs = asyncio.Event()
+        self.samples: set[asyncio.Task[None]] = set()  # under way
+        self.thread = ThreadPoolExecutor(1, "models")  # no-limit: a second signal ends a server
+
+    def add(self, job: Job) -> Job:
+        """Add a request that has no order among others."""
+        known = self.known.setdefault(job.number, job)
+        if known is job:
+            self.append(job)
+        return known
+
+    def add_in_order(self, job: Job, seq: int) -> Job:
+        """Add a request with a sequence number of its model. One that is sent again is the same request."""
+        known = self.known.setdefault(job.number, job)
+        if known is not job:
+            return known
+        line = self.lines.setdefault(job.model, Line())
+        line.early[max(seq, line.next)] = job
+        while line.next in line.early:
+            self.append(line.early.pop(line.next))
+            line.next += 1
+        return job
+
+    def append(self, job: Job) -> None:
+        """Have a request done in its turn."""
+        self.ready.append(job)
+        self.has_jobs.set()
+        oldest = next(iter(self.known.values()))
+        if len(self.known) > MAX_ANSWERS and oldest.done.is_set():
+            del self.known[oldest.number]
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns, called in the thread that makes all calls of the models."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+    async def run(self) -> None:
+        """Do what is asked for until cancelled."""
+        while True:
+            await self.has_jobs.wait()
+            job = self.take()
+            if job is None:
+                self.has_jobs.clear()
+            elif job.weights:
+                await self.start_sample(job)
+            else:
+                if job.changes_engines:
+                    await self.end_samples()
+                await self.finish(job)
+
+    def take(self) -> Job | None:
+        """Return the request whose turn it is."""
+        first = self.device.unfinished
+        chosen = next((job for job in self.ready if first and job.model == first), None)
+        if chosen is None:
+            return self.ready.popleft() if self.ready else None
+        self.ready.remove(chosen)
+        return chosen
+
+    async def start_sample(self, job: Job) -> None:
+        """Start to draw samples, once the engines have their weights."""
+        if self.device.sampled != job.weights:
+            await self.end_samples()
+            try:
+                await self.in_thread(lambda: self.device.bring_to_engines(job.weights))
+            except Exception as error:
+                self.close(job, error)
+                return
+        task = asyncio.create_task(self.finish(job))
+        self.samples.add(task)
+        task.add_done_callback(self.samples.discard)
+
+    async def end_samples(self) -> None:
+        """Wait until no sample is under way."""
+        if self.samples:
+            await asyncio.wait(self.samples)
+
+    async def finish(self, job: Job) -> None:
+        """Do a request."""
+        try:
+            job.answer = await job.work()
+            job.done.set()
+        except Exception as error:
+            self.close(job, error)
+
+    def close(self, job: Job, error: Exception) -> None:
+        """Answer a request that has failed."""
+        is_users = isinstance(error, BadRequest | UserError)
+        said = str(error) if is_users else f"{type(error).__name__}: {error}"
+        job.answer = {"error": printable(said, 2000), "category": "user" if is_users else "server"}
+        job.done.set()
+        if isinstance(error, RunError):
+            self.fail(error)
