@@ -20,6 +20,7 @@ WITH_LIMITS = {
     "rl/teachers.py": "answers of a group or of servers, which have limits",
     "rl/update.py": "answers of a group",
     "rl/client.py": "answers of a group",
+    "train_server/models.py": "answers of a group",
     "rl/weight_sync.py": "answers of a group",
     "models/sequence_parallel.py": "collectives of a rank, whose call has a limit",
     "weight_sync/sender.py": "collectives of a rank, whose call has a limit",

@@ -327,6 +327,19 @@ def test_importance_sampling_weighs_by_the_ratio_however_large():
     assert gradient.tolist() == pytest.approx([-6.0, 0.1])
 
 
+@pytest.mark.notices(
+    "DRO pays for the distance from the old policy twice",
+    "losses/policy.py",
+    "config.dro_beta / 2 * tokens.log_ratio.square()",
+    "config.dro_beta * tokens.log_ratio.square()",
+)
+def test_dro_adds_a_quadratic_penalty_to_the_plain_policy_gradient():
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="dro", dro_beta=0.5))
+    up, down = math.log(3.0), math.log(0.1)
+    assert loss.total.item() == pytest.approx(-2 * (up - 1) + (down - 1) + 0.25 * (up**2 + down**2))
+    assert gradient.tolist() == pytest.approx([-2.0 + 0.5 * up, 1.0 + 0.5 * down])
+
+
 def test_reinforce_takes_no_note_of_the_ratio():
     loss, gradient = run([3.0, 0.1], [2.0, -1.0], ActorConfig.of("ppo", policy_loss_type="reinforce"))
     assert gradient.tolist() == pytest.approx([-2.0, 1.0])

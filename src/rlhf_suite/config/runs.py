@@ -198,7 +198,7 @@ class ServeTrainRun(PPORun, task="serve_train", flags_of="ppo"):
     serve: ServeTrainConfig = group(ServeTrainConfig)
     # What task=ppo cannot do without, and a server does not read.
     reward: RewardConfig = group(RewardConfig, {"rule": "length"})
-    algo: AlgoConfig = group(AlgoConfig, {"advantage.estimator": "reinforce", "kl.init_coef": 0})
+    algo: AlgoConfig = group(AlgoConfig, {"advantage.estimator": "reinforce", "kl.init_coef": 0.0})
     data: DataConfig = group(DataConfig, {"prompt_dataset": "builtin:reverse"})
     ckpt: CheckpointConfig = group(CheckpointConfig, {"save_steps": 1})
 

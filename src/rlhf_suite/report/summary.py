@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
-from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, TrainedRun
+from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, ServeTrainRun, TrainedRun
 from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
@@ -43,6 +43,8 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
         if run.logger.progress:
             show_samples(samples)
         places.append(f"Samples: {folder.path / 'samples.md'}")
+    if isinstance(run, ServeTrainRun):
+        return [*describe_time(curves), *changes(curves), *places]
     outputs = folder.status().get("outputs", {})
     model = outputs.get("actor", run.ckpt.output_dir or folder.model)
     places += [*best_checkpoint(folder, run), f"Model: {model}"]

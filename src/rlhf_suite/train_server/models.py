@@ -83,8 +83,10 @@ class Models(TrainingClient):
             raise BadRequest(f"there is no model {name}. Create one: models end with the server")
         return self.models[name]
 
-    def create(self, name: str) -> None:
-        """Make a model with new adapters."""
+    def create(self, name: str, is_left: Callable[[str], bool] = lambda name: False) -> None:
+        """Make a model with new adapters. Where there are too many, those go whose client `is_left`."""
+        for left in [other for other in self.models if is_left(other)]:
+            self.unload(left)
         limit = self.run.serve.max_models if self.run.ds.lora.rank > 0 else 1
         if len(self.models) >= limit:
             more = (

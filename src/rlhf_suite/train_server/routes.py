@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -25,52 +26,54 @@ API = "/api/v1"
 MESSAGE = "application/x-protobuf"
 
 
+Call = Callable[[Request, bytes], Awaitable[Answer]]  # of a request and its body
+
+
 def make_app(service: Service, lifespan: Lifespan, max_bytes: int) -> FastAPI:
     """Return the app that answers the calls of a service; GET /health needs no token and tells nothing."""
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
 
-    def add(path: str, answer: Callable[[Request], Awaitable[Answer]], method: str = "POST") -> None:
-        app.add_route(f"{API}/{path}", guarded(answer), methods=[method])
-
-    async def forward_backward(request: Request) -> Answer:
+    async def forward_backward(request: Request, body: bytes) -> Answer:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise BadRequest("the request is compressed, which this server has not asked for. Send it as it is")
-        return await service.forward_backward(await body_of(request, max_bytes))
+        return await service.forward_backward(body)
 
-    async def healthz(request: Request) -> Answer:
+    async def capabilities(request: Request, body: bytes) -> Answer:
+        return await service.capabilities()
+
+    async def sampler(request: Request, body: bytes) -> Answer:
+        return await service.sampler(request.path_params["sampler"])
+
+    async def health(request: Request, body: bytes) -> Answer:
         return {"status": "ok"}
 
-    async def finish(request: Request) -> Answer:
-        return {}
-
-    for path, call in service.calls().items():
-        add(path, with_body(call, max_bytes))
-    add("forward_backward", forward_backward)
-    add("healthz", healthz, "GET")
-    add("get_server_capabilities", lambda request: service.capabilities(), "GET")
-    add("samplers/{sampler}", lambda request: service.sampler(request.path_params["sampler"]), "GET")
-    add("sessions/{session}/finish", finish)
+    calls: dict[str, Call] = {path: with_json(call) for path, call in service.calls().items()}
+    calls |= {"forward_backward": forward_backward, "sessions/{session}/finish": health}
+    for path, call in calls.items():
+        app.add_route(f"{API}/{path}", make_route(call, max_bytes), methods=["POST"])
+    looks: dict[str, Call] = {"healthz": health, "get_server_capabilities": capabilities, "samplers/{sampler}": sampler}
+    for path, call in looks.items():
+        app.add_route(f"{API}/{path}", make_route(call, max_bytes), methods=["GET"])
     return app
 
 
-def with_body(
-    call: Callable[[dict[str, object]], Awaitable[Answer]], max_bytes: int
-) -> Callable[[Request], Awaitable[Answer]]:
+def with_json(call: Callable[[dict[str, Any]], Awaitable[Answer]]) -> Call:
     """Return a call that takes the JSON object in the body of a request."""
 
-    async def answer(request: Request) -> Answer:
-        return await call(parse_body(await body_of(request, max_bytes)))
+    async def answer(request: Request, body: bytes) -> Answer:
+        return await call(parse_body(body))
 
     return answer
 
 
-def guarded(answer: Callable[[Request], Awaitable[Answer]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route whose errors are answers."""
+def make_route(call: Call, max_bytes: int) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that reads the whole request first, and whose errors are answers."""
 
     async def respond(request: Request) -> Response:
         try:
-            result = await answer_while_connected(request, answer(request))
+            body = await body_of(request, max_bytes)
+            result = await answer_while_connected(request, call(request, body))
         except ClientDisconnect:
             result = None
         except TooLarge as error:

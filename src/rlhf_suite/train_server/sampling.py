@@ -63,8 +63,8 @@ class SampleRequest:
         given = [stop] if isinstance(stop, str) else stop
         if given is not None and not isinstance(given, list):
             raise BadRequest(f"asample: stop={stop!r:.40} is not a text, a list of texts or one of token ids")
-        texts = [each for each in given or () if isinstance(each, str)]
-        ids = [each for each in given or () if isinstance(each, int)]
+        texts = [text for text in given or () if isinstance(text, str)]
+        ids = [token for token in given or () if isinstance(token, int)]
         top_k = int(self.number("top_k", -1, 2**31))
         return SamplingSettings(
             temperature=float(self.number("temperature", 0, 100)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from rlhf_suite.train_server.models import INITIAL, SAMPLERS, SCHEME, STATES, Mo
 from rlhf_suite.train_server.sampling import Engines, SampleRequest
 
 Body = Mapping[str, Any]
+SILENT_S = 300.0  # after which the models of a client are unloaded for those of others; it sends a heartbeat
 POLL_S = 20.0  # that a request for an answer waits for it, before the client asks again
 PENDING = {"type": "try_again", "queue_state": "active"}
 
@@ -29,7 +31,7 @@ class Service:
 
     def __init__(self, models: Models, engines: Engines, jobs: Jobs, base: tuple[str, str]) -> None:
         self.models, self.engines, self.jobs, self.base = models, engines, jobs, base
-        self.sessions: set[str] = set()
+        self.sessions: dict[str, float] = {}  # when each was last heard of (time.monotonic)
         self.samplers: dict[str, str] = {}  # the weights of each sampling session
         self.clones = 0
         self.run = models.run
@@ -63,7 +65,7 @@ class Service:
 
     async def create_session(self, body: Body) -> Answer:
         session = str(uuid.uuid4())
-        self.sessions.add(session)
+        self.sessions[session] = time.monotonic()
         return {"type": "create_session", "session_id": session}
 
     async def session_heartbeat(self, body: Body) -> Answer:
@@ -79,7 +81,12 @@ class Service:
         session = body.get("session_id")
         if session not in self.sessions:
             raise NotFound(f"there is no session {session!r:.100}. Sessions end with the server: make a new client")
+        self.sessions[str(session)] = time.monotonic()
         return str(session)
+
+    def is_left(self, model: str) -> bool:
+        """Return whether the client of a model has not been heard of for so long that it must have ended."""
+        return time.monotonic() - self.sessions.get(model.partition(":")[0], 0.0) > SILENT_S
 
     def check_base(self, name: object) -> None:
         """Refuse another model than that of the server."""
@@ -97,7 +104,7 @@ class Service:
             raise BadRequest(f"optimizer_config: {kind!r:.40} is not here. This server trains by adamw")
 
         async def work() -> Answer:
-            await self.jobs.in_thread(lambda: self.models.create(name))
+            await self.jobs.in_thread(lambda: self.models.create(name, self.is_left))
             return {"model_id": name, "type": "create_model"}
 
         return self.future(self.jobs.add(Job(f"{name}:0", work, name)))
@@ -145,12 +152,11 @@ class Service:
     async def forward_backward(self, content: bytes) -> Answer:
         """Compute a loss, and add its gradient unless the request asks for the forward pass alone."""
         asked = Pass.of(content)
-        loss = named_loss(asked.loss_fn)
-        self.models.model(asked.model_id)
-        batch = to_batch(asked, loss, len(self.models.tokenizer), self.run.data.max_len)
-        request = loss.request(asked.settings)
 
         async def work() -> Answer:
+            loss = named_loss(asked.loss_fn)
+            batch = to_batch(asked, loss, len(self.models.tokenizer), self.run.data.max_len)
+            request = loss.request(asked.settings)
             output = await self.jobs.in_thread(
                 lambda: self.models.compute(asked.model_id, batch, request, backward=not asked.forward_only)
             )
@@ -160,9 +166,9 @@ class Service:
 
     async def optim_step(self, body: Body) -> Answer:
         name = text(body, "model_id")
-        adam = adam_of(body.get("adam_params") or body.get("optimizer_params") or {})
 
         async def work() -> Answer:
+            adam = adam_of(body.get("adam_params") or body.get("optimizer_params") or {})
             metrics = await self.jobs.in_thread(lambda: self.models.update(name, adam))
             return {"metrics": {key.removeprefix("train/actor_"): value for key, value in metrics.items()}}
 
@@ -170,9 +176,9 @@ class Service:
 
     async def save_weights(self, body: Body) -> Answer:
         name, overwrite = text(body, "model_id"), body.get("overwrite") is True
-        state = check_name(str(body.get("path") or f"step-{uuid.uuid4().hex[:8]}"))
 
         async def work() -> Answer:
+            state = check_name(str(body.get("path") or f"step-{uuid.uuid4().hex[:8]}"))
             address = await self.jobs.in_thread(lambda: self.models.save(name, state, overwrite=overwrite))
             return {"path": address, "type": "save_weights"}
 
@@ -181,13 +187,13 @@ class Service:
     async def load_weights(self, body: Body) -> Answer:
         """Have a model go on from a state on disk; with a session in place of a model it is a new one."""
         address, with_optimizer = text(body, "path"), body.get("optimizer") is True
-        self.models.find(address, STATES)
         is_new = body.get("session_id") is not None
         name = f"{self.check_session(body)}:train:{whole(body, 'model_seq_id')}" if is_new else text(body, "model_id")
 
         def load() -> None:
+            self.models.find(address, STATES)
             if is_new:
-                self.models.create(name)
+                self.models.create(name, self.is_left)
             self.models.load(name, address, with_optimizer=with_optimizer)
 
         async def work() -> Answer:
@@ -201,13 +207,13 @@ class Service:
     async def save_weights_for_sampler(self, body: Body) -> Answer:
         """Bring weights to the engines. With a name they are kept on disk too; without one they have a session."""
         name, state = text(body, "model_id"), body.get("path")
-        if body.get("kind", "snapshot") != "snapshot":
-            problem = "kind=inflight changes the weights of samples under way, which this server does not do"
-            raise BadRequest(f"save_weights_for_sampler: {problem}. Use kind=snapshot")
         session = f"{name}:sample:{body.get('sampling_session_seq_id', uuid.uuid4().hex[:8])}"
-        address = session if state is None else f"{SCHEME}{name}/{SAMPLERS}/{check_name(str(state))}"
 
         async def work() -> Answer:
+            if body.get("kind", "snapshot") != "snapshot":
+                problem = "kind=inflight changes the weights of samples under way, which this server does not do"
+                raise BadRequest(f"save_weights_for_sampler: {problem}. Use kind=snapshot")
+            address = session if state is None else f"{SCHEME}{name}/{SAMPLERS}/{check_name(str(state))}"
             await self.jobs.in_thread(lambda: self.models.snapshot(name, address, keeps=state is not None))
             if state is not None:
                 return {"path": address, "type": "save_weights_for_sampler"}
@@ -269,7 +275,8 @@ class Service:
     def in_order(
         self, name: str, seq: object, work: Callable[[], Awaitable[Answer]], *, changes_engines: bool = False
     ) -> Answer:
-        """Add a request of a model, and return its future."""
+        """Add a request of a model, and return its future. What is wrong with it is the answer to its future, since the
+        next request waits for this number."""
         self.models.model(name)
         if not isinstance(seq, int) or seq < 1:
             raise BadRequest(f"seq_id={seq!r:.40} is not the number of a request, from 1")
@@ -286,7 +293,7 @@ class Service:
         if job is None:
             raise NotFound(f"there is no request {number!r:.200}, or its answer is no longer kept")
         try:
-            await asyncio.wait_for(job.done.wait(), POLL_S)
+            await asyncio.wait_for(job.done.wait(), POLL_S)  # no-limit: it has one
         except TimeoutError:
             return PENDING | {"request_id": number}
         assert job.answer is not None

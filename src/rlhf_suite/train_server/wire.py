@@ -140,11 +140,11 @@ def encode(schema: Schema, message: Mapping[str, Any]) -> bytes:
         if (value := message.get(field.name)) is None:
             continue
         if field.map:
-            values = [{"key": key, "value": each} for key, each in value.items()]
+            values = [{"key": key, "value": entry} for key, entry in value.items()]
         else:
             values = list(value) if field.many else [value]
-        for each in values:
-            result += encode_field(number, field.kind, each)
+        for single in values:
+            result += encode_field(number, field.kind, single)
     return bytes(result)
 
 
