@@ -334,7 +334,7 @@ def test_importance_sampling_weighs_by_the_ratio_however_large():
     "config.dro_beta * tokens.log_ratio.square()",
 )
 def test_dro_adds_a_quadratic_penalty_to_the_plain_policy_gradient():
-    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="dro", dro_beta=0.5))
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], ActorConfig.of("ppo", policy_loss_type="dro", dro_beta=0.5))
     up, down = math.log(3.0), math.log(0.1)
     assert loss.total.item() == pytest.approx(-2 * (up - 1) + (down - 1) + 0.25 * (up**2 + down**2))
     assert gradient.tolist() == pytest.approx([-2.0 + 0.5 * up, 1.0 + 0.5 * down])

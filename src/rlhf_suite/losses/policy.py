@@ -230,7 +230,7 @@ def importance_sampling(tokens: PolicyTokens, config: ActorConfig) -> TokenLosse
 
 
 @policy_loss(reads=("dro_beta",))
-def dro(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+def dro(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     """Direct reward optimisation (Richemond et al. 2024): no clip, but a quadratic penalty on the log-ratio.
 
     L_t = -A_t log pi + beta / 2 (log pi - log pi_old)^2;    beta = `actor.dro_beta`
