@@ -69,7 +69,7 @@ def reference_direction(folder, batch):
 
 
 @pytest.mark.notices(
-    "norms and biases decay", "train/optim.py", '"weight_decay": 0.0}', '"weight_decay": config.adam.weight_decay}'
+    "norms and biases decay", "train/optim.py", '"weight_decay": 0.0, ', '"weight_decay": config.adam.weight_decay, '
 )
 def test_norms_and_biases_do_not_decay(folder, batch):
     from rlhf_suite.config.ds import DeepSpeedConfig
