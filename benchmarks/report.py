@@ -20,6 +20,8 @@ from common import ROOT, publish, scratch
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory
+from rlhf_suite.report.html import choose_runs, content_of
+from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.metrics import MetricLogger
@@ -36,10 +38,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=200, help="of a response")
+    parser.add_argument("--watch", action="store_true", help="measure the first and a later reading of a watched page")
     parser.add_argument("--save", action="store_true", help="add the line to results/report.jsonl")
     arguments = parser.parse_args()
     with scratch() as place:
         made_run(place / "run", arguments.steps, arguments.samples // (arguments.steps + 2), arguments.tokens)
+        if arguments.watch:
+            publish("report", {**time_readings(place / "run"), **vars(arguments)}, arguments.save)
+            return
         began = time.perf_counter()
         command = [sys.executable, "-m", "rlhf_suite.cli", "report", str(place / "run")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -47,6 +53,16 @@ def main() -> None:
         size = (place / "run" / "report.html").stat().st_size / 1e6
     result = {"seconds": round(seconds, 2), "megabytes": round(size, 2), **vars(arguments)}
     publish("report", result, arguments.save)
+
+
+def time_readings(folder: Path) -> dict[str, float]:
+    """Return the seconds that `rlhf-suite watch` takes to read a run first, and again when it has a further step."""
+    reader, shown, seconds = Reader(), choose_runs([folder]), list[float]()
+    for _ in range(2):
+        began = time.perf_counter()
+        content_of(shown, reader)
+        seconds.append(round(time.perf_counter() - began, 2))
+    return dict(zip(("first_s", "later_s"), seconds, strict=True))
 
 
 def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = (), turns: int = 1) -> RunFolder:

@@ -1,6 +1,7 @@
 """A headless Chromium for tests of pages: it opens a file, runs JavaScript in it, and takes pictures.
 
-It is driven by the DevTools protocol. The browser has no network: a proxy that does not exist stands before every host.
+It is driven by the DevTools protocol. The browser has no network: a proxy that does not exist stands before every host
+but this machine.
 """
 
 from __future__ import annotations
@@ -77,14 +78,15 @@ class Browser:
         elif kind == "Network.requestWillBeSent":
             self.requests.append(content["request"]["url"])
 
-    def show(self, path: Path, part: str = "", width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a page at one of its parts, and wait until it is ready."""
+    def show(self, path: Path | str, part: str = "", width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Open a page, a file or an address, at one of its parts, and wait until it is ready."""
         phone = width < 760
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        for url in ("about:blank", f"{path.resolve().as_uri()}{part}"):
+        address = path if isinstance(path, str) else path.resolve().as_uri()
+        for url in ("about:blank", f"{address}{part}"):
             self.loaded = False
             self.call("Page.navigate", url=url)
             while not self.loaded:

@@ -98,8 +98,8 @@ def test_every_file_gets_the_same_room_for_tokens(run):
     """A sample has 5 tokens by the model and 40 others, so it takes 5 + 45 // 8 = 10; the evaluation has no tokens."""
     files = [run.evaluations / "step_000000.parquet", *sorted(run.rollouts.glob("*.parquet"))]
     parts = [*token_parts([pq.read_table(file) for file in files], limit=65)]
-    assert [rows.tolist() for rows, _, _ in parts] == [[16, 17], [32, 33], [48, 49]]
-    assert all(lengths.tolist() == [45, 45] and len(columns["ids"]) == 90 for _, columns, lengths in parts)
+    assert [rows.tolist() for rows, _, _ in parts] == [[16, 17, 32, 33, 48, 49]]
+    assert all(lengths.tolist() == [45] * 6 and len(columns["ids"]) == 6 * 45 for _, columns, lengths in parts)
 
 
 def test_what_a_model_wrote_is_in_no_tag_and_ends_no_block(page):

@@ -6,17 +6,23 @@ import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.record import load as load_config
 from rlhf_suite.config.runs import Run as Config
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
+
+if TYPE_CHECKING:
+    from rlhf_suite.report.html import Shown
+
+LEVELS = 3  # of folders that are searched for runs
+MOST = 40  # runs of a folder on one page
 
 
 @dataclass(frozen=True)
@@ -137,20 +143,59 @@ def find_record(folder: str | os.PathLike[str]) -> RunFolder:
 
 
 def write_report(*runs: str | os.PathLike[str], file: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of a run, of several runs beside each other, or of a sweep, and return its path. A run writes its
-    page at its end; this is also for one that works or was killed. `file` is where it goes, by default report.html in
-    the folder of the run or sweep, or of several runs in the current folder.
+    """Write the page of a run, of several runs beside each other, of a sweep, or of the runs in a folder, and return
+    its path. A run writes its page at its end; this is also for one that works or was killed. `file` is where it goes,
+    by default report.html in the folder, or of several runs in the current folder.
 
     Raises:
         UserError: a folder has no run.
     """
     from rlhf_suite.report import html
-    from rlhf_suite.sweeps.table import write_sweep_page
+
+    folders = [Path(run).expanduser() for run in runs]
+    place = folders[0] if len(folders) == 1 else Path()
+    return html.write_page(choose_runs(folders), place / html.NAME if file is None else Path(file).expanduser())
+
+
+def choose_runs(folders: Sequence[Path]) -> Shown:
+    """Return what a page of these folders shows: a run, several runs, a sweep, or the runs in a folder.
+
+    Raises:
+        UserError: a folder has no run.
+    """
+    from rlhf_suite.report import html
+    from rlhf_suite.sweeps.table import runs_of
     from rlhf_suite.tracking.sweep_folder import read
 
-    folders, target = [Path(run).expanduser() for run in runs], None if file is None else Path(file).expanduser()
     sweep = read(folders[0]) if len(folders) == 1 else None
-    return html.write_report(folders, target) if sweep is None or sweep.is_single else write_sweep_page(sweep, target)
+    if sweep is not None and not sweep.is_single:
+        return html.choose_sweep(sweep.folder, runs_of(sweep))
+    if len(folders) == 1 and (found := runs_below(folders[0])):
+        return replace(html.choose_runs(found), title=folders[0].resolve().name)
+    return html.choose_runs([find_record(folder).path for folder in folders])
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs in a folder that is not one itself, at most LEVELS deep: of more than MOST runs
+    those that changed last."""
+    level, found = [folder], list[Path]()
+    if RunFolder(folder).status_file.exists():
+        return []
+    for _ in range(LEVELS):
+        below = [Path(entry.path) for place in level for entry in folders_in(place)]
+        found += [place for place in below if RunFolder(place).status_file.exists()]
+        level = [place for place in below if not RunFolder(place).status_file.exists()]
+    newest = sorted(found, key=lambda place: RunFolder(place).status_file.stat().st_mtime)[-MOST:]
+    return sorted(newest)
+
+
+def folders_in(place: Path) -> list[os.DirEntry[str]]:
+    """Return the folders in a folder, none if it cannot be read."""
+    try:
+        with os.scandir(place) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:

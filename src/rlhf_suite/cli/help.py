@@ -85,6 +85,7 @@ CORE = (
 COMMANDS = {
     "rlhf-suite why <run folder>": "what a run does, waits for or ended with",
     "rlhf-suite report <folder>": "a page with the curves and answers of runs, or of a sweep",
+    "rlhf-suite watch <folder>": "the same page in a browser, refreshed while runs go on",
     "rlhf-suite sweep status <folder>": "the jobs of a sweep, and how each of them is",
     "rlhf-suite migrate <script>": "commands of OpenRLHF as command lines of this suite",
     "rlhf-suite plan <words>": "the memory, disk and time that a run will need",

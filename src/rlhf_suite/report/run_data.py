@@ -31,6 +31,7 @@ from rlhf_suite.report.curves import (
     series,
 )
 from rlhf_suite.report.sample_data import Arrays, Room, samples_of
+from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.summary import best, first_steps_of_a_stream, is_headline, order
 from rlhf_suite.report.timeline import LANES, clip_spans, colour_of, last_steps
 from rlhf_suite.tracking.console import evaluation_results
@@ -43,9 +44,9 @@ USER_OF_URL = re.compile(r"//[^/@\s]+@")  # name and password in front of a host
 Spell = Callable[[Sequence[int]], list[str]]
 
 
-def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[str, Any]:
+def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room, reader: Reader) -> dict[str, Any]:
     """Return all that a page shows of a run that it calls `name`. Numbers of samples go to `arrays`,
-    as many as there is `room` for.
+    as many as there is `room` for; `reader` reads their files.
 
     Raises:
         UserError: the folder has no run.
@@ -71,7 +72,7 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         "colours": {phase: colour_of(phase) for phase in phases(curves)},
         "config": config_rows(folder, values, idle),
         "unread": len(idle),
-        "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
+        "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room, reader),
     }
 
 

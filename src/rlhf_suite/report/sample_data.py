@@ -1,44 +1,27 @@
 """The samples of a run as its page shows them: texts, rewards and numbers of each, and the tokens of some.
 
-The files of rollouts and evaluations are read from their beginning. If there are more samples than a page holds, every
-file gets a fair share, and the same holds for those of which the page has tokens.
+If there are more tokens than a page holds, every file of samples gets a fair share.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlhf_suite.foreign_files import DamagedFile, parquet
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.report.sample_files import TEXTS, Reader, SampleFile, sample_files, shares
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.tracking.run_folder import RunFolder
 
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
-TEXTS = ("prompt", "response", "label", "datasource", "ending")
-NAME = re.compile(r"step_\d{1,12}\.parquet")
-REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
-TOKENS = ("owner", "weight_version", "mask", "ids")
-
-
-def is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
-
-
-# The columns of a file that a page shows: names, whether a type is right, and what they hold.
-COLUMNS: tuple[tuple[tuple[str, ...], Callable[[pa.DataType], bool], str], ...] = (
-    ((*TEXTS, "reward_query"), lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "texts"),
-    (("reward",), is_number, "numbers"),
-    (TOKENS, lambda kind: pa.types.is_list(kind) and is_number(kind.value_type), "lists of numbers"),
-)
 UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
 
 Columns = Mapping[str, NDArray[Any]]
@@ -108,94 +91,37 @@ class Texts:
     def shorten(self, characters: int) -> list[str]:
         """Return the texts by their numbers, safe to look at, the longest of them cut to fit in `characters`."""
         lengths = shares([*map(len, self.numbers)], characters)
-        return [printable(text, length, keep_lines=True) for text, length in zip(self.numbers, lengths, strict=True)]
+        return [safe(text, length) for text, length in zip(self.numbers, lengths, strict=True)]
 
 
-@dataclass(frozen=True)
-class SampleFile:
-    """A file of rollouts or evaluations, and how many of its first samples are shown."""
-
-    kind: str
-    step: int
-    path: Path
-    rows: int
-    shown: int
-
-    def read(self) -> pa.Table:
-        """Return the samples that are shown."""
-        with parquet(self.path) as file:
-            check_columns(file.schema_arrow, self.path)
-            batch = next(file.iter_batches(max(1, self.shown)))
-            return pa.Table.from_batches([batch]).slice(0, self.shown)
-
-    def rewards(self) -> NDArray[Any]:
-        """Return the reward of every sample, [rows]."""
-        with parquet(self.path) as file:
-            return np.asarray(file.read(columns=["reward"])["reward"].to_numpy().astype(np.float64))
-
-
-def check_columns(schema: pa.Schema, path: Path) -> None:
-    """Raise DamagedFile if a file of samples lacks a column that all have, or has one of another type."""
-    for names, is_kind, kind in COLUMNS:
-        for name in names:
-            place = schema.get_field_index(name)
-            if place < 0 and name in REQUIRED:
-                raise DamagedFile(f"{path} is damaged: it has no column {name}")
-            if place >= 0 and not is_kind(schema.field(place).type):
-                raise DamagedFile(f"{path} is damaged: its column {name} does not hold {kind}")
-
-
-def rows_in(path: Path) -> int:
-    """Return how many samples are in a file."""
-    with parquet(path) as file:
-        return int(file.metadata.num_rows)
-
-
-def sample_files(folder: RunFolder, samples: int) -> list[SampleFile]:
-    """Return the files of a run that have samples, by their steps, each with its fair share of `samples`."""
-    columns = [
-        (int(path.stem.partition("_")[2]), kind, path, rows_in(path))
-        for kind, place in (("rollout", folder.rollouts), ("evaluation", folder.evaluations))
-        for path in place.glob("step_*.parquet")
-        if NAME.fullmatch(path.name)
-    ]
-    columns = sorted(column for column in columns if column[-1])
-    shown = shares([rows for *_, rows in columns], samples)
-    return [
-        SampleFile(kind, step, path, rows, share)
-        for (step, kind, path, rows), share in zip(columns, shown, strict=True)
-    ]
-
-
-def shares(wanted: Sequence[int], limit: int) -> list[int]:
-    """Divide `limit` among those who want some: all get the same, but nobody more than was wanted."""
-    result = [0] * len(wanted)
-    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: wanted[place])):
-        result[place] = min(wanted[place], limit // (len(wanted) - done))
-        limit -= result[place]
-    return result
+@lru_cache(maxsize=30_000)
+def safe(text: str, length: int) -> str:
+    """Return a text that is safe to look at, cut to a length. A page that is made again asks for most of them again."""
+    return printable(text, length, keep_lines=True)
 
 
 def samples_of(
-    folder: RunFolder, arrays: Arrays, spell: Callable[[Sequence[int]], list[str]], room: Room
+    folder: RunFolder, arrays: Arrays, spell: Callable[[Sequence[int]], list[str]], room: Room, reader: Reader
 ) -> dict[str, Any] | None:
     """Return what a page shows of the samples of a run; None if it has none. `spell` returns the texts of token ids."""
-    files = sample_files(folder, room.samples)
+    files = sample_files(folder, room.samples, reader)
     if not files:
         return None
-    texts, tables = Texts(), [file.read() for file in files]
+    texts, tables = Texts(), [reader.read(file.path, file.shown) for file in files]
     columns: dict[str, list[Any]] = {name: [] for name in ("kind", "step", *TEXTS)}
-    for file, table in zip(files, tables, strict=True):
-        columns["kind"] += [int(file.kind == "evaluation")] * len(table)
-        columns["step"] += [file.step] * len(table)
+    for file in files:
+        columns["kind"] += [int(file.kind == "evaluation")] * file.shown
+        columns["step"] += [file.step] * file.shown
+    alike = [pa.concat_tables(tables[first:end]) for first, end in stretches_alike(tables)]
+    for table in alike:
         for name, numbers in text_columns(table, texts).items():
             columns[name] += numbers
-    rewards = [file.rewards() for file in files]
+    rewards = [reader.rewards(file.path) for file in files]
     return {
         "total": sum(file.rows for file in files),
         "count": len(columns["step"]),
         "columns": {name: arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
-        "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(tables)},
+        "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(alike)},
         "texts": texts.shorten(room.characters),
         "histogram": histogram(files, rewards),
         "tokens": tokens_of(tables, arrays, spell, room.tokens),
@@ -301,16 +227,32 @@ def tokens_of(
 def token_parts(
     tables: Sequence[pa.Table], limit: int
 ) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]], NDArray[Any]]]:
-    """Yield for each file with tokens, of its first samples: their numbers among all samples of the page, the columns
-    of their tokens, and how many each has."""
+    """Yield for each stretch of files with the same columns, which have tokens, of the first samples of each file:
+    their numbers among all samples of the page, the columns of their tokens, and how many each has."""
     begins = np.append(0, np.cumsum([len(table) for table in tables]))
-    places = [place for place, table in enumerate(tables) if "owner" in table.column_names]
-    lengths = [np.asarray(tables[place]["owner"].combine_chunks().value_lengths(), np.int64) for place in places]
-    written = [numbers_of_tokens(tables[place])["length"] for place in places]
-    room = [own + length // CHEAP for own, length in zip(written, lengths, strict=True)]
-    for place, own_lengths, taken, share in zip(
-        places, lengths, room, shares([int(tokens.sum()) for tokens in room], limit), strict=True
-    ):
-        count = int((taken.cumsum() <= share).sum())
-        if count:
-            yield begins[place] + np.arange(count), token_columns(tables[place].slice(0, count))[0], own_lengths[:count]
+    counts = dict.fromkeys(range(len(tables)), 0)
+    room = {place: room_of_samples(table) for place, table in enumerate(tables) if "owner" in table.column_names}
+    for place, share in zip(room, shares([int(tokens.sum()) for tokens in room.values()], limit), strict=True):
+        counts[place] = int((room[place].cumsum() <= share).sum())
+    for first, end in stretches_alike(tables):
+        places = [place for place in range(first, end) if counts[place]]
+        if places:
+            table = pa.concat_tables([tables[place].slice(0, counts[place]) for place in places])
+            numbers = np.concatenate([begins[place] + np.arange(counts[place]) for place in places])
+            lengths = np.asarray(table["owner"].combine_chunks().value_lengths(), np.int64)
+            yield numbers, token_columns(table)[0], lengths
+
+
+def room_of_samples(table: pa.Table) -> NDArray[Any]:
+    """Return of each sample the room that its tokens take: those that the model wrote, and CHEAP others as one."""
+    columns, starts = token_columns(table.select(["owner", "mask"]))
+    lengths = np.diff(np.append(starts, len(columns["mask"])))
+    written = np.add.reduceat(columns["mask"] > 0, starts, dtype=np.int64) if len(starts) else lengths
+    return np.asarray(written + lengths // CHEAP)
+
+
+def stretches_alike(tables: Sequence[pa.Table]) -> list[tuple[int, int]]:
+    """Return the stretches of neighbours that have the same columns: where each begins and ends. One large table takes
+    far less time than the thousands that a long run has."""
+    changes = [at for at in range(1, len(tables)) if not tables[at].schema.equals(tables[at - 1].schema)]
+    return [*pairwise([0, *changes, len(tables)])] if tables else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +14,9 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.sweeps.slurm_jobs import look
 from rlhf_suite.tracking.sweep_folder import Job, Sweep, read
 from rlhf_suite.tracking.tables import show_table
+
+if TYPE_CHECKING:
+    from rlhf_suite.report.sweep_data import SweptRun
 
 USAGE = """usage: rlhf-suite sweep status <folder>
 
@@ -68,7 +72,12 @@ def markdown(rows: list[list[str]]) -> str:
 def write_sweep_page(sweep: Sweep, target: Path | None = None) -> Path:
     """Write the page of a sweep: the statistics of each combination of its flags, and its runs beside each other."""
     from rlhf_suite.report.html import write_sweep_report
+
+    return write_sweep_report(sweep.folder, runs_of(sweep), target)
+
+
+def runs_of(sweep: Sweep) -> list[SweptRun]:
+    """Return the runs of a sweep with the values of the flags that vary in it."""
     from rlhf_suite.report.sweep_data import read_sweep
 
-    jobs = [(job.number, sweep.folder_of(job), job.overrides) for job in sweep.jobs]
-    return write_sweep_report(sweep.folder, read_sweep(jobs), target)
+    return read_sweep([(job.number, sweep.folder_of(job), job.overrides) for job in sweep.jobs])

@@ -53,28 +53,40 @@ function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+// In a page that a server refreshes, parts are made again from newer data: what the reader has chosen in them is kept here.
+const live = document.documentElement.dataset.kind === "live";
+const memory = new Map();
+
+// Return what is kept under a name: `initial` at first.
+function kept(name, initial) {
+  if (!memory.has(name)) memory.set(name, initial);
+  return memory.get(name);
+}
+
 const plain = (name) => name.replaceAll("_", " ");
 const later = (task, ms = 120) => { let timer; return () => { clearTimeout(timer); timer = setTimeout(task, ms); }; };
 
 // Return a table whose columns are {title, cell(row), number?, sort?(row), titled?}. A click on a title sorts by it. On a
 // phone a row is a paragraph, whose first cell is its heading, with the title of its column where it is `titled`.
 function table(columns, rows, classOf = () => "") {
-  const body = element("tbody");
-  let by = null, down = false;
+  const body = element("tbody"), sorting = kept(`order of ${columns.map((column) => column.title)}`, { title: null, down: false });
   const fill = () => {
+    const { down } = sorting, by = columns.find((column) => column.sort && column.title === sorting.title) ?? null;
     const sorted = by === null ? rows : [...rows].sort((a, b) => order(by.sort(a), by.sort(b)) * (down ? -1 : 1));
     body.replaceChildren(...sorted.map((row) => element("tr", { class: classOf(row) || null }, columns.map((column) =>
       element("td", { class: column.number ? "number" : column.code ? "code" : null, "data-title": column.titled || column !== columns[0] ? column.title : null }, column.cell(row))))));
   };
   const heads = columns.map((column) => {
     const head = element("th", { class: column.number ? "number" : null, scope: "col" });
+    const mark = () => head.setAttribute("aria-sort", sorting.down ? "descending" : "ascending");
     const click = () => {
-      down = by === column ? !down : Boolean(column.number);
-      by = column;
+      sorting.down = sorting.title === column.title ? !sorting.down : Boolean(column.number);
+      sorting.title = column.title;
       for (const other of heads) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      mark();
       fill();
     };
+    if (column.sort && sorting.title === column.title) mark();
     head.append(column.sort ? element("button", { type: "button", onclick: click, title: "Sort" }, column.title) : column.title);
     return head;
   });
@@ -89,12 +101,12 @@ function order(a, b) {
   return typeof a === "string" ? a.localeCompare(b) : a - b;
 }
 
-function search(title, placeholder, oninput) {
-  return element("label", {}, title, element("input", { type: "search", placeholder, oninput, spellcheck: "false" }));
+function search(title, placeholder, oninput, value = "") {
+  return element("label", {}, title, element("input", { type: "search", placeholder, oninput, value, spellcheck: "false" }));
 }
 
-function choice(title, options, oninput, kind = "label") {
-  return element(kind, {}, title, element("select", { oninput }, options.map(([value, text]) => element("option", { value }, text))));
+function choice(title, options, oninput, { kind = "label", chosen = null } = {}) {
+  return element(kind, {}, title, element("select", { oninput }, options.map(([value, text]) => element("option", { value, selected: String(value) === String(chosen) }, text))));
 }
 
 function check(title, oninput, checked = false) {

@@ -18,11 +18,24 @@ async function loadLibrary() {
   document.head.append(script);
 }
 
+const plots = new Map(); // of a page that is refreshed, by the part and the title: a newer chart is drawn where the older is
+let making = { part: "", titles: [] }; // the part that is open, and the titles of its charts
+
+// Return the element of a chart: that of the chart before it where there is one.
+function plotOf(title) {
+  const number = making.titles.filter((other) => other === title).length, name = `${making.part} ${number} ${title}`;
+  const fresh = element("div.plot", { role: "img", "aria-label": title });
+  making.titles.push(title);
+  if (!live) return fresh;
+  if (!plots.has(name)) plots.set(name, fresh);
+  return plots.get(name);
+}
+
 // Return a chart of a title, a legend, and what `figure()` returns: {data, layout}. It is drawn when it is seen first.
 function chart(title, figure, { wide = false, note = "", legend = null } = {}) {
-  const plot = element("div.plot", { role: "img", "aria-label": title });
+  const plot = plotOf(title);
   drawings.set(plot, figure);
-  seen.observe(plot);
+  if (!plot.data) seen.observe(plot);
   const heading = element("h3", {}, title, note ? element("small", {}, ` ${note}`) : null);
   return element(wide ? "section.chart.wide" : "section.chart", {}, heading, legend, plot);
 }
@@ -53,7 +66,7 @@ async function draw(plot) {
     hoverlabel: { bgcolor: shade("--back"), bordercolor: shade("--line"), font: { color: shade("--ink"), size: 12 }, namelength: -1 },
   };
   if (data.length > 8) base.hovermode = "closest";
-  const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
+  const whole = { uirevision: "kept", ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
   await Plotly.react(plot, data, whole, { displayModeBar: false, responsive: true, showTips: false });
 }
 

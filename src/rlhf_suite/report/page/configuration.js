@@ -34,7 +34,7 @@ function isSet(flag, one) {
 }
 
 function configuration(runs) {
-  const [run] = runs, one = runs.length === 1, all = flags(runs), state = { words: "", only: true };
+  const [run] = runs, one = runs.length === 1, all = flags(runs), state = kept("configuration", { words: "", only: true });
   const place = element("div");
   const fill = () => {
     const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
@@ -43,8 +43,8 @@ function configuration(runs) {
   };
   fill();
   return [
-    element("div.bar", {}, search("Flags", "for example adam", (event) => { state.words = event.target.value; fill(); }),
-      check(one ? "only what differs from the defaults" : "only what differs between the runs", (event) => { state.only = event.target.checked; fill(); }, true)),
+    element("div.bar", {}, search("Flags", "for example adam", (event) => { state.words = event.target.value; fill(); }, state.words),
+      check(one ? "only what differs from the defaults" : "only what differs between the runs", (event) => { state.only = event.target.checked; fill(); }, state.only)),
     place,
     runs.some((run) => run.unread) ? element("p.note", {}, `Flags that ${one ? "the" : "a"} run does not read are not shown${one ? ` (${run.unread})` : ""}, such as those of models that it lacks.`) : null,
   ];

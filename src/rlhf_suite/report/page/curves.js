@@ -2,7 +2,7 @@
 
 function curves(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort(inGroups);
-  const state = { words: "", reach: 0, x: "step" };
+  const state = kept("curves", { words: "", reach: 0, x: "step" });
   const place = element("div");
   const cards = withoutDoubles(runs, names).map((equal) => [equal.join(" = "), chart(equal.join(" = "), () => figure(runs, equal[0], state))]);
   const fill = () => {
@@ -17,9 +17,9 @@ function curves(runs) {
   return [
     runs.length > 1 ? runKeys(runs, () => redraw(place)) : null,
     element("div.bar", {},
-      search("Metrics", "for example reward or kl", (event) => { state.words = event.target.value; fill(); }),
-      element("label", {}, "Smoothing", element("input", { type: "range", min: 0, max: 20, value: 0, oninput: later2(change("reach", (input) => Number(input.value))) })),
-      choice("Horizontal axis", [["step", runs[0].unit], ["time", "seconds"]], change("x", (input) => input.value)),
+      search("Metrics", "for example reward or kl", (event) => { state.words = event.target.value; fill(); }, state.words),
+      element("label", {}, "Smoothing", element("input", { type: "range", min: 0, max: 20, value: state.reach, oninput: later2(change("reach", (input) => Number(input.value))) })),
+      choice("Horizontal axis", [["step", runs[0].unit], ["time", "seconds"]], change("x", (input) => input.value), { chosen: state.x }),
       element("p.note", {}, "Drag to zoom, double-click to see all.")),
     place,
   ];

@@ -1,7 +1,7 @@
 // The first part: how the run stands, how its numbers changed, and what ended it.
 
 function badge(status) {
-  return element("span", { class: `badge ${status.state}` }, status.state);
+  return element("span", { id: "badge", class: `badge ${status.state}` }, status.state);
 }
 
 function fact(value, what) {
@@ -35,7 +35,7 @@ function overviewOfOne(run) {
 // Return what ended a run that is not done; null for one that is.
 function problem(run) {
   const words = { failed: "The run failed", stopped: "The run was stopped", killed: "The run was killed: its process is gone",
-    running: "The run was not over when this page was written" };
+    ...(live ? {} : { running: "The run was not over when this page was written" }) };
   if (!(run.status.state in words)) return null;
   const error = run.status.error ? element("pre", {}, run.status.error) : null;
   return element("section.problem", {}, element("b", {}, words[run.status.state]), error);
@@ -125,7 +125,7 @@ function comparison(runs) {
   const shown = first.map(([name]) => name).slice(0, 8);
   const dot = (run) => element("i.dot", { style: `background:${colour(run.hue)}` });
   const columns = [
-    { title: "run", cell: (run) => element("span.named", {}, dot(run), run.name), sort: (run) => run.name },
+    { title: "run", cell: (run) => element("span.named", {}, dot(run), run.link ? element("a", { href: run.link }, run.name) : run.name), sort: (run) => run.name },
     { title: "state", cell: (run) => run.status.state, sort: (run) => run.status.state },
     { title: "steps", number: true, cell: (run) => show(run.status.last_step), sort: (run) => run.status.last_step },
     { title: "time", number: true, cell: (run) => duration(run.clock[1].at(-1) ?? 0), sort: (run) => run.clock[1].at(-1) ?? 0 },

@@ -6,11 +6,11 @@ const ORDERS = [["", "newest first"], ["oldest first", "oldest first"], ["reward
   ["mismatch down", "largest engine − trainer difference"], ["advantage down", "highest advantage"], ["advantage up", "lowest advantage"]];
 
 function samples(runs) {
-  const withSamples = runs.filter((run) => run.samples), place = element("div");
-  const fill = (run) => place.replaceChildren(...browser(run).flat(9).filter(Boolean));
-  fill(withSamples[0]);
-  const options = withSamples.map((run, number) => [number, run.name]);
-  return [withSamples.length > 1 ? element("div.bar", {}, choice("Run", options, (event) => fill(withSamples[event.target.value]))) : null, place];
+  const withSamples = runs.filter((run) => run.samples), place = element("div"), chosen = kept("run of the samples", { name: withSamples[0].name });
+  const fill = () => place.replaceChildren(...browser(withSamples.find((run) => run.name === chosen.name) ?? withSamples[0]).flat(9).filter(Boolean));
+  fill();
+  const options = withSamples.map((run) => [run.name, run.name]);
+  return [withSamples.length > 1 ? element("div.bar", {}, choice("Run", options, (event) => { chosen.name = event.target.value; fill(); }, { chosen: chosen.name })) : null, place];
 }
 
 // Return how to read the samples of a run: texts and numbers of sample `at`.
@@ -36,13 +36,19 @@ function pairsOf(read) {
   return first === last ? new Map() : new Map(all.filter((at) => read.step(at) === last && before.has(key(at))).map((at) => [at, before.get(key(at))]));
 }
 
+// Return what tells a sample from all others, whatever else is on the page.
+function nameOf(read, at) {
+  return [read.kind(at), read.step(at), ...["prompt_index", "group", "sample", "ledger"].map((name) => read.value(name, at))].join();
+}
+
 function browser(run) {
-  const read = reader(run), pairs = pairsOf(read), state = { words: "", kind: "", step: "", low: "", high: "", finish: "", source: "", order: "" };
+  const read = reader(run), pairs = pairsOf(read), state = kept(`samples of ${run.name}`, { words: "", kind: "", step: "", low: "", high: "", finish: "", source: "", order: "", shown: PAGE, sample: "" });
   const list = element("ol.list", { "aria-label": "Samples" }), detail = element("div.detail", { "aria-live": "polite" }), found = element("p.note");
   const frame = element("div.browser", {}, element("div.list-side", {}, list), detail);
-  let chosen = null, shown = PAGE, members = [];
+  let chosen = null, members = [];
   const choose = (at, focus = true) => {
     chosen = at;
+    state.sample = nameOf(read, at);
     for (const button of list.querySelectorAll("button[data-at]")) {
       if (Number(button.dataset.at) === at) button.setAttribute("aria-current", "true"); else button.removeAttribute("aria-current");
     }
@@ -50,15 +56,14 @@ function browser(run) {
     detail.replaceChildren(back, ...sampleView(read, at, state.kind === "pairs" ? pairs.get(at) : undefined, choose).flat(9).filter(Boolean));
     if (focus) { frame.classList.add("open"); if (matchMedia("(max-width: 760px)").matches) frame.scrollIntoView(); }
   };
-  const more = () => { shown += PAGE; fillList(); };
+  const more = () => { state.shown += PAGE; fillList(); };
   const fillList = () => {
-    const items = members.slice(0, shown).map((at) => element("li", {}, card(read, at, state.kind === "pairs" ? pairs.get(at) : undefined, chosen, choose)));
-    if (members.length > shown) items.push(element("li", {}, element("button", { type: "button", onclick: more }, `Show more of ${show(members.length)}`)));
+    const items = members.slice(0, state.shown).map((at) => element("li", {}, card(read, at, state.kind === "pairs" ? pairs.get(at) : undefined, chosen, choose)));
+    if (members.length > state.shown) items.push(element("li", {}, element("button", { type: "button", onclick: more }, `Show more of ${show(members.length)}`)));
     list.replaceChildren(...items);
   };
   const fill = () => {
     members = selected(read, pairs, state);
-    shown = PAGE;
     const all = run.samples.total === read.count ? "" : ` on this page, of ${show(run.samples.total)} in the run`;
     found.textContent = `${show(members.length)} of ${show(read.count)} samples${all}`;
     fillList();
@@ -74,24 +79,28 @@ function browser(run) {
     next.focus();
     if (next.dataset.at && !matchMedia("(max-width: 760px)").matches) next.click();
   });
+  const before = state.sample; // the sample that was open when this part was made from older data
   fill();
-  return [filters(read, pairs, state, fill), found, frame];
+  const again = before ? members.find((at) => nameOf(read, at) === before) : undefined;
+  if (again !== undefined && again !== chosen) choose(again, false);
+  return [filters(read, pairs, state, () => { state.shown = PAGE; fill(); }), found, frame];
 }
 
 function filters(read, pairs, state, fill) {
   const soon = later(fill), set = (name) => (event) => { state[name] = event.target.value; soon(); };
   const steps = [...new Set(Array.from({ length: read.count }, (_, at) => read.step(at)))].sort((a, b) => a - b);
   const all = (names) => [["", "all"], ...names.map((name) => [name, name || "none"])];
-  const bound = (title, name) => element("label.half", {}, title, element("input", { type: "number", step: "any", oninput: set(name) }));
+  const bound = (title, name) => element("label.half", {}, title, element("input", { type: "number", step: "any", value: state[name], oninput: set(name) }));
+  const narrow = (title, options, name) => choice(title, options, set(name), { kind: "label.half", chosen: state[name] });
   const kinds = KINDS.filter(([kind]) => !kind || (kind === "pairs" ? pairs.size : Array.from({ length: read.count }).some((_, at) => read.kind(at) === kind)));
   const orders = ORDERS.filter(([value]) => !value || value === "oldest first" || read.number[value.split(" ")[0]]);
   const optional = [["ending", "finish", "Ended by"], ["datasource", "source", "Data source"]].filter(([column]) => read.names(column).length > 1);
   return element("div.bar", {},
-    search("Text", "in prompt, response or label", set("words")),
-    choice("Kind", kinds, set("kind"), "label.half"), choice("Step", all(steps), set("step"), "label.half"),
+    search("Text", "in prompt, response or label", set("words"), state.words),
+    narrow("Kind", kinds, "kind"), narrow("Step", all(steps), "step"),
     bound("Reward from", "low"), bound("to", "high"),
-    optional.map(([column, name, title]) => choice(title, all(read.names(column)), set(name), "label.half")),
-    choice("Order", orders, set("order")));
+    optional.map(([column, name, title]) => narrow(title, all(read.names(column)), name)),
+    choice("Order", orders, set("order"), { chosen: state.order }));
 }
 
 // Return the numbers of the samples that fit the filters, in the order that was asked for.

@@ -6,13 +6,13 @@ function sweep(runs, { flags: names, groups, least }) {
   const metrics = [...new Set(groups.flatMap((group) => Object.keys(group.metrics)))];
   const first = metrics.find((name) => name === "eval/pass1") ?? metrics.find((name) => name.startsWith("eval/")) ?? metrics[0];
   if (!first) return element("p.empty", {}, "No run of the sweep has a metric yet.");
-  const state = { metric: first, statistic: "mean" }, place = element("div");
+  const state = kept("sweep", { metric: first, statistic: "mean" }), place = element("div");
+  if (!metrics.includes(state.metric)) state.metric = first;
   const fill = () => place.replaceChildren(...sweepParts(names, groups.filter((group) => group.metrics[state.metric]), state, least).flat(9).filter(Boolean));
   fill();
   const options = metrics.map((name) => [name, name]);
-  const bar = element("div.bar", {}, choice("Metric", options, (event) => { state.metric = event.target.value; fill(); }),
-    choice("Order by", [["mean", "mean"], ["iqm", "interquartile mean (IQM)"]], (event) => { state.statistic = event.target.value; fill(); }));
-  bar.querySelector("select").value = first;
+  const bar = element("div.bar", {}, choice("Metric", options, (event) => { state.metric = event.target.value; fill(); }, { chosen: state.metric }),
+    choice("Order by", [["mean", "mean"], ["iqm", "interquartile mean (IQM)"]], (event) => { state.statistic = event.target.value; fill(); }, { chosen: state.statistic }));
   return [bar, place];
 }
 
