@@ -35,7 +35,8 @@ COMMAND = [sys.executable, "-m", "rlhf_suite.cli", "watch"]
 @contextmanager
 def watched(*folders: Path):
     """Start the command; yield the address that it prints, and see that Ctrl-C ends it without a complaint."""
-    process = subprocess.Popen([*COMMAND, *map(str, folders)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*COMMAND, *map(str, folders)], text=True, **pipes)
     line = process.stdout.readline()
     yield re.search(r"http://\S+", line)[0]
     process.send_signal(signal.SIGINT)
@@ -165,8 +166,9 @@ def test_the_page_follows_a_run_and_keeps_what_the_reader_has_done(tmp_path):
             browser.run("window.plotBefore = document.querySelector('.plot'); 0")
             train_further(run, 4)
             browser.until("document.querySelector('main').innerText.includes('train/new')")
-            kept = f"[{search}.value, document.activeElement === {search}, {search}.selectionStart, {search}.selectionEnd]"
-            assert browser.run(kept) == ["train", True, 1, 3]
+            selection = f"{search}.selectionStart, {search}.selectionEnd"
+            kept = browser.run(f"[{search}.value, document.activeElement === {search}, {selection}]")
+            assert kept == ["train", True, 1, 3]
             assert browser.run("scrollY") == 40, "nothing jumps"
             assert browser.run("[...document.querySelectorAll('.plot')].includes(plotBefore)"), "drawn in place"
             browser.until("plotBefore.data[0].x.at(-1) === 4")
