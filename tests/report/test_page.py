@@ -286,3 +286,27 @@ def test_a_file_of_someone_else_is_not_replaced(run, page, tmp_path, capsys):
     assert "is not a page of this suite" in capsys.readouterr().err
     assert theirs.read_text() == "<html>months of notes</html>"
     assert [main(["report", str(run.path), "-o", str(ours)]) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.notices(
+    "texts that only some files of samples have are left out of the page",
+    "report/sample_data.py",
+    "if holds_text and name not in known",
+    "if holds_text and name in known",
+)
+def test_the_page_shows_texts_that_a_reward_has_added(tmp_path):
+    """A judge of the user's own may write its reasons into a column; files of before have none."""
+    folder = made_run(tmp_path / "judged", steps=2, samples=8, tokens=5)
+    file = folder.rollouts / "step_000002.parquet"
+    table = pq.read_table(file)
+    reasons = [f"reason {number}" for number in range(len(table))]
+    pq.write_table(table.append_column("judge_reason", [reasons]), file)
+    html.write_report([folder.path])
+    page = Page(folder.path / "report.html")
+    samples = page.runs[0]["samples"]
+    assert samples["others"] == ["judge_reason"]
+    texts = [samples["texts"][code] for code in page.array(samples["columns"]["judge_reason"])]
+    steps = page.array(samples["columns"]["step"]).tolist()
+    kinds = page.array(samples["columns"]["kind"]).tolist()
+    judged = [text for text, step, kind in zip(texts, steps, kinds, strict=True) if (step, kind) == (2, 0)]
+    assert judged == reasons and not any(text for text in texts if text not in reasons)

@@ -16,12 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.report.sample_files import TEXTS, Reader, SampleFile, sample_files, shares
+from rlhf_suite.report.sample_files import TEXTS, Reader, SampleFile, is_text, sample_files, shares
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.tracking.run_folder import RunFolder
 
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
+NOT_SHOWN = ("reward_query", "source", "finish_reason")  # columns of texts that others say better
 UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
 
 Columns = Mapping[str, NDArray[Any]]
@@ -113,26 +114,37 @@ def samples_of(
         columns["kind"] += [int(file.kind == "evaluation")] * file.shown
         columns["step"] += [file.step] * file.shown
     alike = [pa.concat_tables(tables[first:end]) for first, end in stretches_alike(tables)]
+    others = names_of_other_texts(tables)
+    columns |= {name: [] for name in others}
     for table in alike:
-        for name, numbers in text_columns(table, texts).items():
+        for name, numbers in text_columns(table, texts, others).items():
             columns[name] += numbers
     rewards = [reader.rewards(file.path) for file in files]
     return {
         "total": sum(file.rows for file in files),
         "count": len(columns["step"]),
-        "columns": {name: arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
+        "columns": {printable(name): arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
         "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(alike)},
+        "others": [printable(name) for name in others],
         "texts": texts.shorten(room.characters),
         "histogram": histogram(files, rewards),
         "tokens": tokens_of(tables, arrays, spell, room.tokens),
     }
 
 
-def text_columns(table: pa.Table, texts: Texts) -> dict[str, list[int]]:
+def names_of_other_texts(tables: Sequence[pa.Table]) -> list[str]:
+    """Return the columns of texts beside those that all samples have, such as the reasons of a judge."""
+    texts = {name: is_text(table.schema.field(name).type) for table in tables for name in table.column_names}
+    known = (*TEXTS, *NOT_SHOWN, "kind", "step")
+    return sorted(name for name, holds_text in texts.items() if holds_text and name not in known)
+
+
+def text_columns(table: pa.Table, texts: Texts, others: Sequence[str] = ()) -> dict[str, list[int]]:
     """Return the numbers of the texts of each sample."""
-    rows = table.select([name for name in (*TEXTS, "reward_query") if name in table.column_names]).to_pylist()
+    names = (*TEXTS, *others)
+    rows = table.select([name for name in (*names, "reward_query") if name in table.column_names]).to_pylist()
     values = [row | {"response": response_of(row) if "reward_query" in row else row["response"]} for row in rows]
-    return {name: [texts.add(row.get(name)) for row in values] for name in TEXTS}
+    return {name: [texts.add(row.get(name)) for row in values] for name in names}
 
 
 def number_columns(tables: Sequence[pa.Table]) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -28,9 +28,13 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 # The columns of a file that a page shows: names, whether a type is right, and what they hold.
 COLUMNS: tuple[tuple[tuple[str, ...], Callable[[pa.DataType], bool], str], ...] = (
-    ((*TEXTS, "reward_query"), lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "texts"),
+    ((*TEXTS, "reward_query"), is_text, "texts"),
     (("reward",), is_number, "numbers"),
     (TOKENS, lambda kind: pa.types.is_list(kind) and is_number(kind.value_type), "lists of numbers"),
 )

@@ -64,6 +64,7 @@ function kept(name, initial) {
 }
 
 const plain = (name) => name.replaceAll("_", " ");
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const later = (task, ms = 120) => { let timer; return () => { clearTimeout(timer); timer = setTimeout(task, ms); }; };
 
 // Return a table whose columns are {title, cell(row), number?, sort?(row), titled?}. A click on a title sorts by it. On a

@@ -15,11 +15,11 @@ function samples(runs) {
 
 // Return how to read the samples of a run: texts and numbers of sample `at`.
 function reader(run) {
-  const { columns, numbers: named, texts, count } = run.samples;
+  const { columns, numbers: named, texts, count, others } = run.samples;
   const column = Object.fromEntries(Object.entries(columns).map(([name, place]) => [name, array(place)]));
   const number = Object.fromEntries(Object.entries(named).map(([name, place]) => [name, array(place)]));
   const lower = [];
-  return { count, number, tokens: tokenReader(run), owners: (at) => ownersOf(run, texts[column.datasource[at]]),
+  return { count, number, others, tokens: tokenReader(run), owners: (at) => ownersOf(run, texts[column.datasource[at]]),
     step: (at) => column.step[at], kind: (at) => (column.kind[at] ? "evaluation" : "rollout"),
     text: (name, at) => texts[column[name][at]], code: (name, at) => column[name][at],
     value: (name, at) => { const found = number[name]?.[at]; return found === undefined || Number.isNaN(found) ? null : found; },
@@ -113,7 +113,7 @@ function selected(read, pairs, state) {
     return (!state.kind || state.kind === "pairs" || read.kind(at) === state.kind) && (state.step === "" || read.step(at) === Number(state.step))
       && (whole || (reward !== null && reward >= low && reward <= high))
       && (!state.finish || read.text("ending", at) === state.finish) && (!state.source || read.text("datasource", at) === state.source)
-      && words.every((word) => ["prompt", "response", "label"].some((name) => read.has(name, at, word)));
+      && words.every((word) => ["prompt", "response", "label", ...read.others].some((name) => read.has(name, at, word)));
   };
   const found = pool.filter(fits);
   const changed = (at) => Number(read.code("response", at) === read.code("response", pairs.get(at)));
@@ -145,6 +145,7 @@ function sampleView(read, at, before, choose) {
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
+    read.others.filter((name) => read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
     tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at))] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
       element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}: ${show(read.value("reward", other))}`)))] : null,
