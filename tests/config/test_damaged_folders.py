@@ -196,7 +196,7 @@ def test_a_cut_parquet_is_one_sentence(run, capsys, keep):
 
 @pytest.mark.notices(
     "columns of another type are read",
-    "report/sample_data.py",
+    "report/sample_files.py",
     "            if place >= 0 and not is_kind(schema.field(place).type):",
     "            if place >= 0 and is_kind is None:",
 )
@@ -219,7 +219,7 @@ def test_a_parquet_with_other_columns_is_one_sentence(run, capsys, column, value
 
 @pytest.mark.notices(
     "a file of samples with a foreign name ends a report",
-    "report/sample_data.py",
+    "report/sample_files.py",
     "        if NAME.fullmatch(path.name)\n",
     "",
 )
