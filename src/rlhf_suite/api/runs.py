@@ -170,22 +170,22 @@ def choose_runs(folders: Sequence[Path]) -> Shown:
     sweep = read(folders[0]) if len(folders) == 1 else None
     if sweep is not None and not sweep.is_single:
         return html.choose_sweep(sweep.folder, runs_of(sweep))
-    if len(folders) == 1 and (found := runs_below(folders[0])):
-        return replace(html.choose_runs(found), title=folders[0].resolve().name)
+    if len(folders) == 1 and (below := runs_below(folders[0])):
+        return replace(html.choose_runs(below), title=folders[0].resolve().name)
     return html.choose_runs([find_record(folder).path for folder in folders])
 
 
 def runs_below(folder: Path) -> list[Path]:
     """Return the folders of the runs in a folder that is not one itself, at most LEVELS deep: of more than MOST runs
     those that changed last."""
-    level, found = [folder], list[Path]()
+    level, runs = [folder], list[Path]()
     if RunFolder(folder).status_file.exists():
         return []
     for _ in range(LEVELS):
         below = [Path(entry.path) for place in level for entry in folders_in(place)]
-        found += [place for place in below if RunFolder(place).status_file.exists()]
+        runs += [place for place in below if RunFolder(place).status_file.exists()]
         level = [place for place in below if not RunFolder(place).status_file.exists()]
-    newest = sorted(found, key=lambda place: RunFolder(place).status_file.stat().st_mtime)[-MOST:]
+    newest = sorted(runs, key=lambda place: RunFolder(place).status_file.stat().st_mtime)[-MOST:]
     return sorted(newest)
 
 

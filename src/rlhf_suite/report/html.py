@@ -124,11 +124,11 @@ def write_page(shown: Shown, path: Path) -> Path:
     if path.exists() and not is_page(path):
         raise UserError(f"{path} is there, and it is not a page of this suite: move it, or write another one with -o")
     data, arrays = content_of(shown, Reader())
-    write_text(path, page(pack(encoded(data)), pack(b"".join(arrays.parts))))
+    write_text(path, page(pack(to_json(data)), pack(b"".join(arrays.parts))))
     return path
 
 
-def encoded(data: Mapping[str, Any]) -> bytes:
+def to_json(data: Mapping[str, Any]) -> bytes:
     """Return data as JSON in one line."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 

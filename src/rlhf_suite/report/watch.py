@@ -69,8 +69,8 @@ class Live:
         shown = self._choose()
         if (version := state_of(shown)) != self._version:
             data, arrays = html.content_of(shown, self._reader)
-            data |= {"version": version, "up": self._up, "links": [link_to(each) for each in shown.folders]}
-            packed = html.encoded(data) + b"\n" + b"".join(arrays.parts)
+            data |= {"version": version, "up": self._up, "links": [link_to(folder) for folder in shown.folders]}
+            packed = html.to_json(data) + b"\n" + b"".join(arrays.parts)
             self._content, self._version = gzip.compress(packed, LEVEL), version
         self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
 
@@ -81,11 +81,11 @@ def state_of(shown: Shown) -> str:
     for folder, name in zip(shown.folders, shown.names, strict=True):
         files = RunFolder(folder)
         paths = (files.status_file, files.metrics, files.timeline, files.config, files.rollouts, files.evaluations)
-        state += [name, is_alive(files.status()), *(changed(path) for path in paths)]
+        state += [name, is_alive(files.status()), *(stamp_of(path) for path in paths)]
     return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 
-def changed(path: Path) -> tuple[int, int] | None:
+def stamp_of(path: Path) -> tuple[int, int] | None:
     """Return what changes when a file or the entries of a folder do; None if there is none."""
     try:
         stat = path.stat()
@@ -145,7 +145,7 @@ class Site:
         if name is None:
             return self._all
         if name not in self._runs:
-            folder = next((each for each in self._choose().folders if link_to(each) == f"run/{name}/"), None)
+            folder = next((place for place in self._choose().folders if link_to(place) == f"run/{name}/"), None)
             if folder is None:
                 return None
             self._runs[name] = Live(lambda: html.choose_runs([folder]), self._reader, "../../")
