@@ -31,7 +31,7 @@ HEAD = """<!-- Written by: python benchmarks/agent_proofs.py --write -->
 
 # Proofs for agents and asynchronous training
 
-What agents ([agents.md](agents.md)) and asynchronous training ([rl.md](rl.md#asynchronous-training)) promise, and what
+What agents ([agents.md](agents.md)) and asynchronous training ([rl_async.md](rl_async.md)) promise, and what
 was seen. `python benchmarks/agent_proofs.py --rows 4 5 --write` runs the tests of rows 4 and 5 and writes this page;
 without `--rows` it runs all of them. The outcome has the number of tests, the seconds on two CPU cores, the day
 and the commit. A figure without a link was recorded by the tests. The last column names mistakes that were made

@@ -124,6 +124,31 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
+LONGEST_PAGE = 1500  # words, of a page that is read from its beginning to its end
+STILL_LONGER = {
+    "agents.md",
+    "data.md",
+    "faults.md",
+    "from_openrlhf.md",
+    "models.md",
+    "own_code.md",
+    "performance.md",
+    "planner.md",
+    "python.md",
+    "rewards.md",
+    "sampling.md",
+    "slurm.md",
+    "tasks.md",
+}  # to be split; no name is ever added
+
+
+def test_pages_that_are_read_from_their_beginning_are_short():
+    """Those of Learn and How-to. Pages of Reference and Proofs are searched, and may be of any length."""
+    parts = dict(re.findall(r"^  - ([\w-]+):\n((?:      .*\n)+)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = re.findall(r"(\w+\.md)$", parts["Learn"] + parts["How-to"], re.MULTILINE)
+    assert {page for page in pages if len((ROOT / "docs" / page).read_text().split()) > LONGEST_PAGE} == STILL_LONGER
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

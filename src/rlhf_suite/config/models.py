@@ -90,7 +90,7 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
     """Continue pre-training: loss on every token, without template and end-of-sequence token"""
     routing_replay: bool = flag(False, resume=FIXED)
     """Train a mixture of experts on the routes of the engines: each token goes to the experts to which the engine sent
-    it (R3, docs/rl.md)"""
+    it (R3, docs/rl_correction.md)"""
     policy_loss_type: str = flag("ppo", algorithms=registry.policy_loss)
     """The policy loss: how the ratio of new to old probabilities is bounded"""
     eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))

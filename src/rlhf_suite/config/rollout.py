@@ -78,7 +78,7 @@ class VLLMConfig(Section):
     the tokens of all prompts that were in it. null: true on GPUs"""
     quantization: str | None = flag(None, choices=QUANTIZATIONS)
     """How engines quantise the weights of linear layers that they load (int8: of experts alone); null: not at all. RL
-    needs a correction for it and algo.mismatch_max (docs/rl.md)"""
+    needs a correction for it and algo.mismatch_max (docs/rl_engines.md)"""
     speculative_config: dict[str, Any] = flag({})
     """Speculative decoding by vLLM's settings: {method: ngram, num_speculative_tokens: 3}, or method draft_model with
     the model that guesses. Samples have the distribution that they have without it; engine/acceptance is the share of

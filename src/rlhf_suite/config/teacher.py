@@ -45,7 +45,8 @@ class TeacherConfig(TeacherSourceConfig, Section):
     remote_url: str | None = flag(None, when=HAS_SERVER, tasks=RL)
     """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
     sources: dict[str, NamedTeacherConfig] = flag({}, tasks=RL)
-    """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url (docs/rl.md)"""
+    """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url
+    (docs/rl_distillation.md)"""
     http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
     offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={"ppo": {"help": OFFLOAD_ALL}})
     """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""

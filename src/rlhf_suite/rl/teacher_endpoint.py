@@ -210,7 +210,7 @@ def scores_of(choice: Any, ids: Sequence[int], flag: str) -> list[float]:
     given = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
     if not isinstance(given, list) or len(given) != len(ids):
         problem = "the answer has no prompt_logprobs of each token of the prompt"
-        raise RunError(f"{flag}: {problem}: it takes a server with vLLM's protocol (docs/rl.md)")
+        raise RunError(f"{flag}: {problem}: it takes a server with vLLM's protocol (docs/rl_distillation.md)")
     scores = [0.0]
     for place, (token, entry) in enumerate(zip(ids[1:], given[1:], strict=True), 1):
         value = entry.get(str(token)) if isinstance(entry, dict) else None

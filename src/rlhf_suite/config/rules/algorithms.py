@@ -132,7 +132,7 @@ def reward_parts_are_named(run: PPORun) -> Iterator[Problem]:
         problem = f"{config.estimator} standardises every part of the reward by itself, and " + (
             f"{','.join(parts)} names one twice" if parts else "none is named"
         )
-        yield Problem(key, problem, f"write '{key}=[{known}]' (docs/rl.md)")
+        yield Problem(key, problem, f"write '{key}=[{known}]' (docs/rl_estimators.md)")
     elif missing := [name for name in penalised if name not in parts]:
         problem = f"{config.estimator} reads the parts of the reward alone, and {missing[0]} is none of them"
         yield Problem(key, problem, f"write '{key}=[{','.join([*parts, *missing])}]', or {penalised[missing[0]]}=null")

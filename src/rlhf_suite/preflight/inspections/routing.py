@@ -51,7 +51,7 @@ def hint_of_routes(run: Run) -> Iterator[str]:
         return
     yield (
         f"{path} is a mixture of experts, and engine and trainer may send a token to different ones. With "
-        f"{REPLAY}=true the trainer takes the engine's (docs/rl.md)."
+        f"{REPLAY}=true the trainer takes the engine's (docs/rl_correction.md)."
     )
 
 
