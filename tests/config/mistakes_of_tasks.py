@@ -74,7 +74,7 @@ OF_TASKS = [
         "write rollout.n_samples_per_prompt=8",
     ),
     (GENERATE + "reward.rule=math", "data.label_key", "compares with a label"),
-    (GENERATE + "reward.model_name_or_path=rm", "reward.model_name_or_path", "servers only"),
+    (GENERATE + "reward.model_name_or_path=rm", "reward.model_name_or_path", "judges only"),
     (
         GENERATE + "rollout.temperature=0 rollout.n_samples_per_prompt=2",
         "rollout.n_samples_per_prompt",

@@ -260,8 +260,8 @@ def test_a_token_that_no_header_can_hold_is_quoted_in_no_reason(serve, monkeypat
 @pytest.mark.notices(
     "a request is tried once less than asked for",
     "rewards/remote.py",
-    "range(self.config.num_retries + 1)",
-    "range(self.config.num_retries)",
+    "range(config.num_retries + 1)",
+    "range(config.num_retries)",
 )
 def test_no_answer_in_time_is_a_timeout(serve):
     free = threading.Event()

@@ -18,7 +18,7 @@ from rlhf_suite.config.presets import conf_dir
 # Group -> the flag whose choices are presets, and what else such a preset sets.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "algo/advantage": ("algo.advantage.estimator", {}),
-    "reward": ("reward.rule", {"remote_url": None, "model_name_or_path": None}),
+    "reward": ("reward.rule", {"remote_url": None, "rubric": None, "model_name_or_path": None}),
 }
 # Groups that stay before the experiment, whoever chooses them.
 BEFORE_EXPERIMENT = ("task", "demo", "experiment")

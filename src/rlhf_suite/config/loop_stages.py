@@ -94,7 +94,7 @@ def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
     data = DataConfig.of("score", dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
-    reward = run.reward.as_of("score", rule=None, remote_url=None)
+    reward = run.reward.as_of("score", rule=None, remote_url=None, rubric=None)
     return ScoreRun(ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
 
 

@@ -139,6 +139,13 @@ METRICS: dict[str, Metric] = {
     "reward/errors": Metric("Samples without a reward because of an error", LOWER),
     "reward/timeouts": Metric("Samples without a reward because it took too long", LOWER),
     "reward/retries": Metric("Requests for rewards that were made again", LOWER),
+    # judges
+    "judge/answers": Metric("Responses that a judge was to score"),
+    "judge/cached": Metric("Those whose verdict it had given before, or that were the same as another"),
+    "judge/no_verdict": Metric("Those without a verdict", LOWER),
+    "judge/calls": Metric("Requests to judges, with those that were sent again"),
+    "judge/tokens": Metric("Tokens of their questions and replies"),
+    "judge/seconds": Metric("Seconds from question to reply, added up over all requests"),
     # agents
     "agent/turns": Metric("Mean number of turns of an episode"),
     "agent/calls": Metric("Mean number of calls of tools in an episode"),

@@ -19,7 +19,7 @@ from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
-from rlhf_suite.registry import absolute, digests, own_names
+from rlhf_suite.registry import absolute, digest, digests, own_names
 
 PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this name is false in every run that runs
 
@@ -74,8 +74,10 @@ def own_code(section: Any) -> list[str]:
     for key, name, meta in with_values(section):
         if key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
             entries += digests(absolute(f"{name}:reward_func"))
+        elif key.endswith("rubric") and name is not None:
+            entries.append(digest(Path(name).expanduser().resolve()))
         elif meta.algorithms is not None:
-            entries += [digest for own in own_names(name) for digest in digests(own)]
+            entries += [entry for own in own_names(name) for entry in digests(own)]
     return list(dict.fromkeys(entries))
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import SHAPE, When, flag, group, is_one_of, is_set, is_true
+from rlhf_suite.config.flags import FREE, SHAPE, When, flag, group, is_one_of, is_set, is_true
 from rlhf_suite.config.sections import Section
 from rlhf_suite.config.task_groups import BY_MODEL
 
 STEPS = is_true(".enable")
+JUDGED = is_set(".rubric", "<rubric.md>")
 MODEL = is_set(".model_name_or_path", "<reward model>")
 NO_TAG = r"(?!</?(?:think|answer)>)"
 SAID = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"  # something, without a tag in it
@@ -26,7 +28,7 @@ def is_http(remote_url: str | None) -> bool:
 class HttpConfig:
     """Requests to reward servers"""
 
-    batch_size: int = flag(32, "Responses per request", ge=1)
+    batch_size: int = flag(32, "Responses per request; a judge gets one", ge=1)
     concurrency: int = flag(8, "Requests at a time", ge=1)
     num_retries: int = flag(5, "How often a failed request is tried again, after 1, 2, 4, ... seconds", ge=0)
     timeout_s: float = flag(180.0, "Deadline of one request in seconds", gt=0)
@@ -62,13 +64,37 @@ class RuleConfig:
 
 
 @dataclass
+class JudgeConfig:
+    """A judge: a chat model that scores responses by the rubric in reward.rubric"""
+
+    url: str | None = flag(None)
+    """An OpenAI-compatible server, as http://<host>:<port>/v1, or a comma list of them (reward.http has its time limit,
+    retries and concurrency)"""
+    model: str | None = flag(None, "The name of the model at the server")
+    key_env: str = flag("RLHF_SUITE_JUDGE_KEY")
+    """The name of the environment variable with the server's key; without a value no key is sent"""
+    scale: list[float] = flag([0.0, 10.0], "The numbers that mean the worst and the best: they become 0 and 1")
+    max_new_tokens: int = flag(1024, "Tokens of a reply, with its reasons", ge=1)
+    max_chars: int = flag(20_000, ge=100)
+    """Characters of a prompt, a response or a label that the judge sees; the middle of a longer one is cut out with a
+    mark"""
+    body: dict[str, Any] = flag({})
+    """Further fields of each request, such as {temperature: 0}; a field that is null is not sent"""
+    max_calls: int | None = flag(None, ge=1, resume=FREE)
+    """The run ends before it sends more requests than these to the judge; null: no limit"""
+    max_tokens: int | None = flag(None, ge=1, resume=FREE)
+    """The run ends before a request when those before it used so many tokens; null: no limit"""
+
+
+@dataclass
 class SourceConfig:
-    """What scores: one of a rule, a .py file, HTTP servers, a reward model"""
+    """What scores: one of a rule, a .py file, HTTP servers, a judge, a reward model"""
 
     rule: str | None = flag(None, algorithms=registry.reward_rule)
     """A rule that computes the reward from the response and its label"""
     remote_url: str | None = flag(None)
     """A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"""
+    rubric: str | None = flag(None, "A file with the rubric by which a judge (reward.judge) scores")
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
 
 
@@ -95,25 +121,28 @@ class NormalizationConfig(Section):
 
 @dataclass
 class RewardConfig(NormalizationConfig, SourceConfig):
-    """Where the reward comes from (a rule, a .py file, HTTP servers, a reward model or, in task=ppo and task=score, a
-    process reward model), and in task=ppo its shape"""
+    """Where the reward comes from (a rule, a .py file, HTTP servers, a judge, a reward model or, in task=ppo and
+    task=score, a process reward model), and in task=ppo its shape"""
 
     sources: dict[str, NamedSourceConfig] = flag({})
-    """Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"""
+    """Several sources by name, instead of rule, remote_url, rubric and model_name_or_path (docs/rewards.md)"""
     reward_key: str | None = flag(None)
     """The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all
     parts of the reward, by reward.combine"""
     combine: str = flag("sum", "How the named parts of a reward become one number", choices=("sum", "max"))
     http: HttpConfig = group(
-        HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
+        HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>") | JUDGED
     )
+    judge: JudgeConfig = group(JudgeConfig, when=JUDGED)
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, gt=0)
     """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more (docs/rewards.md)"""
     num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
     """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
-    num_retries: int = flag(0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"))
-    """How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds"""
+    num_retries: int = flag(
+        0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>") | JUDGED
+    )
+    """How often scoring is tried again where a rule, a file, servers or a judge fail, after 1, 2, 4, ... seconds"""
     offload: bool = flag(False, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
     """Keep the reward model's weights in host memory, and bring them to the GPU once for all that it computes in a
     step"""
@@ -149,7 +178,9 @@ def urls(remote_url: str | None) -> list[str]:
 def has_source(config: RewardConfig) -> bool:
     """Return whether anything gives scores."""
     return (
-        config.scores_steps or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
+        config.scores_steps
+        or bool(config.sources)
+        or any((config.rule, config.remote_url, config.rubric, config.model_name_or_path))
     )
 
 

@@ -7,9 +7,10 @@ special tokens.
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
-seconds. An answer has a largest size (`rewards/http_body.py`); what is larger, not JSON or not as above fails its rows
-at once. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
-request is given up while no server is left, the run ends: nothing would be gained by going on.
+seconds, or after those of its header Retry-After. An answer has a largest size (`rewards/http_body.py`); what is
+larger, not JSON or not as above fails its rows at once. A server that failed three requests in a row is left out for 10
+seconds, each time twice as long. When a request is given up while no server is left, the run ends: nothing would be
+gained by going on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,19 +85,19 @@ class Servers:
         self.turn = (self.all.index(chosen) + 1) % len(self.all)
         return chosen
 
-    def check(self) -> None:
-        """Raise RunError when every server is left out."""
+    def check(self, flag: str = "reward.remote_url") -> None:
+        """Raise RunError when every server of `flag` is left out."""
         if all(server.is_out for server in self.all):
             errors = "; ".join(server.last_error for server in self.all)
-            raise RunError(f"no reward server answers. {errors}. Start it again, or change reward.remote_url")
+            raise RunError(f"no reward server answers. {errors}. Start it again, or change {flag}")
 
 
 class GivenUp(Exception):
-    """One try that failed; `passing` if another may succeed."""
+    """One try that failed; `passing` if another may succeed, `asked` after how many seconds by the server's word."""
 
-    def __init__(self, failure: RewardFailure, passing: bool) -> None:
+    def __init__(self, failure: RewardFailure, passing: bool, asked: str | None = None) -> None:
         super().__init__(failure.reason)
-        self.failure, self.passing = failure, passing
+        self.failure, self.passing, self.asked = failure, passing, asked
 
 
 class RemoteReward:
@@ -126,29 +127,6 @@ class RemoteReward:
 
     async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:
         """Return the outcomes of one request, tried as often as `num_retries` allows."""
-        async with places:
-            for attempt in range(self.config.num_retries + 1):
-                if attempt:
-                    await asyncio.sleep(wait_s(attempt))
-                server = self.servers.next()
-                try:
-                    activity, limit_s = f"{len(rows)} rows by {server.url}", self.config.timeout_s
-                    with waiting(activity, limit_s=limit_s, flag="reward.http.timeout_s"):
-                        answer = await self._try(client, server.url, rows)
-                except GivenUp as error:
-                    failure = replace(error.failure, retries=attempt)
-                    if not error.passing:
-                        break
-                    server.fails(failure.reason)
-                else:
-                    server.works()
-                    results = outcomes(answer, len(rows), server.url, self.choice)
-                    return [replace(outcome, retries=attempt) for outcome in results]
-            self.servers.check()
-        return [failure] * len(rows)
-
-    async def _try(self, client: httpx.AsyncClient, url: str, rows: list[Sample]) -> Any:
-        """Return what the server at `url` answers."""
         body: dict[str, Any] = {
             "query": [row.query for row in rows],
             "prompts": [row.prompt for row in rows],
@@ -156,33 +134,98 @@ class RemoteReward:
         }
         if columns := columns_of(rows):
             body["columns"] = columns
-        limit = BASE_BYTES + BYTES_PER_ROW * len(rows)
-        try:
-            # a deadline for the whole: httpx's own limits each piece of an answer
-            async with asyncio.timeout(self.config.timeout_s):
-                async with client.stream("POST", url, content=json.dumps(body).encode()) as response:
-                    status, is_fine = response.status_code, response.status_code == httpx.codes.OK
-                    content = await read_body(response, limit if is_fine else QUOTED, whole=is_fine)
-        except (httpx.TimeoutException, TimeoutError):
-            reason = f"{url}: no answer within {self.config.timeout_s:g} s (reward.http.timeout_s)"
-            raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
-        except BodyError as error:
-            raise give_up(f"{url}: {error}", passing=False) from None
-        except Exception as error:  # whatever a server makes the client raise is a reward without a score
-            raise give_up(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
-        if status in REFUSED:
-            raise RunError(f"{url}: HTTP {status}. Export the server's token as {TOKEN}")
-        if not is_fine:
-            raise give_up(f"{url}: HTTP {status}: {quote_answer(content)}", passing=status in PASSING)
-        try:
-            return parse_json(content)
-        except BodyError as error:
-            raise give_up(f"{url}: {error}: '{quote_answer(content)}'", passing=False) from None
+        request = Request(json.dumps(body).encode(), BASE_BYTES + BYTES_PER_ROW * len(rows), f"{len(rows)} rows")
+        async with places:
+            try:
+                answer, url, retries = await ask(client, self.servers, self.config, request)
+            except GivenUp as error:
+                return [error.failure] * len(rows)
+        return [replace(outcome, retries=retries) for outcome in outcomes(answer, len(rows), url, self.choice)]
 
 
-def give_up(reason: str, passing: bool) -> GivenUp:
+@dataclass(frozen=True)
+class Request:
+    """A request, which may be sent several times. `token` is the environment variable with the servers' token, and
+    `flag` names the servers."""
+
+    content: bytes
+    limit: int  # bytes of an answer
+    what: str  # is asked for
+    token: str = TOKEN
+    flag: str = "reward.remote_url"
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    servers: Servers,
+    config: HttpConfig,
+    request: Request,
+    before: Callable[[], None] = lambda: None,
+) -> tuple[Any, str, int]:
+    """Return the JSON value that a server answers, its URL, and how many tries failed before. Call `before` before
+    each try.
+
+    Raises:
+        GivenUp: no try succeeded.
+        RunError: a server refuses the token, or all servers are left out.
+    """
+    asked = None
+    for attempt in range(config.num_retries + 1):
+        if attempt:
+            await asyncio.sleep(wait_s(attempt, asked))
+        server = servers.next()
+        before()
+        try:
+            activity = f"{request.what} by {server.url}"
+            with waiting(activity, limit_s=config.timeout_s, flag="reward.http.timeout_s"):
+                answer = await post(client, server.url, config.timeout_s, request)
+        except GivenUp as error:
+            last, asked = GivenUp(replace(error.failure, retries=attempt), error.passing), error.asked
+            if not error.passing:
+                break
+            server.fails(last.failure.reason)
+        else:
+            server.works()
+            return answer, server.url, attempt
+    servers.check(request.flag)
+    raise last
+
+
+async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: Request) -> Any:
+    """Return the JSON value that the server at `url` answers.
+
+    Raises:
+        GivenUp: there is no such answer.
+        RunError: the server refuses the token.
+    """
+    asked = None
+    try:
+        # a deadline for the whole: httpx's own limits each piece of an answer
+        async with asyncio.timeout(timeout_s):
+            async with client.stream("POST", url, content=request.content) as response:
+                status, is_fine = response.status_code, response.status_code == httpx.codes.OK
+                asked = response.headers.get("Retry-After")
+                content = await read_body(response, request.limit if is_fine else QUOTED, whole=is_fine)
+    except (httpx.TimeoutException, TimeoutError):
+        reason = f"{url}: no answer within {timeout_s:g} s (reward.http.timeout_s)"
+        raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
+    except BodyError as error:
+        raise give_up(f"{url}: {error}", passing=False) from None
+    except Exception as error:  # whatever a server makes the client raise is a reward without a score
+        raise give_up(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
+    if status in REFUSED:
+        raise RunError(f"{url}: HTTP {status}. Export the server's token as {request.token}")
+    if not is_fine:
+        raise give_up(f"{url}: HTTP {status}: {quote_answer(content)}", passing=status in PASSING, asked=asked)
+    try:
+        return parse_json(content)
+    except BodyError as error:
+        raise give_up(f"{url}: {error}: '{quote_answer(content)}'", passing=False) from None
+
+
+def give_up(reason: str, passing: bool, asked: str | None = None) -> GivenUp:
     """Return the failure of a try for `reason`, which may quote the server, but never the token."""
-    return GivenUp(RewardFailure(printable(reason), "error"), passing)
+    return GivenUp(RewardFailure(printable(reason), "error"), passing, asked)
 
 
 def quote_answer(content: bytes) -> str:

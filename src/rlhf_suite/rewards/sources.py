@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from rlhf_suite.config.reward import (
 )
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, RewardSource, Sample, Scored
+from rlhf_suite.rewards.judge import JudgeReward
+from rlhf_suite.rewards.judge_calls import JudgeCalls
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
@@ -65,15 +68,17 @@ class Rewards:
         log: Path,
         models: Mapping[str, RewardSource] = MappingProxyType({}),
         process: RewardSource | None = None,
+        judge_calls: JudgeCalls | None = None,
     ) -> None:
         """Open the sources. `models` are the reward models of the run by the keys of their sections, and `process` is
-        its process reward model.
+        its process reward model. `judge_calls` are those that other sources of the run have open.
 
         Raises:
             UserError: a source cannot be used.
         """
         self.lock, self.is_closed = threading.Lock(), False
-        self.opened_with = config, log, models, process
+        self.judge_calls = judge_calls or JudgeCalls(log.parent, config.judge)
+        self.opened_with = config, log, models, process, self.judge_calls
         self.trained = find_trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
@@ -83,7 +88,7 @@ class Rewards:
                     num_retries = 0  # it would say the same again
                     assert reward is not None, "the reward models of a run are started before its rewards"
                 else:
-                    reward, num_retries = open_text(with_key(config, name), source, log), config.num_retries
+                    reward, num_retries = self.open_text(with_key(config, name), source, log), config.num_retries
                 stack.callback(reward.close)
                 self.sources.append(NamedSource(name, source, reward, num_retries))
             self.stack = stack.pop_all()
@@ -117,10 +122,22 @@ class Rewards:
             add_up([(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes], self.trained)
             for i in range(len(samples))
         ]
-        metrics: dict[str, float] = {}
+        metrics = Counter[str]()  # all of them are sums
         for source, answer in answered:
-            metrics |= answer.metrics(source.name)
-        return outcomes, metrics
+            metrics.update(answer.metrics(source.name))
+            if isinstance(source.reward, JudgeReward):
+                metrics.update(source.reward.counts.take())
+        return outcomes, dict(metrics)
+
+    def open_text(self, config: RewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
+        """Open a source that reads text: servers, a judge, a rule in processes of its own, or a file in one."""
+        choice = Choice(config.reward_key, config.combine)
+        if is_http(source.remote_url):
+            return RemoteReward(urls(source.remote_url), config.http, choice)
+        if source.rubric is not None:
+            return JudgeReward(Path(source.rubric), config.judge, config.http, self.judge_calls, choice)
+        own = replace(config, rule=source.rule, remote_url=source.remote_url)
+        return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
 
 
 @dataclass(frozen=True)
@@ -192,7 +209,9 @@ def list_sources(config: RewardConfig) -> dict[str, NamedSourceConfig]:
     if config.sources:
         return config.sources
     steps = config.scores_steps
-    return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=steps)}
+    return {
+        ONLY: NamedSourceConfig(config.rule, config.remote_url, config.rubric, config.model_name_or_path, process=steps)
+    }
 
 
 def find_trained_source(config: RewardConfig) -> str | None:
@@ -206,14 +225,6 @@ def with_key(config: RewardConfig, source: str) -> RewardConfig:
         return config
     name, _, part = config.reward_key.partition("/")
     return replace(config, reward_key=part if name == source and part else None)
-
-
-def open_text(config: RewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
-    """Open a source that reads text: servers, a rule in processes of its own, or a file in one."""
-    if is_http(source.remote_url):
-        return RemoteReward(urls(source.remote_url), config.http, Choice(config.reward_key, config.combine))
-    own = replace(config, rule=source.rule, remote_url=source.remote_url)
-    return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
 
 
 def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> None:

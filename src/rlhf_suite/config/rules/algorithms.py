@@ -105,7 +105,7 @@ def numbers_are_given(run: PPORun) -> Iterator[Problem]:
     """Find numbers that nobody can give. What own code, servers, rules and environments give is not known here, and is
     seen in the first rollout."""
     given, agents = run.reward, run.agent.has_turns
-    is_known = not (run.replays or agents or given.sources or given.rule or given.remote_url)
+    is_known = not (run.replays or agents or given.sources or given.rule or given.remote_url or given.rubric)
     known = {
         "overlong_penalty": given.overlong_buffer_len is not None,
         "stop_properly_penalty": given.stop_properly_penalty_coef is not None,

@@ -11,6 +11,7 @@ from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import (
+    TOKEN,
     NamedSourceConfig,
     RewardConfig,
     SourceConfig,
@@ -26,7 +27,10 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 
 NAME = re.compile(r"[\w-]+")
-FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
+FIX = (
+    "add reward.rule=exact_match, reward.remote_url=<file.py>, reward.rubric=<file.md> or "
+    "reward.model_name_or_path=<reward model>"
+)
 
 
 def list_named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
@@ -40,7 +44,8 @@ def list_named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
 
 def list_given(key: str, source: SourceConfig) -> list[str]:
     """Return the flags by which a source says what it is, as on the command line."""
-    flags = {"rule": source.rule, "remote_url": source.remote_url, "model_name_or_path": source.model_name_or_path}
+    names = ("rule", "remote_url", "rubric", "model_name_or_path")
+    flags: dict[str, str | None] = {name: getattr(source, name) for name in names}
     chosen = [f"{key}.{name}={value}" for name, value in flags.items() if value is not None]
     if isinstance(source, NamedSourceConfig) and source.process:
         chosen.append(f"{key}.process=true")
@@ -81,7 +86,7 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
     for key, source in list_named(run).items():
         chosen = list_given(key, source)
         if not chosen:
-            fix = FIX if key == "reward" else "give it one of rule, remote_url, model_name_or_path and process"
+            fix = FIX if key == "reward" else "give it one of rule, remote_url, rubric, model_name_or_path and process"
             yield Problem(key, "nothing scores the samples", fix)
         elif len(chosen) > 1:
             problem = f"there are several sources: {' and '.join(chosen)}"
@@ -143,15 +148,15 @@ def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
             yield Problem(key, problem, fix)
 
 
-def url_problems(key: str, servers: list[str]) -> Iterator[Problem]:
-    """Yield what is wrong with a list of servers."""
+def url_problems(key: str, servers: list[str], variable: str = TOKEN) -> Iterator[Problem]:
+    """Yield what is wrong with a list of servers, whose key is in the environment variable `variable`."""
     for url in servers:
         wrong = what_is_wrong(url)
         if wrong is not None:
             fix = f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'"
             yield Problem(key, f"{printable(url)} {wrong}", fix)
         else:
-            yield from password_problems(key, url, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
+            yield from password_problems(key, url, f"remove it, and export {variable}")
 
 
 def password_problems(key: str, url: str, fix: str) -> Iterator[Problem]:
@@ -251,7 +256,7 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
 @rule
 def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
     if reward_models(run.reward):
-        problem = "samples are scored by rules, files and servers only"
+        problem = "samples are scored by rules, files, servers and judges only"
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem("reward.model_name_or_path", problem, fix)
     elif has_source(run.reward):

@@ -26,7 +26,7 @@ from rlhf_suite.train.output import MARK, files, is_own, is_within
 
 SOURCES = (
     *("data.dataset", "data.prompt_dataset", "data.pretrain_dataset", "eval.dataset"),
-    *("reward.remote_url", "lora.path"),
+    *("reward.remote_url", "reward.rubric", "lora.path"),
 )
 SHOWN = 3  # entries of a folder in a message
 CACHE = "XDG_CACHE_HOME"

@@ -1,5 +1,5 @@
-"""Inspect the sources of rewards: reward files define the function, servers answer, the token can be sent, and there is
-a jail for programs.
+"""Inspect the sources of rewards: reward files define the function, rubrics can be read, servers answer, tokens can be
+sent, and there is a jail for programs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from rlhf_suite.config.agent import agents_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, is_http, urls
+from rlhf_suite.config.rules.judges import list_rubrics
 from rlhf_suite.config.rules.rewards import list_named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.config.teacher import list_teachers
@@ -20,6 +21,7 @@ from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file
 from rlhf_suite.registry import reward_rule, teacher
+from rlhf_suite.rewards.rubric import RubricError, read_rubric
 from rlhf_suite.sandbox.jail import offer
 
 FUNCTION, ARGUMENTS = "reward_func", 3
@@ -44,6 +46,32 @@ def teacher_urls(run: Run) -> Mapping[str, str]:
         for key, source in list_teachers(run.teacher).items()
         if source.remote_url is not None and teacher.needs(source.kind, "server")
     }
+
+
+def judge_urls(run: Run) -> Mapping[str, str]:
+    """Return the servers of the judge, by flag."""
+    if not isinstance(run, ScoredTextRun | LoopRun) or not list_rubrics(run) or not run.reward.judge.url:
+        return {}
+    return {"reward.judge.url": run.reward.judge.url}
+
+
+def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for each file of a rubric that cannot be read, or is not a rubric."""
+    rubrics = list_rubrics(run) if isinstance(run, ScoredTextRun | LoopRun) else {}
+    for key, name in rubrics.items():
+        try:
+            rubric = read_rubric(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            problem = f"{name} cannot be read (seen from {Path.cwd()}): {error.strerror}"
+            yield Problem(key, problem, "give a text file with the rubric (docs/rewards.md)")
+        except UnicodeDecodeError:
+            yield Problem(key, f"{name} is not UTF-8 text", "give a text file with the rubric (docs/rewards.md)")
+        except RubricError as error:
+            yield Problem(key, f"{name}: {error}", "correct it (docs/rewards.md)")
+        else:
+            if "{label}" in rubric.text and isinstance(run, ScoredTextRun | LoopRun) and run.data.label_key is None:
+                problem = f"the rubric {name} shows a label"
+                yield Problem("data.label_key", problem, "add data.label_key=<column>, or remove {label} from it")
 
 
 def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -78,28 +106,34 @@ def servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
     that will use them asks."""
     if folder is None or not is_first_node():
         return
-    for key, value in {**remote_urls(run), **teacher_urls(run)}.items():
+    for key, value in {**remote_urls(run), **teacher_urls(run), **judge_urls(run)}.items():
         if not is_http(value):
             continue
         servers = {first_hop(url) for url in urls(value)}
         failed = unreachable(servers, CONNECT_S)
         if len(failed) == len(servers):
             said = "; ".join(f"{host}:{port}: {reason}" for (host, port), reason in failed.items())
-            kind = "teacher" if key in teacher_urls(run) else "reward server"
-            fix = "start the server first (task=serve_rm prints the address of a reward model), or correct the address"
+            kind, fix = "reward server", "start the server first, or correct the address"
+            if key in teacher_urls(run):
+                kind = "teacher"
+            elif key in judge_urls(run):
+                kind = "judge"
+            else:
+                fix = f"{fix} (task=serve_rm prints that of a reward model)"
             yield Problem(key, f"no {kind} accepts a connection: {said}", fix)
 
 
-def token_fits_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem if the token cannot be sent in an HTTP header: the error of the HTTP library would quote it."""
-    token = os.environ.get(TOKEN, "")
-    if not uses_token(run):
-        return
-    place = next((place for place, char in enumerate(token, 1) if char not in VISIBLE), None)
-    if place is not None:
-        kind = "a line end" if token[place - 1] in "\r\n" else "a character that is not visible ASCII"
-        problem = f"its value has {kind} at position {place} of {len(token)}, so it cannot be sent"
-        yield Problem(TOKEN, problem, f"export {TOKEN} with the token alone, in visible ASCII characters")
+def tokens_fit_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for a token that cannot be sent in an HTTP header: the error of the HTTP library would quote
+    it."""
+    judges = {run.reward.judge.key_env} if isinstance(run, ScoredTextRun | LoopRun) and judge_urls(run) else set()
+    for name in sorted(judges | ({TOKEN} if uses_token(run) else set())):
+        token = os.environ.get(name, "")
+        place = next((place for place, char in enumerate(token, 1) if char not in VISIBLE), None)
+        if place is not None:
+            kind = "a line end" if token[place - 1] in "\r\n" else "a character that is not visible ASCII"
+            problem = f"its value has {kind} at position {place} of {len(token)}, so it cannot be sent"
+            yield Problem(name, problem, f"export {name} with the token alone, in visible ASCII characters")
 
 
 def uses_token(run: Run) -> bool:
@@ -139,4 +173,4 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
         yield Problem(key, problem, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
 
 
-REWARDS = (token_fits_a_header, reward_files_define, servers_answer, programs_have_a_jail)
+REWARDS = (tokens_fit_a_header, reward_files_define, rubrics_are_usable, servers_answer, programs_have_a_jail)
