@@ -104,7 +104,7 @@ def test_a_rubric_without_criteria_has_one_score_and_may_show_the_label(serve, j
     "a judge that says nothing of use gives the worst score",
     "rewards/judge.py",
     'outcome = RewardFailure(f"the judge gives no verdict: {error}", "error")',
-    "outcome = self.scored(dict.fromkeys(self.rubric.weights, 0.0))",
+    "outcome = self.make_outcome(dict.fromkeys(self.rubric.weights, 0.0))",
 )
 def test_what_is_not_one_verdict_in_the_form_asked_for_is_no_verdict(serve, judge, reply, reason):
     server = serve(lambda body: (200, completion(reply.replace("{n}", nonce_of(body)))))

@@ -72,7 +72,7 @@ class JudgeReward:
         """Return one outcome per sample, in their order. Equal samples are one question."""
         keys = [self.key(row) for row in rows]
         asked = {key: row for key, row in zip(keys, rows, strict=True) if self.calls.find(key) is None}
-        known = {key: self.scored(parts) for key in {*keys} if (parts := self.calls.find(key)) is not None}
+        known = {key: self.make_outcome(parts) for key in {*keys} if (parts := self.calls.find(key)) is not None}
         if asked:
             known |= asyncio.run(self.ask_all(asked))
         outcomes = [known[key] for key in keys]
@@ -85,7 +85,7 @@ class JudgeReward:
         content = json.dumps([self.about, sample.prompt, sample.response, sample.label])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def scored(self, parts: Mapping[str, float]) -> Outcome:
+    def make_outcome(self, parts: Mapping[str, float]) -> Outcome:
         """Return the outcome of a sample with a verdict."""
         value = self.rubric.value(parts)
         try:
@@ -133,7 +133,7 @@ class JudgeReward:
             reply = read_reply(answer, sum(len(message["content"]) for message in asked))
             call = replace(call, reply=reply.text[-REPLY:], tokens=reply.tokens)
             call = replace(call, parts=self.read_parts(reply, nonce))
-            outcome = self.scored(call.parts or {})
+            outcome = self.make_outcome(call.parts or {})
         except GivenUp as error:
             outcome, retries = error.failure, error.failure.retries
         except NoVerdict as error:
