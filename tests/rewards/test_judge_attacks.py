@@ -61,8 +61,8 @@ def asked(response: str, prompt: str = "Where is it?") -> tuple[str, str]:
 @pytest.mark.notices(
     "a response may end its quotation",
     "rewards/rubric.py",
-    'return f"\\nBEGIN {nonce}\\n{make_harmless(given[found[1]], form.max_chars)}\\nEND {nonce}\\n"',
-    'return f"\\nBEGIN\\n{make_harmless(given[found[1]], form.max_chars)}\\nEND\\n"',
+    'return f"\\nBEGIN {nonce}\\n{make_harmless(given[placeholder[1]], form.max_chars)}\\nEND {nonce}\\n"',
+    'return f"\\nBEGIN\\n{make_harmless(given[placeholder[1]], form.max_chars)}\\nEND\\n"',
 )
 def test_what_a_response_writes_stands_in_one_quotation_and_nothing_else_changes(name, place):
     honest = asked("")

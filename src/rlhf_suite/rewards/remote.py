@@ -150,7 +150,7 @@ class Request:
 
     content: bytes
     limit: int  # bytes of an answer
-    what: str  # is asked for
+    purpose: str  # for the record of waits, such as `32 rows`
     token: str = TOKEN
     flag: str = "reward.remote_url"
 
@@ -176,7 +176,7 @@ async def ask(
         server = servers.next()
         before()
         try:
-            activity = f"{request.what} by {server.url}"
+            activity = f"{request.purpose} by {server.url}"
             with waiting(activity, limit_s=config.timeout_s, flag="reward.http.timeout_s"):
                 answer = await post(client, server.url, config.timeout_s, request)
         except GivenUp as error:

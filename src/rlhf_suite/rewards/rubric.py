@@ -110,12 +110,12 @@ def read_weights(lines: Sequence[str]) -> dict[str, float]:
         if heading := HEADING.fullmatch(line):
             within = heading["title"].lower() == "criteria"
         elif within and ITEM.match(line):
-            found = CRITERION.fullmatch(line.rstrip())
-            if found is None:
+            criterion = CRITERION.fullmatch(line.rstrip())
+            if criterion is None:
                 raise RubricError(f"line {number}: a criterion is written '- <name> (<weight>): <what is asked>'")
-            if found["name"] in weights:
-                raise RubricError(f"line {number}: the criterion {found['name']} stands twice")
-            weights[found["name"]] = read_weight(number, found["weight"])
+            if criterion["name"] in weights:
+                raise RubricError(f"line {number}: the criterion {criterion['name']} stands twice")
+            weights[criterion["name"]] = read_weight(number, criterion["weight"])
     if weights and not any(weights.values()):
         raise RubricError("every criterion has the weight 0")
     return weights
@@ -137,8 +137,8 @@ def messages(rubric: Rubric, sample: Sample, form: Form, nonce: str) -> list[dic
     wanted = json.dumps(dict.fromkeys(rubric.weights, "<number>")).replace('"<number>"', "<number>")
     given = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
-    def quote(found: re.Match[str]) -> str:
-        return f"\nBEGIN {nonce}\n{make_harmless(given[found[1]], form.max_chars)}\nEND {nonce}\n"
+    def quote(placeholder: re.Match[str]) -> str:
+        return f"\nBEGIN {nonce}\n{make_harmless(given[placeholder[1]], form.max_chars)}\nEND {nonce}\n"
 
     system = SYSTEM.format(nonce=nonce, form=wanted, low=form.low, high=form.high)
     asked = PLACEHOLDER.sub(quote, rubric.text) + REMINDER.format(nonce=nonce, form=wanted)
@@ -164,14 +164,14 @@ def read_verdict(reply: str, rubric: Rubric, form: Form, nonce: str) -> dict[str
     """
     beginning = f"VERDICT {nonce}"
     lines = [line.strip() for line in reply.splitlines() if line.strip()]
-    found = [line for line in lines if line.startswith(beginning)]
+    verdicts = [line for line in lines if line.startswith(beginning)]
     if not lines:
         raise NoVerdict("the reply is empty")
-    if len(found) > 1:
-        raise NoVerdict(f"the reply has {len(found)} verdicts")
-    if not found or found[0] != lines[-1]:
+    if len(verdicts) > 1:
+        raise NoVerdict(f"the reply has {len(verdicts)} verdicts")
+    if not verdicts or verdicts[0] != lines[-1]:
         raise NoVerdict(f"the reply ends without a verdict: '{printable(lines[-1], 100)}'")
-    given = read_object(found[0].removeprefix(beginning).strip())
+    given = read_object(verdicts[0].removeprefix(beginning).strip())
     if given.keys() != rubric.weights.keys():
         names = printable(", ".join(given), 200)
         raise NoVerdict(f"the verdict is about [{names}], and the criteria are [{', '.join(rubric.weights)}]")
