@@ -105,7 +105,7 @@ def test_the_verdict_behind_a_repeated_response_is_that_of_the_judge(name):
 @pytest.mark.notices(
     "role markers reach the judge's tokenizer",
     "rewards/rubric.py",
-    'MARKER.sub(lambda found: f"{found[0]} ", shown)',
+    'MARKER.sub(lambda marker: f"{marker[0]} ", shown)',
     "shown",
 )
 def test_no_marker_of_a_chat_template_reaches_the_judge():

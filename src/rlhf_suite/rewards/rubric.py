@@ -153,7 +153,7 @@ def make_harmless(text: str, max_chars: int) -> str:
         cut = f"\n[{len(text) - 2 * half} characters are cut out here]\n"
         text = text[:half] + cut + text[len(text) - half :]
     shown = "".join(char if char in KEPT or is_visible(char) else escape(char) for char in text)
-    return MARKER.sub(lambda found: f"{found[0]} ", shown)
+    return MARKER.sub(lambda marker: f"{marker[0]} ", shown)
 
 
 def read_verdict(reply: str, rubric: Rubric, form: Form, nonce: str) -> dict[str, float]:
