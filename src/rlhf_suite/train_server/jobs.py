@@ -21,7 +21,8 @@ from rlhf_suite.serving.http_server import BadRequest
 
 T = TypeVar("T")
 Answer = dict[str, Any] | bytes  # JSON, or a message of the protocol
-MAX_ANSWERS = 20_000  # that are kept; a client that has lost one asks again
+MAX_FETCHED = 256  # answers that are kept behind their first fetch: a client that has lost one asks again
+MAX_ANSWERS = 20_000  # that are kept although nobody has fetched them
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Jobs:
     def __init__(self, device: Device, fail: Callable[[RunError], None]) -> None:
         self.device, self.fail = device, fail
         self.known: OrderedDict[str, Job] = OrderedDict()
+        self.fetched: OrderedDict[str, None] = OrderedDict()  # the numbers of answers, the first fetch of each
         self.lines: dict[str, Line] = {}
         self.ready: deque[Job] = deque()
         self.has_jobs = asyncio.Event()
@@ -98,6 +100,19 @@ class Jobs:
         oldest = next(iter(self.known.values()))
         if len(self.known) > MAX_ANSWERS and oldest.done.is_set():
             del self.known[oldest.number]
+
+    async def fetch(self, number: str, limit_s: float) -> Answer | None:
+        """Return the answer to a request; None if it is not there in time. Raise KeyError if there is no such request,
+        or its answer is no longer kept."""
+        job = self.known[number]
+        try:
+            await asyncio.wait_for(job.done.wait(), limit_s)  # no-limit: it has one
+        except TimeoutError:
+            return None
+        self.fetched.setdefault(number, None)
+        if len(self.fetched) > MAX_FETCHED:
+            self.known.pop(self.fetched.popitem(last=False)[0], None)
+        return job.answer
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Return what `work` returns, called in the thread that makes all calls of the models."""

@@ -289,15 +289,11 @@ class Service:
     async def retrieve_future(self, body: Body) -> Answer:
         """Return the answer to a request, once it is there; PENDING if that takes longer than a request may wait."""
         number = text(body, "request_id")
-        job = self.jobs.known.get(number)
-        if job is None:
-            raise NotFound(f"there is no request {number!r:.200}, or its answer is no longer kept")
         try:
-            await asyncio.wait_for(job.done.wait(), POLL_S)  # no-limit: it has one
-        except TimeoutError:
-            return PENDING | {"request_id": number}
-        assert job.answer is not None
-        return job.answer
+            answer = await self.jobs.fetch(number, POLL_S)
+        except KeyError:
+            raise NotFound(f"there is no request {number!r:.200}, or its answer is no longer kept") from None
+        return PENDING | {"request_id": number} if answer is None else answer
 
 
 def text(body: Body, key: str) -> str:
