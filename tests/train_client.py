@@ -20,7 +20,7 @@ from rlhf_suite.train_server.messages import DTYPES, FLOAT32, INT64, OUTPUT, REQ
 from rlhf_suite.train_server.wire import decode, encode
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 180.0
+START_S = 420.0
 ASK_S = 120.0
 RANK = 4
 SETTINGS = (
