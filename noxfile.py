@@ -237,8 +237,8 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def hosts(session: nox.Session) -> None:
-    """Run jobs over two hosts that are made of namespaces, with a real Slurm, and write docs/slurm.md's table of them.
-    Without root, iproute2 and Slurm the session is skipped."""
+    """Run jobs over two hosts that are made of namespaces, with a real Slurm, and write the table of them in
+    docs/slurm_measured.md. Without root, iproute2 and Slurm the session is skipped."""
     ready(session)
     missing = [name for name in ("ip", "ss", "nsenter", "unshare", "slurmctld", "slurmd") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:

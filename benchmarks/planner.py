@@ -22,7 +22,7 @@ from rlhf_suite.config.plan import ACTOR, ENGINE
 from rlhf_suite.config.runs import AnyTrainedRun, SFTRun
 from rlhf_suite.planner.memory import GIB, GPU_PROCESS
 
-PAGE, HEADING = ROOT / "docs" / "planner.md", "## Against measured memory"
+PAGE, HEADING = ROOT / "docs" / "planner_measured.md", "## Against measured memory"
 LENGTH, NUM_ROWS = 256, 8
 SYNC = "weights on their way to the engines"
 SFT = (

@@ -29,7 +29,7 @@ from rlhf_suite.models.load import model_folder
 from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
 from rlhf_suite.planner.needs import Target
 
-PAGE, HEADING = ROOT / "docs" / "planner.md", "## Against measured time"
+PAGE, HEADING = ROOT / "docs" / "planner_measured.md", "## Against measured time"
 STEPS = 4
 LARGE, SMALL = "qwen3-0.1b", "builtin:small"
 RANKS = ("_Host", "run.py")  # processes of ranks: actors of Ray, or the run itself if it has one rank

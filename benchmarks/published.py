@@ -152,7 +152,7 @@ def table_of(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Plan each set-up, and print one JSON line and the table; `--write` puts the table into docs/planner.md."""
+    """Plan each set-up, and print one JSON line and the table; `--write` puts it into docs/planner_measured.md."""
     from common import ROOT, publish, scratch, write_section
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,7 +173,7 @@ def main() -> None:
     lines = [heading, "", *intro, "", *table_of(rows)]
     print("\n".join(lines))
     if arguments.write:
-        write_section(ROOT / "docs" / "planner.md", heading, "\n".join(lines) + "\n")
+        write_section(ROOT / "docs" / "planner_measured.md", heading, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What families of models cannot do is refused before anything is loaded: the seconds of whole commands.
 
-`python benchmarks/refusals.py` writes a section of docs/models.md."""
+`python benchmarks/refusals.py` writes a section of docs/model_families.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import families
 
-PAGE, HEADING = ROOT / "docs" / "models.md", "## Refusals"
+PAGE, HEADING = ROOT / "docs" / "model_families.md", "## Refusals"
 SFT = ["task=sft", "data.dataset=builtin:reverse", "data.output_key=output", "data.max_len=256"]
 PPO = [
     *("task=ppo", "data.prompt_dataset=builtin:reverse", "data.max_len=256", "rollout.max_new_tokens=64"),

@@ -1,4 +1,4 @@
-"""Run the tests of a real Slurm, and write what they note into docs/slurm.md.
+"""Run the tests of a real Slurm, and write what they note into docs/slurm_measured.md.
 
 python benchmarks/slurm.py [slurm | hosts] [arguments of pytest]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common import ROOT, scratch, write_section
 
-PAGE = ROOT / "docs" / "slurm.md"
+PAGE = ROOT / "docs" / "slurm_measured.md"
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def test_a_teacher_says_a_number_of_every_token(tmp_path, answer):
 
 
 def test_a_teacher_of_the_users_own_may_mix_others(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "own_code.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "own_code_inputs.md").read_text()
     (example,) = (block for block in page.split("```python\n")[1:] if "class Mixed" in block)
     (tmp_path / "mine.py").write_text(example.partition("```")[0])
     assert ask_teacher(f"{tmp_path / 'mine.py'}:mixed").tolist() == pytest.approx([np.log(0.5)] * 5)

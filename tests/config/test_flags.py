@@ -104,7 +104,7 @@ def test_every_new_name_exists():
 
 
 def test_defaults_that_openrlhf_has_under_the_same_names():
-    """docs/from_openrlhf.md names those that differ."""
+    """docs/openrlhf_flags.md names those that differ."""
     expected = {
         "train.max_epochs": {"sft": 2, "rm": 1, "dpo": 1, "kto": 1, "prm": 1, "distill": 1, "ppo": 1},
         "train.micro_batch_size": dict.fromkeys(("sft", "rm", "dpo", "kto", "prm", "distill", "ppo")),

@@ -1,6 +1,6 @@
 """Runs over two real hosts, made of namespaces, with a real Slurm: what clusters do to a run, and what becomes of it.
 
-Skipped without root and Slurm. `nox -s hosts` runs all of them and writes what they note into docs/slurm.md.
+Skipped without root and Slurm. `nox -s hosts` runs all of them and writes what they note into docs/slurm_measured.md.
 """
 
 from __future__ import annotations

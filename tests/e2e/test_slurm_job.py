@@ -1,6 +1,6 @@
 """Jobs on a real Slurm of two nodes: sweeps, single runs, and runs that are stopped, killed or lose their node. Skipped
 without Slurm. `nox -s slurm` runs all of them, `nox -s tests` only the short ones. What a test notes,
-`benchmarks/slurm.py` writes into docs/slurm.md."""
+`benchmarks/slurm.py` writes into docs/slurm_measured.md."""
 
 from __future__ import annotations
 

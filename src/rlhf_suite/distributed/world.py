@@ -128,7 +128,8 @@ def give_back_freed_memory() -> None:
 
     glibc raises that limit by itself, up to 32 MiB, whenever a larger one is freed. Tensors below it lie side by side,
     and those that live on keep the memory of freed ones between them: runs with adapters or ZeRO-3 took up to twice as
-    much on a CPU (docs/planner.md). A limit of the user's, MALLOC_MMAP_THRESHOLD_, stays; so do other C libraries.
+    much on a CPU (docs/planner_measured.md). A limit of the user's, MALLOC_MMAP_THRESHOLD_, stays; so do other C
+    libraries.
     """
     library = ctypes.CDLL(None)
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(library, "mallopt"):

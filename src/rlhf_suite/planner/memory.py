@@ -25,7 +25,7 @@ PREFETCHED = 50_000_000  # elements: stage3_prefetch_bucket_size
 FOUR_BITS = 0.516  # bytes per weight in nf4: half a byte, 8 bits for each 64 weights, and the scales of those scales
 SIZES = {"bf16": 2, "fp32": 4}
 # Resident memory of processes that have imported their libraries and hold no model: rough, above the 0.5 to 0.6 GiB of
-# a rank and 0.8 GiB of an engine that docs/planner.md has measured on a CPU.
+# a rank and 0.8 GiB of an engine that docs/planner_measured.md has on a CPU.
 RANK_PROCESS, DRIVER_PROCESS, ENGINE_PROCESS, RAY_DAEMONS = 800 * MIB, 800 * MIB, 1100 * MIB, 500 * MIB
 EPISODE_PROCESS = 600 * MIB  # an episode worker: without what user code and sandboxed sessions take
 GPU_PROCESS = 600 * MIB  # of a GPU, for a process that uses it: context, kernels and libraries; not measured here

@@ -274,7 +274,7 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
         return None
     if isinstance(run, LoopRun):
         problem = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
-        fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/sampling.md)"
+        fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/loops.md)"
         return Problem(key, problem, fix)
     return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
 

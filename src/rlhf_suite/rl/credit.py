@@ -107,7 +107,7 @@ class CreditAssigner:
                 raise UserError(
                     f"algo.advantage.estimator={self.config.advantage.estimator} needs the number {name!r} of samples, "
                     f"and no sample has it. They have {', '.join(known) or 'no numbers'}: let the reward or the agent "
-                    "give it, or correct the name (docs/own_code.md)"
+                    "give it, or correct the name (docs/own_code_inputs.md)"
                 )
             self.given.add(name)
         values = {name: [row.get(name, math.nan) for row in rows] for name in self.given}

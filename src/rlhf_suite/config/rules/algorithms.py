@@ -116,7 +116,7 @@ def numbers_are_given(run: PPORun) -> Iterator[Problem]:
         if of_agents or (is_known and not known.get(name, False)):
             who = "an agent gives it, and the run has none" if of_agents else "nothing in the run gives it"
             problem = f"{run.algo.advantage.estimator} needs the number {name!r} of samples: {who}"
-            fix = "take another estimator, or a reward or an agent that gives it (docs/own_code.md)"
+            fix = "take another estimator, or a reward or an agent that gives it (docs/own_code_inputs.md)"
             yield Problem("algo.advantage.estimator", problem, fix)
 
 
