@@ -1,5 +1,5 @@
 """Makes one phase of a run fail, for every schedule, phase and number of times: `python benchmarks/failures.py [words]`
-prints how each run ends; with --write the table of docs/faults.md is written.
+prints how each run ends; with --write the table of docs/faults_measured.md is written.
 
 The runs are those of tests/rl/test_failure_matrix.py: one process, no Ray, an engine of the tests.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from common import ROOT, scratch, write_section
 from mutations import Here
 
-PAGE, HEADING = ROOT / "docs" / "faults.md", "## Failures in every phase"
+PAGE, HEADING = ROOT / "docs" / "faults_measured.md", "## Failures in every phase"
 HEAD = """\
 `python benchmarks/failures.py --write` makes each phase of a run of four steps fail when it happens for the first, the
 second and the third time, in each schedule, and writes this table; `tests/rl/test_failure_matrix.py` does the same.
@@ -28,7 +28,7 @@ has the seconds of the longest of the three runs, from its start to its end.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only these schedules and phases")
-    parser.add_argument("--write", action="store_true", help="write the section of docs/faults.md")
+    parser.add_argument("--write", action="store_true", help="write the section of docs/faults_measured.md")
     given = parser.parse_args()
     os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "rl")]

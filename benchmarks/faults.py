@@ -4,7 +4,7 @@
 
 Each fault is made in a run on two CPU cores. The seconds are those from the fault to the end of the run, or until two
 more steps are done where the run goes on. Afterwards processes and folders for temporary files are looked for. --write
-writes the rows of these faults into the section of docs/faults.md, and keeps those of the others.
+writes the rows of these faults into the section of docs/faults_measured.md, and keeps those of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import full_disk  # noqa: E402 - they are found by the line above
 from rlhf_suite.launch.session import clear_abandoned  # noqa: E402
 from rlhf_suite.models.builtin import create_tiny  # noqa: E402
 
-PAGE, HEADING = ROOT / "docs" / "faults.md", "## Measured faults"
+PAGE, HEADING = ROOT / "docs" / "faults_measured.md", "## Measured faults"
 DEADLINE_S, GONE_S = 900.0, 30.0
 BESIDE = ("Run folder", "In each of the last")  # what is said of every run, and of random weights
 SHOWN = 240  # characters of what the user reads
@@ -199,7 +199,7 @@ def write(found: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only the faults whose names have one of these words")
-    parser.add_argument("--write", action="store_true", help="write the section of docs/faults.md")
+    parser.add_argument("--write", action="store_true", help="write the section of docs/faults_measured.md")
     given = parser.parse_args()
     found = []
     for fault in FAULTS:
