@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from judge_server import RUBRIC
 
 from attack_page import Section
+from judge_server import RUBRIC
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.rubric import Form, NoVerdict, make_harmless, messages, read_rubric, read_verdict

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from judge_server import JudgeServer, quoted, verdict
 from rlhf_suite.cli import main
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -112,3 +113,30 @@ def test_further_columns_are_handed_to_the_reward_function(check):
     code, text, _ = check(rows, "data.output_key=answer", "data.reward_columns=[weight,test]", file=OF_COLUMNS)
     assert code == 2
     assert "has no column 'test'" in text
+
+
+@pytest.mark.notices(
+    "a judge is compared with its own verdicts in the cache",
+    "tasks/check_reward.py",
+    "Rewards(config.reward, folder / log.name)",
+    "Rewards(config.reward, log)",
+)
+def test_a_judge_is_compared_with_labelled_pairs_and_with_itself(check, tmp_path):
+    seen = []
+
+    def answer(body):
+        response = quoted(body)[0]
+        seen.append(response)
+        return verdict(body, score=len(response) + seen.count(response) * (response == "aaaa"))
+
+    server = JudgeServer(answer)
+    (tmp_path / "rubric.md").write_text("How long is it?\n{response}")
+    rows = [row("p", "a", "0"), row("p", "aa", "1"), row("q", "aaa", "1"), row("q", "aaaa", "0")]
+    flags = [f"reward.rubric={tmp_path}/rubric.md", f"reward.judge.url={server.base}", "reward.judge.model=m"]
+    code, text, metrics = check(rows, "data.output_key=answer", *flags)
+    server.close()
+    assert code == 0 and len(seen) == 8
+    expected = {"pairs": 2, "pair_accuracy": 0.5, "pair_ties": 0, "no_verdict": 0, "self_agreement": 0.75}
+    assert {name: metrics[name] for name in expected} == expected
+    assert metrics["self_difference"] == pytest.approx(0.1 / 4)
+    assert "pair_accuracy 0.5" in text

@@ -22,6 +22,7 @@ from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.offline.agreement import measure_agreement, measure_repetition
 from rlhf_suite.offline.scores import text_sample
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards, list_sources
@@ -30,6 +31,7 @@ from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.run_folder import RunFolder
 
 SAME = 1e-6  # scores that differ by less are equal
+AGAIN = "again"  # the folder of a judge's second verdicts in the logs
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
         outcomes = rewards.score([*items.values()])[0] if items else []
         speed = len(items) / (time.perf_counter() - began)
     in_batch = dict(zip(items, outcomes, strict=True))
-    metrics = summary(checked, speed)
+    metrics = summary(checked, speed) | measure_judge(config, log, [*items.values()], outcomes)
     console.print(table(checked))
     console.print(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), soft_wrap=True, highlight=False)
     for warning in warnings(config, checked, in_batch):
@@ -72,6 +74,19 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
         printed = f"; the output of the reward code is in {log}" if log.exists() and log.stat().st_size else ""
         raise RunError(f"{len(failed)} of {len(checked)} rows have no score; the first is {failed[0]}{printed}")
     return metrics
+
+
+def measure_judge(
+    config: CheckRewardRun, log: Path, samples: Sequence[Sample], outcomes: Sequence[Outcome]
+) -> dict[str, float]:
+    """Return how far a judge agrees with labels, and with itself when it is asked again; nothing without a judge."""
+    if not any(source.rubric for source in list_sources(config.reward).values()):
+        return {}
+    folder = log.parent / AGAIN
+    folder.mkdir(parents=True)
+    with closing(Rewards(config.reward, folder / log.name)) as rewards:
+        again = rewards.score(samples)[0]
+    return measure_agreement(samples, outcomes) | measure_repetition(outcomes, again)
 
 
 def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
