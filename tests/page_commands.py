@@ -125,6 +125,7 @@ ROWS = {
         "label": "2",
     },
     "answers.jsonl": {"prompt": "1 + 1", "response": "2", "label": "2", "answer": "2"},
+    "graded.jsonl": {"prompt": "1 + 1", "response": "2", "grade": "1"},
     "pairs.jsonl": {"prompt": "1 + 1", "chosen": "2", "rejected": "3"},
     "rated.jsonl": {"input": "1 + 1", "output": "2", "is_good": True},
     "steps.jsonl": {"input": "1 + 1 <mark> = 2 <mark>", "label": ["+", "-"]},
@@ -162,6 +163,7 @@ def write_files(folder: Path) -> None:
         file.write(f"{json.dumps(MESSAGES)}\n")
     for name in ("my_reward.py", "judge.py"):
         (folder / name).write_text(REWARD)
+    (folder / "rubric.md").write_text("Grade this answer: {response}\n")
     for page in PAGES:
         for name, text in FILE.findall(page.read_text()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
