@@ -24,6 +24,7 @@ from command_lines import (
 
 TAUGHT = PPO + "experiment=on_policy_distill "
 TEACHERS = TAUGHT + "teacher.sources="
+JUDGE = PPO + "reward.rule=null reward.rubric=r.md reward.judge.url=http://a/v1 reward.judge.model=m "
 MORE_BETWEEN_FLAGS = [
     (PPO + "correction=tis algo.advantage.is_correction_level=seq", IS + "mode", "write " + IS + "mode=mask"),
     (PPO + "correction=tis " + IS + "gating=tv", IS + "mode", "write " + IS + "mode=mask"),
@@ -74,6 +75,16 @@ MORE_BETWEEN_FLAGS = [
     (PPO + "reward.rule=null 'reward.remote_url=\"http://a b/s\"'", "reward.remote_url", "is not a URL"),
     (PPO + "reward.rule=null reward.remote_url=http://me:pw@host/s", "reward.remote_url", "RLHF_SUITE_REWARD_TOKEN"),
     (PPO + "reward.http.batch_size=4", "reward.http.batch_size", "has no effect"),
+    (PPO + "reward.rubric=r.md reward.judge.url=http://a/v1 reward.judge.model=m", "reward", "several sources"),
+    (PPO + "reward.judge.model=m", "reward.judge.model", "add reward.rubric=<rubric.md>"),
+    (JUDGE + "reward.judge.model=null", "reward.judge.model", "which model is asked"),
+    (JUDGE + "reward.judge.url=null", "reward.judge.url", "no judge is named"),
+    (JUDGE + "reward.judge.url=a:80", "reward.judge.url", "a:80 is not a URL"),
+    (JUDGE + "reward.judge.url=http://me:pw@host/v1", "reward.judge.url", "RLHF_SUITE_JUDGE_KEY"),
+    (JUDGE + "reward.judge.key_env=sk-123", "reward.judge.key_env", "not the name of an environment variable"),
+    (JUDGE + "reward.judge.key_env=OPEN", "reward.judge.key_env", "KEY or TOKEN in its name"),
+    (JUDGE + "'reward.judge.scale=[1,1]'", "reward.judge.scale", "worst < best"),
+    (JUDGE + "'reward.judge.body={stream: true}'", "reward.judge.body.stream", "a field that the suite writes"),
     (PPO + "reward.max_error_rate=0.1", "reward.max_error_rate", "add reward.on_error=drop"),
     (PPO + "data.label_key=null", "data.label_key", "compares with a label"),
     (sources("{a: {rule: maths}}"), "reward.sources.a.rule", "did you mean rule: math?"),
