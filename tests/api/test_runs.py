@@ -24,7 +24,8 @@ STEPS = {
 }
 WORDS = ["task=sft", "demo=sft", "train.max_steps=3", "eval.dataset=null", "eval.steps=-1", "logger.progress=false"]
 START_S = 120.0
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+TEXT = "".join((ROOT / "docs" / page).read_text() for page in ("python.md", "python_client.md"))
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
