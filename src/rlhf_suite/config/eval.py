@@ -14,6 +14,7 @@ LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
 QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95")
 HELD_OUT = is_set(".dataset", "<source>")
+MEASURED = HELD_OUT | is_set(".benchmark", "<benchmark>:<file>")
 
 
 def column(name: str, *tasks: str) -> list[str] | None:
@@ -32,6 +33,9 @@ class EvalConfig(Section):
     """Evaluation on held-out rows: losses and accuracies, in task=ppo pass@1 and pass@k of sampled answers"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
+    benchmark: str | None = flag(None, tasks=("ppo",))
+    """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500 and aime
+    (docs/benchmarks_of_models.md)"""
     split: str = flag(
         "train",
         "Split of sources that have several",
@@ -41,7 +45,7 @@ class EvalConfig(Section):
     steps: int = flag(-1, ge=-1)
     """Evaluate every so many optimiser steps; -1: once per epoch. In task=ppo: every so many RL steps, before the first
     and after the last one; -1: only these two times"""
-    max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=HELD_OUT)
+    max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=MEASURED)
     on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=("ppo",))
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=("ppo",))

@@ -13,12 +13,14 @@ from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Plan, makes_rollouts_ahead, round_size
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
+from rlhf_suite.data.benchmarks import Questions
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
+from rlhf_suite.rl.benchmarks import All, BenchmarkEvaluator, Measure
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.episode_workers import EpisodeWorkers
@@ -61,6 +63,7 @@ class RunData:
     prompts: Prompts
     order: BatchOrder  # which prompts each step takes
     vision: VisionProcessor | None = None  # None: the run has no images
+    benchmarks: Sequence[Questions] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Sampling:
 
     rollouts: Rollouts | Replay
     engines: EngineUpdate | NoEngines
-    evaluator: Evaluator | None
+    evaluator: Measure | None
     steps: int  # of the run
 
 
@@ -163,11 +166,24 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     return Sampling(
         rollouts,
         EngineUpdate(weights, rollouts, journal, loop if plan.overlaps_sync else None),
-        Evaluator(config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, files)
-        if prompts.held_out
-        else None,
+        make_evaluator(config, data, sampler, held_out_scorer, files),
         steps,
     )
+
+
+def make_evaluator(
+    config: PPORun, data: RunData, sampler: Sampler, scorer: Scorer, files: SampleFiles
+) -> Measure | None:
+    """Return what measures held-out prompts and benchmarks; None if the run has neither."""
+    held_out, journal = data.prompts.held_out, scorer.journal
+    measures: list[Measure] = [
+        BenchmarkEvaluator(config.eval, questions, sampler, data.tokenizer, journal, files)
+        for questions in data.benchmarks
+    ]
+    if held_out:
+        folder = journal.folder.evaluations
+        measures.insert(0, Evaluator(config.eval, held_out, sampler, scorer, folder, files))
+    return All(measures) if measures else None
 
 
 def build_replay(config: PPORun, data: RunData) -> Sampling:

@@ -28,9 +28,9 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.benchmarks import Measure
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
-from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout_file import SampleFiles, forget_after, write_rollouts
@@ -54,7 +54,7 @@ class Pipeline(TrainingLoop):
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
     engines: EngineUpdate | NoEngines  # weights -> engines, attested
-    evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
+    evaluator: Measure | None  # pass@k on held-out prompts and benchmarks; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
     loop: LoopThread | None  # of what goes on beside the steps; None: there are no engines
     overlaps_evaluation: bool  # whether the next step trains meanwhile

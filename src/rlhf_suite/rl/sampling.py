@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -85,6 +86,12 @@ class Sampler:
         assert self.episodes is not None, "without an agent every response is one turn"
         result = copy(self)
         result.episodes = self.episodes.limit_turns(max_turns)
+        return result
+
+    def with_sampling(self, **changes: Any) -> Sampler:
+        """Return a sampler with other values of the flags of `rollout`, such as the fixed ones of a benchmark."""
+        result = copy(self)
+        result.config = replace(self.config, **changes)
         return result
 
     async def write(

@@ -10,12 +10,14 @@ from pathlib import Path
 from rlhf_suite import registry
 from rlhf_suite.agents.build import make_conversations
 from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.benchmarks import named_benchmarks
 from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
 from rlhf_suite.config.reward import has_source, reward_models
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.teacher import list_teachers
+from rlhf_suite.data.benchmarks import load_benchmarks
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.engines.start import describe_syncs, engine_adapter
@@ -111,7 +113,8 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         digest, notes = f"{prompts.contents_digest} {documents.contents_digest}", f"{prompts.notes} {documents.notes}"
         prompts = replace(prompts, contents_digest=digest, notes=notes.strip())
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
-    return RunData(tokenizer, prompts, order, vision)
+    benchmarks = load_benchmarks(evaluation, config.data, tokenizer)
+    return RunData(tokenizer, prompts, order, vision, benchmarks)
 
 
 def check_endpoints(config: PPORun, tokenizer: Tokenizer, journal: Journal) -> None:
@@ -140,6 +143,7 @@ def check_metric(config: PPORun, prompts: Prompts) -> None:
     kinds = ({prompt.datasource for prompt in prompts.held_out}, {prompt.source for prompt in prompts.held_out})
     known = [f"eval/{name}" for kind in kinds if len(kind) > 1 for name in sorted(kind)]
     known += [f"eval/{CALLS}{number}" for number in config.eval.max_calls or ()]
+    known += [f"eval/{name}" for name, _ in named_benchmarks(config.eval.benchmark)]
     if prefix not in ("", "eval", *known):
         there = f"there are {', '.join(known)}" if known else "all of its prompts are one set"
         last = key.rpartition("/")[2]

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from rlhf_suite.config.benchmarks import BENCHMARKS, named_benchmarks
 from rlhf_suite.config.data import DataConfig, says_reward
 from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
     ChatRun,
@@ -92,6 +94,30 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
     yield from source_problems(key, data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs)
     names.pop("data.teacher_prompt_key", None)  # nobody teaches in an evaluation
     yield from evaluation_problems(run.eval, names)
+
+
+@rule
+def benchmarks_are_known(run: PPORun) -> Iterator[Problem]:
+    key, entries = "eval.benchmark", [*named_benchmarks(run.eval.benchmark)]
+    if run.eval.benchmark is not None and not entries:
+        yield Problem(key, "names no benchmark", f"write {key}=<name>:<file>; the names are {', '.join(BENCHMARKS)}")
+    for number, (name, place) in enumerate(entries):
+        if name not in BENCHMARKS:
+            fix = did_you_mean(name, BENCHMARKS) or f"write one of {', '.join(BENCHMARKS)}"
+            yield Problem(key, f"there is no benchmark {name!r}", fix)
+        elif not place:
+            fix = f"write {key}={name}:<file or folder of {BENCHMARKS[name].source}>"
+            yield Problem(key, f"{name} has no file", fix)
+        if name in [other for other, _ in entries[:number]]:
+            yield Problem(key, f"names {name} twice", "name each benchmark once")
+
+
+@rule
+def benchmarks_have_one_turn(run: PPORun) -> Iterator[Problem]:
+    key = "eval.benchmark"
+    if run.eval.benchmark is not None and run.agent.has_turns:
+        problem = "a benchmark has prompts of one turn, and this run has an agent"
+        yield Problem(key, problem, f"remove {key}, and measure the model without agent.kind")
 
 
 @rule

@@ -184,7 +184,7 @@ def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
         ),
     )
     first = next(((reason, off) for reason, off, waits in waiting if waits), None)
-    if first is not None and run.eval.dataset is None:
+    if first is not None and run.eval.dataset is None and not (isinstance(run, PPORun) and run.eval.benchmark):
         yield Problem("eval.dataset", first[0], f"add eval.dataset=<source>, or {first[1]}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.config.benchmarks import BENCHMARKS, named_benchmarks
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import DistillRun, GenerateRun, KTORun, LoopRun, PPORun, Run, SFTRun, SupervisedRun
@@ -61,6 +62,16 @@ def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
                     return
 
 
+def benchmarks_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for each file of eval.benchmark that is not there."""
+    if not isinstance(run, PPORun):
+        return
+    for name, place in named_benchmarks(run.eval.benchmark):
+        if name in BENCHMARKS and place and not Path(place).exists():
+            fix = f"get {BENCHMARKS[name].source}, and name its .jsonl or .parquet file or their folder"
+            yield Problem("eval.benchmark", f"{name}: there is no file or folder {place}", fix)
+
+
 def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
     """Yield the flag of each source of rows, the source, and the columns that an evaluation set calls otherwise."""
     trains = "dataset" if isinstance(run, SupervisedRun) else "prompt_dataset"
@@ -102,4 +113,4 @@ def holds_messages(value: object) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-ROWS = (answers_are_named, messages_are_rendered)
+ROWS = (answers_are_named, messages_are_rendered, benchmarks_exist)
