@@ -218,7 +218,7 @@ AGENT = (
     *("turns", "columns", "environment", "tools", "program", "user_messages", "tool_messages", "stop_strings", "jail"),
     *("text", "all_rows", "whole_episodes"),
 )
-RULES = ("rewards.rules", "rewards.mathematics", "rewards.gsm8k", "rewards.code", "rewards.gym")
+RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 ESTIMATORS = ("algo.advantage", "algo.group_objectives")
 

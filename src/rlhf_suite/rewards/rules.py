@@ -17,6 +17,9 @@ from rlhf_suite.rewards.reply import row_outcome
 
 WITHOUT_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Chinese, Japanese, Korean
 STRETCH = 24  # characters: longer than what prose says again by chance
+FINAL = "#### "  # before the number with which a solution of GSM8K ends
+FINAL_NUMBER = re.compile(rf"{FINAL}(-?[\d.,]+)", re.ASCII)
+NUMBER = re.compile(r"-?[$\d.,]{2,}|-?\d+", re.ASCII)
 WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+|[^\w\s]")
 
 
@@ -88,6 +91,28 @@ def answer_tags(row: Sample, config: RuleConfig) -> float:
     if "<answer>" in before or "</answer>" in before + after:
         return -1.0
     return -0.5 if after.strip() else 0.0
+
+
+@reward_rule(needs=("label",))
+def gsm8k(row: Sample, config: RuleConfig) -> Scored:
+    """The number behind the first "#### " of the response is that of the label; `flexible` is 1 if its last number is.
+
+    The label is a number, or a solution that ends with "#### " and the number. Numbers are compared as texts, without
+    commas, dollar signs and a full stop at the end: 42.0 is not 42. So does lm-evaluation-harness in its task gsm8k.
+    """
+    wanted = bare(row.label.rpartition(FINAL)[2])
+    if not NUMBER.fullmatch(wanted):
+        raise LabelError(f"the label {row.label[-80:]!r} does not end with a number; give 42 or a text with #### 42")
+    strict, numbers = FINAL_NUMBER.search(row.response), NUMBER.findall(row.response)
+    is_strict = strict is not None and bare(strict[1]) == wanted
+    is_flexible = bool(numbers) and bare(numbers[-1]) == wanted
+    return Scored(float(is_strict), float(is_strict), {"flexible": float(is_flexible)})
+
+
+def bare(number: str) -> str:
+    """Return a number as it is compared: without commas, dollar signs, spaces around it, and one full stop at its
+    end."""
+    return number.replace(",", "").replace("$", "").strip().removesuffix(".")
 
 
 def make_scorer(name: str, config: RuleConfig | None = None, choice: Choice | None = None) -> ScoringFunction:

@@ -25,7 +25,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rewards.base import LabelError, Sample
-from rlhf_suite.rewards.gsm8k import gsm8k
+from rlhf_suite.rewards.rules import gsm8k
 from rlhf_suite.rl.benchmarks import BenchmarkEvaluator, interval
 from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sampling import Sampler
