@@ -2,7 +2,10 @@
 
 import io
 import json
+import math
 import time
+import urllib.error
+import urllib.request
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking import console as console_module
 from rlhf_suite.tracking import journal as journal_module
@@ -294,3 +298,38 @@ def test_a_phase_before_the_first_step_is_shown_if_it_lasts(tmp_path, monkeypatc
     silent = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "sft")
     assert list(silent.track(iter("abc"), 3, "rows")) == ["a", "b", "c"]
     assert capsys.readouterr().out == ""
+
+
+def read_prometheus(url: str) -> dict[str, float]:
+    """Return the values that Prometheus would read, by the text before them."""
+    with urllib.request.urlopen(url) as answer:
+        lines = answer.read().decode().splitlines()
+    return {text: float(value) for text, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+@pytest.mark.notices(
+    "Prometheus reads the first value of a metric for ever",
+    "tracking/metrics.py",
+    "self._values.labels(self._run, name).set(value)",
+    "self._values.labels(self._run, name).inc(value)",
+)
+def test_prometheus_reads_the_newest_values_until_the_run_ends(tmp_path, capsys):
+    pytest.importorskip("prometheus_client")
+    folder = RunFolder(tmp_path / "it")
+    folder.path.mkdir()
+    logger = MetricLogger(LoggerConfig(prometheus_port=0), folder, 0)
+    url = capsys.readouterr().err.split()[-1]
+    assert url.startswith("http://127.0.0.1:")
+    for step, loss in ((1, 2.0), (2, 0.5)):
+        logger.log(step, {"train/loss": loss})
+    logger.log(2, {"eval/pass1": math.nan})
+    values = read_prometheus(url)
+    assert values['rlhf_suite_metric{metric="train/loss",run="it"}'] == 0.5
+    assert math.isnan(values['rlhf_suite_metric{metric="eval/pass1",run="it"}'])
+    assert values['rlhf_suite_step{run="it"}'] == 2
+    port = int(url.split(":")[2].split("/")[0])
+    with pytest.raises(UserError, match=f"logger.prometheus_port={port}: .* Choose another port"):
+        MetricLogger(LoggerConfig(prometheus_port=port), RunFolder(tmp_path / "it"), 0)
+    logger.close()
+    with pytest.raises(urllib.error.URLError):
+        read_prometheus(url)

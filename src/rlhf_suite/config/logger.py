@@ -28,6 +28,8 @@ class LoggerConfig:
 
     logging_steps: int = flag(1, "Log every so many steps", ge=1, resume=FREE)
     tensorboard_dir: str | None = flag(None, "Root folder of TensorBoard; null: off", resume=FREE)
+    prometheus_port: int | None = flag(None, ge=0, le=65535, resume=FREE)
+    """Port of 127.0.0.1 where Prometheus reads the newest metrics while the run goes on; 0: a free one; null: off"""
     wandb: WandbConfig = group(WandbConfig)
     report: bool = flag(True, "Write report.html, the page of the run, when a run that trains ends", resume=FREE)
     progress: bool = flag(True, "Show a progress bar and tables on the console", resume=FREE)

@@ -1,5 +1,5 @@
-"""Where metrics go: always to `metrics.jsonl`, and to TensorBoard and Weights & Biases if requested. Each gets every
-row.
+"""Where metrics go: always to `metrics.jsonl`, and to TensorBoard, Weights & Biases and Prometheus if requested. Each
+gets every row.
 
 A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have
 further rows: its evaluation, and what was measured while the next step trained. A value that is not finite is null
@@ -22,10 +22,13 @@ from typing import Any, Protocol
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import load
 from rlhf_suite.disk import name_disk_errors, write_text
+from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import has_type, json_lines, parquet
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
+CLOSING_S = 5.0  # for the server of Prometheus to end
 SAMPLES, SAMPLE_LIMIT = 32, 10_000  # of an evaluation in W&B and TensorBoard, and the characters of each text
 SAMPLE_COLUMNS = ("prompt", "response", "label", "reward")
 
@@ -58,6 +61,8 @@ class MetricLogger:
         if config.wandb.enable:
             self._services.append(Wandb(config.wandb, folder))
         self._sinks: list[Sink] = [JsonLines(folder.metrics, start), *self._services]
+        if config.prometheus_port is not None:
+            self._sinks.append(Prometheus(config.prometheus_port, folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step to every sink."""
@@ -118,6 +123,38 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class Prometheus:
+    """The newest value of each metric at http://127.0.0.1:<port>/metrics, for Prometheus, until the run ends. The names
+    of metrics are values of a label, since Prometheus allows no slash in a name."""
+
+    def __init__(self, port: int, folder: RunFolder) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, start_http_server
+        except ImportError:
+            raise UserError("logger.prometheus_port needs prometheus_client: pip install prometheus_client") from None
+        registry, self._run = CollectorRegistry(), folder.path.resolve().name
+        self._values = Gauge("rlhf_suite_metric", "Newest value of a metric", ["run", "metric"], registry=registry)
+        self._step = Gauge("rlhf_suite_step", "The step of the newest metrics", ["run"], registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+        except OSError as error:
+            raise UserError(
+                f"logger.prometheus_port={port}: {error.strerror}. Choose another port, or 0 for a free one"
+            ) from None
+        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
+        show_line(f"Prometheus reads {self.url}", to_stderr=True)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step.labels(self._run).set(step)
+        for name, value in metrics.items():
+            self._values.labels(self._run, name).set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(CLOSING_S)
 
 
 class Wandb:
