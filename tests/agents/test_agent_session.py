@@ -220,7 +220,7 @@ def test_a_known_conversation_goes_on_in_its_ledger(tokenizer):
     "a fork keeps turns that its history does not have",
     "agents/session.py",
     "return self.fork([*continuation.kept, *",
-    "return self.fork([*branch.ledger.ids.tolist() if branch else [], *",
+    "return self.fork([*(branch.ledger.ids.tolist() if branch else []), *",
 )
 def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_once(tokenizer):
     policy = Scripted(tokenizer, ["one", "two", "other", "summary"])

@@ -62,6 +62,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2 agent.max_concurrent=4",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} agent.tool_parser=json",
+        f"agent.kind=endpoint agent.command=echo agent.score_command=echo agent.command_memory_mb=64 {CHAT} {RULE}",
         "agent.kind=environment train.agent_func_path=ENV agent.num_workers=2 agent.max_restarts=0",
         "agent.kind=environment train.agent_func_path=ENV data.reward_columns=[level]",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} data.reward_columns=[level]",
@@ -126,6 +127,17 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=python", "reward", "nothing scores the samples"),
         (f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]", "eval.max_calls", "is one turn"),
         (f"agent.kind=endpoint {CHAT}", "train.agent_func_path", "has no program"),
+        (
+            f"agent.kind=endpoint {CHAT} agent.command=echo train.agent_func_path=PROGRAM",
+            "agent.command",
+            "two programs",
+        ),
+        (f"agent.kind=python {RULE} agent.command=echo", "agent.command", "agent.kind"),
+        (
+            f"agent.kind=endpoint {CHAT} train.agent_func_path=PROGRAM agent.score_command=echo",
+            "agent.score_command",
+            "agent.command",
+        ),
         (
             f"agent.kind=endpoint train.agent_func_path=SHORT {CHAT}",
             "train.agent_func_path",

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.preflight.inspections.agents import agent_files_fit, environment_server_answers
+from rlhf_suite.preflight.inspections.agents import agent_files_fit, commands_can_run, environment_server_answers
 
 TRL = """
 class Game:
@@ -95,3 +95,26 @@ def test_a_server_that_is_not_there_is_found_before_the_run(tmp_path):
     (problem,) = environment_server_answers(run, tmp_path)
     assert problem.key == "agent.server_url" and f"127.0.0.1:{port}" in problem.what
     assert [*environment_server_answers(run, None)] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sleep 1 && echo $AGENT_PROMPT", None),
+        ("HOME=/x claude -p", None),
+        ("$AGENT_START/program", None),
+        ("if true; then echo", "the shell cannot read it"),
+        ("  ", "it is empty"),
+        ("no-such-program -p", "there is no program no-such-program"),
+        ("agents/bin/python x.py", "would be looked for in the folder of each episode"),
+        ("/no/such/program", "there is no program /no/such/program"),
+    ],
+)
+def test_a_command_that_cannot_run_is_found_before_the_run(tmp_path, command, said):
+    for name in ("command", "score_command"):
+        run = PPORun()
+        setattr(run.agent, name, command)
+        found = [*commands_can_run(run, tmp_path)]
+        assert [problem.key for problem in found] == [f"agent.{name}"] * (said is not None)
+        assert all(said in problem.what for problem in found)
+    assert [*commands_can_run(run, None)] == []

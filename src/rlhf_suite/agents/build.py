@@ -67,7 +67,8 @@ def make_episodes(
     first, *others = agents_of(config, run.train.agent_func_path)
     bridge, reader = make_conversations(run, tokenizer, stop_ids)
     most = run.data.max_len * max(map(len, tokenizer.get_vocab()))
-    shared_setup = (not has_source(run.reward), Choice(run.reward.reward_key, run.reward.combine), serve, most)
+    choice = Choice(run.reward.reward_key, run.reward.combine)
+    shared_setup = (not has_source(run.reward), choice, serve, most)
     agent = make_agent(first, *shared_setup)
     if others:
         made = [(agent_config.datasets, make_agent(agent_config, *shared_setup)) for agent_config in others]

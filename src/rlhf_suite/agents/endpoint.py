@@ -10,28 +10,26 @@ import asyncio
 import inspect
 import math
 import secrets
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Task, Turn
+from rlhf_suite.agents.command import END_S, Command, ProgramFailure
 from rlhf_suite.agents.environment import call
+from rlhf_suite.agents.program_loop import program_loop
 from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import describe, printable
-from rlhf_suite.launch.loop_thread import REMEDY, LoopThread
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 from rlhf_suite.rewards.reply import check_names
-from rlhf_suite.tracking.console import show_line
 from rlhf_suite.waits import waiting
 
 Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
-BLOCKED_S = 2.0  # an event loop on which a program has not begun after this is blocked
 RESULT = ("reward", "score", "metrics", "error")
 
 
@@ -216,7 +214,9 @@ def characters(message: Message) -> int:
 
 
 class Sessions(Protocol):
-    """Where programs reach the sessions."""
+    """Where programs reach the sessions. What commands print is kept in the folder `logs`."""
+
+    logs: Path | None
 
     def open(self, chat: ChatSession) -> str:
         """Return the base URL of a session."""
@@ -227,46 +227,11 @@ class Sessions(Protocol):
         ...
 
 
-class ProgramLoop:
-    """The event loop of the coroutine functions of programs. There is one for the life of the process, so that clients
-    and semaphores may be kept from one episode to the next; where a program blocks it, later ones get a new loop.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.loop = threading.Lock(), LoopThread("programs")
-
-    def run(self, program: Coroutine[Any, Any, Any]) -> Any:
-        """Return what a coroutine returns. Call this on a thread that may wait."""
-        while True:
-            loop, begun, claim = self.loop, threading.Event(), threading.Lock()
-
-            async def begin(begun: threading.Event = begun, claim: threading.Lock = claim) -> Any:
-                if not claim.acquire(blocking=False):  # it has begun on another loop
-                    return None
-                begun.set()
-                return await program
-
-            future = loop.start(begin())
-            if begun.wait(BLOCKED_S) or not claim.acquire(blocking=False):
-                return future.result()  # no-limit: it is done
-            with self.lock:
-                if self.loop is loop:
-                    place = loop.find_running()[1]
-                    show_line(f"{place} blocks the episodes of its process. {REMEDY}.", to_stderr=True)
-                    self.loop = LoopThread("programs")
-
-
-@cache
-def program_loop() -> ProgramLoop:
-    """Return the loop of this process; it is started with the first coroutine function."""
-    return ProgramLoop()
-
-
 @dataclass
 class EndpointAgent:
-    """Runs the episodes of a user's program, `run_agent(task, base_url, api_key)`."""
+    """Runs the episodes of a user's program: a function `run_agent(task, base_url, api_key)`, or a command."""
 
-    program: Callable[[Task, str, str], Any]
+    program: Callable[[Task, str, str], Any] | Command
     sessions: Sessions
     max_turns: int
     timeout_s: float
@@ -274,6 +239,11 @@ class EndpointAgent:
     must_score: bool = field(default=False, kw_only=True)  # nobody else does
     choice: Choice = field(default_factory=Choice, kw_only=True)  # of the parts of a reward
     overrides: bool = field(default=False, kw_only=True)  # agent.sampling
+
+    @property
+    def name(self) -> str:
+        """What messages call the program."""
+        return "agent.command" if isinstance(self.program, Command) else "run_agent"
 
     def limit_turns(self, max_turns: int) -> EndpointAgent:
         """Return the same agent with at most so many turns in an episode."""
@@ -320,11 +290,17 @@ class EndpointAgent:
             ProgramFailure: the program raised an error.
         """
 
+        program, of_command = self.program, None
+        if isinstance(program, Command):
+            name = f"{chat.session.latest.ledger.group}-{chat.session.latest.ledger.sample}-{chat.id}"
+            of_command = program.run(task, url.removesuffix("/v1"), chat.key, name)
+
         def work() -> Any:
-            result = self.program(task, url, chat.key)
+            assert not isinstance(program, Command)
+            result = program(task, url, chat.key)
             return program_loop().run(result) if inspect.iscoroutine(result) else result
 
-        running = asyncio.ensure_future(call(work))
+        running = asyncio.ensure_future(call(work) if of_command is None else of_command)
         try:
             await asyncio.wait((running, chat.failed), return_when=asyncio.FIRST_COMPLETED)
             if chat.failed.done():
@@ -334,26 +310,28 @@ class EndpointAgent:
             if chat.failed.done():
                 raise
             why = f" (the endpoint had said: {chat.refused})" if chat.refused else ""
-            raise ProgramFailure(f"run_agent failed: {describe(error)}{why}") from error
+            said = str(error) if isinstance(error, ProgramFailure) else f"run_agent failed: {describe(error)}"
+            raise ProgramFailure(f"{said}{why}") from error
         finally:
             running.cancel()
+            if of_command is not None:
+                await asyncio.wait((running,), timeout=3 * END_S)  # what a command has started ends with the episode
 
     def check_outcome(self, returned: Any, chat: ChatSession) -> Outcome | None:
         """Return the outcome of an episode: what the program returned, else what it reported, else None."""
         try:
             outcome = chat.report if returned is None else outcome_of(returned, self.choice)
         except ValueError as error:
-            raise ProgramFailure(f"run_agent returned {error}") from error
+            raise ProgramFailure(f"{self.name} returned {error}") from error
         if isinstance(outcome, Scored) and not chat.session.num_turns and chat.limit is None:
             why = f"the endpoint had said: {chat.refused}" if chat.refused else "its requests must go to base_url"
-            raise ProgramFailure(f"run_agent returned a reward without a turn of the model; {why}")
+            raise ProgramFailure(f"{self.name} returned a reward without a turn of the model; {why}")
+        if outcome is None and not chat.session.num_turns and chat.limit is None and isinstance(self.program, Command):
+            said = f"; the endpoint had said: {chat.refused}" if chat.refused else ""
+            raise ProgramFailure(f"{self.name} ended without a turn of the model{said}")
         if outcome is None and self.must_score:
-            raise ProgramFailure("run_agent returned no reward, and the run has no reward source")
+            raise ProgramFailure(f"{self.name} returned no reward, and the run has no reward source")
         return outcome
-
-
-class ProgramFailure(Exception):
-    """An error of the user's program. It becomes the outcome of the episode."""
 
 
 def outcome_of(result: Any, choice: Choice) -> Scored | RewardFailure | None:

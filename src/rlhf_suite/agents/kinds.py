@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_suite import registry
+from rlhf_suite.agents.command import Command
 from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent
 from rlhf_suite.agents.environment import EnvironmentAgent, call, construct
@@ -131,15 +132,21 @@ def tool(setup: AgentSetup, make: Make) -> Agent:
         "all_rows",
         "whole_episodes",
     ),
-    reads=("add_reward", "host", "sampling"),
+    reads=("add_reward", "host", "sampling", "command"),
 )
 def endpoint(setup: AgentSetup) -> Agent:
     """A program of your own, which asks for turns over HTTP as chat completions, Messages or Responses."""
     config = setup.chosen.config
     assert setup.serve is not None, "a run has a server of sessions"
+    sessions = setup.serve(config.host)
+    program: Any = (
+        import_export(setup.chosen)
+        if config.command is None
+        else Command(config.command, config.command_memory_mb, config.score_command, sessions.logs)
+    )
     return EndpointAgent(
-        import_export(setup.chosen),
-        setup.serve(config.host),
+        program,
+        sessions,
         config.max_turns,
         config.timeout_s,
         setup.max_characters,

@@ -11,6 +11,7 @@ FILE = "train.agent_func_path"
 FILES = ("environment", "tools", "program")  # what an agent may need the file of train.agent_func_path to have
 MANY_TURNS = needs(".kind", registry.agent, "turns")
 WORKERS = is_positive(".num_workers", "<number of processes>")
+COMMANDED = is_set(".command", "<command>")
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
@@ -74,6 +75,14 @@ class AgentConfig:
     """How calls of tools are read from the text of a turn"""
     vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
     """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
+    command: str | None = flag(None)
+    """Shell command that plays an episode in place of train.agent_func_path: a process with a folder of its own, which
+    finds the URL and the key of its episode in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like (docs/agents.md)"""
+    command_memory_mb: int = flag(4096, ge=64, resume=FREE, when=COMMANDED)
+    """Memory of all that a command has started, in MiB; one that holds more is killed"""
+    score_command: str | None = flag(None, when=COMMANDED)
+    """Shell command that scores the files which agent.command left, in the same folder: its last line is the reward, or
+    a JSON object with reward, score, metrics or error. null: what agent.command posts, or else the reward sources"""
     host: str = flag("127.0.0.1", resume=FREE)
     """Address of this machine at which the program reaches its endpoint, on a free port"""
     sampling: str = flag("override", choices=("override", "refuse"), resume=FREE)

@@ -18,6 +18,7 @@ from rlhf_suite.polling import poll_until
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.1
+SHELL = "/bin/sh"  # that runs commands of the user
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 NEVER, NO_BLOCKS = -1, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,10 @@ from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.rl.teachers import make_teachers
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
-from rlhf_suite.serving.chat_server import ChatServer
+from rlhf_suite.serving.chat_server import PROGRAMS, ChatServer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.timeline import Activity, Timeline
+from rlhf_suite.tracking.timeline import Activity
 from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup
@@ -149,7 +150,7 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     """Return the parts of a run that samples from its engines."""
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = make_watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
+    episodes = make_watched_episodes(config, engines, actors.episodes, data, stop_ids, journal)
     sampler = make_sampler(config, data, engines, stop_ids, episodes)
     beside = rewards.beside() if plan.overlaps_evaluation and prompts.held_out and rewards is not None else rewards
     scorer, held_out_scorer = (
@@ -200,18 +201,19 @@ def make_watched_episodes(
     workers: EpisodeWorkers | None,
     data: RunData,
     stop_ids: Sequence[int],
-    timeline: Timeline,
+    journal: Journal,
 ) -> EpisodeRunner | None:
-    """Have the timeline record when engines and environments are busy, and return what runs the episodes, if the run
-    has an agent: `workers`, or this process."""
-    engines.busy = Activity(timeline, "engines", "generation")
+    """Have the timeline of the journal record when engines and environments are busy, and return what runs the
+    episodes, if the run has an agent: `workers`, or this process."""
+    engines.busy = Activity(journal.timeline, "engines", "generation")
     episodes: EpisodeRunner | None = workers
     if workers is None:
-        episodes = make_episodes(config, engines, data.tokenizer, stop_ids, ChatServer, data.vision)
+        serve = partial(ChatServer, logs=journal.folder.logs / PROGRAMS)
+        episodes = make_episodes(config, engines, data.tokenizer, stop_ids, serve, data.vision)
         if episodes is not None:
             watch_calls(engines.loop, config.agent)
     if episodes is not None:
-        episodes.record_in(timeline)
+        episodes.record_in(journal.timeline)
     return episodes
 
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from rlhf_suite.launch.processes import kill_marked
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.load import load_tokenizer, vision_processor
 from rlhf_suite.rl.sampling import stop_token_ids
-from rlhf_suite.serving.chat_server import ChatServer
+from rlhf_suite.serving.chat_server import PROGRAMS, ChatServer
 from rlhf_suite.tracking.timeline import Activity, Interval, Timeline
 from rlhf_suite.waits import allow_silence, result
 
@@ -98,6 +99,7 @@ class EpisodeWorker:
         os.environ[MARK] = name
         allow_silence(run.launch.timeout_s)
         self._run, self._model, self._name = run, model, name
+        self._logs = None if log is None else log.parent / PROGRAMS
         self._loop = LoopThread("episodes")
         self._episodes: Episodes | None = None
         self._engines: EngineClient | None = None
@@ -169,7 +171,7 @@ class EpisodeWorker:
         run, tokenizer = self._run, load_tokenizer(self._model, self._run.data)
         vision = vision_processor(self._model, run.data.image_key)
         stop_ids = stop_token_ids(self._model, tokenizer)
-        episodes = make_episodes(run, self, tokenizer, stop_ids, ChatServer, vision)
+        episodes = make_episodes(run, self, tokenizer, stop_ids, partial(ChatServer, logs=self._logs), vision)
         assert episodes is not None, "agent.num_workers needs an agent"
         episodes.record_in(self._timeline)
         watch_calls(self._loop, run.agent)

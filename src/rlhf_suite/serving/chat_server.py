@@ -17,6 +17,7 @@ import asyncio
 import hmac
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -46,6 +47,7 @@ from rlhf_suite.tracking.console import show_line
 T = TypeVar("T")
 
 MAX_BYTES = 16 << 20  # of a request
+PROGRAMS = "programs"  # folder among the logs of a run, for what the commands of episodes print
 RETRIES = "x-stainless-retry-count"  # how often clients of OpenAI and Anthropic have sent a request before
 APIS = {"chat/completions": CHAT, "messages": MESSAGES, "responses": RESPONSES}  # by the end of the path
 OVERRIDDEN: set[str] = set()  # fields whose wishes this process has logged
@@ -53,10 +55,11 @@ Handler = Callable[[Request, ChatSession], Awaitable[Response]]
 
 
 class ChatServer:
-    """Serves the sessions that are open. It begins to listen at the first one, on a free port of `host`."""
+    """Serves the sessions that are open. It begins to listen at the first one, on a free port of `host`. Commands that
+    use them keep what they print in the folder `logs`."""
 
-    def __init__(self, host: str) -> None:
-        self.host, self.address = host, ""
+    def __init__(self, host: str, logs: Path | None = None) -> None:
+        self.host, self.logs, self.address = host, logs, ""
         self.sessions: dict[str, ChatSession] = {}
 
     def open(self, chat: ChatSession) -> str:

@@ -30,7 +30,7 @@ ENVIRONMENT = OURS
 MISSING = {
     ENVIRONMENT: "add {key}=<file.py> (docs/agents.md)",
     TOOLS: "add {key}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]",
-    PROGRAM: "add {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)",
+    PROGRAM: "add agent.command=<command>, or {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)",
 }
 
 
@@ -45,13 +45,16 @@ def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
     for agent in agents_in(run):
         part, file, key = agent.config.file_part, agent.file, agent.file_flag
         url = run.agent.server_url if part == ENVIRONMENT else None
+        command = run.agent.command if part == PROGRAM else None
         if part is None:
             continue
-        if file is None and url is None and not (part == TOOLS and run.agent.tools):
+        if file is None and url is None and command is None and not (part == TOOLS and run.agent.tools):
             problem = f"{agent.key}.kind={agent.config.kind} has no {part}"
             yield Problem(key, problem, MISSING[part].format(key=key))
         if file is not None and url is not None:
             yield Problem("agent.server_url", f"there are two environments: {key}={file} too", "keep one of them")
+        if file is not None and command is not None:
+            yield Problem("agent.command", f"there are two programs: {key}={file} too", "keep one of them")
         if file is not None:
             yield from file_fits(run, agent, part, file)
 

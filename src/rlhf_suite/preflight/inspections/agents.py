@@ -4,6 +4,9 @@ accepts connections. Files are not run."""
 from __future__ import annotations
 
 import ast
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +14,32 @@ from rlhf_suite.config.agent import ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of, methods
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.launch.processes import SHELL
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.preflight.trial import NEEDED
 from rlhf_suite.python_source import SourceError, parse_file
 
 GIVEN = {"self", "prompt", "label", "datasource"}  # what reset of TRL gets beside data.reward_columns
-CONNECT_S = 2.0
+CONNECT_S, SHELL_S = 2.0, 60.0
+PLAIN = re.compile(r"[\w./+-]+")  # a program without an expansion or an assignment before it
+BUILT_IN = {
+    "cd",
+    "test",
+    "exec",
+    "if",
+    "for",
+    "while",
+    "until",
+    "case",
+    "export",
+    "set",
+    "eval",
+    "exit",
+    "umask",
+    "ulimit",
+}
 
 
 def agent_files_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -70,4 +92,33 @@ def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Proble
         yield Problem("agent.server_url", problem, "start the server first, or correct the address")
 
 
-AGENTS = (agent_files_fit, environment_server_answers)
+def commands_can_run(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for a command of episodes that the shell cannot read, or whose program is not there. A relative
+    path would be looked for in the folder of an episode."""
+    if folder is None or not is_first_node() or not isinstance(run, PPORun):
+        return
+    for name, command in (("command", run.agent.command), ("score_command", run.agent.score_command)):
+        if command is not None:
+            yield from command_problems(f"agent.{name}", command)
+
+
+def command_problems(key: str, command: str) -> Iterator[Problem]:
+    """Yield why a command of the shell cannot run, as far as its first word tells."""
+    checked = [SHELL, "-n", "-c", command]
+    said = subprocess.run(checked, capture_output=True, text=True, timeout=SHELL_S, check=False)
+    if said.returncode:
+        yield Problem(key, f"the shell cannot read it: {printable(said.stderr.strip(), 200)}", "correct the command")
+        return
+    program = next(iter(command.split()), "")
+    if not program:
+        yield Problem(key, "it is empty", "write a command, or remove it")
+    elif not PLAIN.fullmatch(program) or program in BUILT_IN:
+        return
+    elif "/" in program and not program.startswith("/"):
+        problem = f"{program} would be looked for in the folder of each episode"
+        yield Problem(key, problem, f"write {Path(program).resolve()}, or $AGENT_START/{program}")
+    elif shutil.which(program) is None:
+        yield Problem(key, f"there is no program {program}", "install it, or write its whole path")
+
+
+AGENTS = (agent_files_fit, environment_server_answers, commands_can_run)
