@@ -109,9 +109,9 @@ def test_a_command_that_crashes_or_never_asks_has_failed(run_command, command, r
 
 @pytest.mark.notices(
     "a command outlives the time of its episode",
-    "agents/endpoint.py",
-    "await asyncio.wait((running,), timeout=3 * END_S)",
-    "pass",
+    "agents/command.py",
+    "            kill_all(process.pid, environment[MARK])\n            await",
+    "            await",
 )
 @pytest.mark.parametrize("rest", ["sleep 1000", "while :; do echo x; done"], ids=["hangs", "prints"])
 def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, rest):
