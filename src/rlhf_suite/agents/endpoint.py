@@ -326,7 +326,7 @@ class EndpointAgent:
         if isinstance(outcome, Scored) and not chat.session.num_turns and chat.limit is None:
             why = f"the endpoint had said: {chat.refused}" if chat.refused else "its requests must go to base_url"
             raise ProgramFailure(f"{self.name} returned a reward without a turn of the model; {why}")
-        if outcome is None and not chat.session.num_turns and chat.limit is None and isinstance(self.program, Command):
+        if isinstance(self.program, Command) and outcome is None and chat.limit is None and not chat.session.num_turns:
             said = f"; the endpoint had said: {chat.refused}" if chat.refused else ""
             raise ProgramFailure(f"{self.name} ended without a turn of the model{said}")
         if outcome is None and self.must_score:
