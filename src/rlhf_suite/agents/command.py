@@ -141,7 +141,7 @@ class Command:
             await asyncio.wait(reading, timeout=END_S)  # the pipes end with those who hold them
             for task in reading:
                 task.cancel()
-            await asyncio.wait((asyncio.ensure_future(process.wait()),), timeout=END_S)
+            await asyncio.wait_for(process.wait(), END_S)  # no-limit: it has one
         if why:
             raise ProgramFailure(f"{flag} was killed: {why[0]} (agent.command_memory_mb)")
         if process.returncode:
@@ -190,7 +190,9 @@ def prepare_folder(folder: Path, task: Task) -> dict[str, str]:
     the model could read it."""
     for name in ("work", "home"):
         (folder / name).mkdir(exist_ok=True)
-    prompt = next((str(each["content"]) for each in reversed(task.messages) if each["role"] == "user"), task.text)
+    prompt = next(
+        (str(message["content"]) for message in reversed(task.messages) if message["role"] == "user"), task.text
+    )
     (folder / "prompt.txt").write_text(prompt)
     given = {"messages": task.messages, "tools": task.tools, "datasource": task.datasource, "columns": task.columns}
     (folder / "task.json").write_text(json.dumps(given, default=str))
