@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from preset_keys import keys_set
 
-from rlhf_suite.composition.presets import keys_set, preset_names
+from rlhf_suite.composition.presets import preset_names
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS, PPORun, SFTRun

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_suite.composition.arguments import CommandLine
-from rlhf_suite.composition.presets import preset_keys
+from rlhf_suite.composition.compose import Source, hydra_ready, list_sources
 from rlhf_suite.config.ds import overlaps_reduction, scatters_gradients
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spell
@@ -192,16 +192,17 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
 def origins(run: Run, line: CommandLine, checked: Preflight) -> Rows:
     """Return each value that is not the default of its flag, and who set it."""
     defaults = all_values(TASKS[run.task]())
-    sources = [*preset_keys(checked.presets, checked.chosen, line.own_presets)]
+    with hydra_ready():
+        sources = list_sources(checked.composed_of, checked.hydra.searchpath)
     for key, value in all_values(run).items():
         default = defaults.get(key)  # an entry of a table has none
         if value != default and key != "explain":
             yield key, spell(value), spell(default), line.from_file.get(key) or origin(key, checked, sources)
 
 
-def origin(key: str, checked: Preflight, sources: list[tuple[str, set[str]]]) -> str:
+def origin(key: str, checked: Preflight, sources: list[Source]) -> str:
     if key in checked.adopted:
         return f"{FILE} of the model"
     if any(key == given or key.startswith(f"{given}.") for given in checked.given):
         return "command line"
-    return next((name for name, keys in sources if key in keys), "command line")
+    return next((source.name for source in sources if key in source.keys), "command line")

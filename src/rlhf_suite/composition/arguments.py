@@ -218,8 +218,8 @@ def lonely(word: str) -> Problem:
     """Return the problem of a word without `=`: a task or a preset without its group, or a flag without its value."""
     group = next((group for group in group_names() if word in preset_names(group)), None)
     if group is not None:
-        return Problem(word, "expected key=value", f"write {group}={word}")
+        return Problem(word, "expected key=value", f"write {group}={word}", (group,), "name")
     if word in flags_of(None):
-        return Problem(word, "expected key=value", f"write {word}=<value>; see --help {word}")
-    tasks = did_you_mean(word, TASKS)
-    return Problem(word, "expected key=value", tasks.replace("mean ", "mean task=") if tasks else "see --help")
+        return Problem(word, "expected key=value", f"write {word}=<value>; see --help {word}", kind="name")
+    task = did_you_mean(word, TASKS, "task")
+    return Problem(word, "expected key=value", task or "see --help", kind="name")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,6 +35,7 @@ from rlhf_suite.composition.presets import (
     preset_names,
     task_of,
 )
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of
@@ -41,6 +47,7 @@ from rlhf_suite.config.references import guard_environment
 from rlhf_suite.config.runs import TASKS
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+PROVIDER = "rlhf_suite"
 MENU = "config"  # conf/config.yaml
 REORDERED = "menu"  # the same in another order
 NAMES_A_MODEL = ("model_name_or_path", "prompt_dataset", "dataset")
@@ -54,30 +61,34 @@ class Shared(dict[str, Any]):
         return self
 
 
-class Schemas(Shared):
-    """The schema of each task for Hydra's store, made when it is asked for: to make all of them takes long."""
+class Tasks(Shared):
+    """The presets of the group `task` in Hydra's store: the dataclasses of each task, made when they are asked for. To
+    make all of them takes long."""
+
+    def keys(self) -> Any:
+        """Return the names of all tasks, as files."""
+        return {f"{task}.yaml": None for task in TASKS}.keys()
 
     def __contains__(self, file: object) -> bool:
         return str(file).removesuffix(".yaml") in TASKS
 
     def __missing__(self, file: str) -> ConfigNode:
         node = schema(file.removesuffix(".yaml"))
-        self[file] = ConfigNode(name=file, node=node, group="_schema", package="_global_", provider="rlhf_suite")
+        self[file] = ConfigNode(name=file, node=node, group="task", package="_global_", provider=PROVIDER)
         return self[file]
 
 
 @cache
 def register() -> None:
-    """Give Hydra each task's dataclasses, the schema that its conf/task file names first, the settings of launchers,
-    and the generated presets."""
+    """Give Hydra each task's dataclasses, the settings of launchers, and the generated presets."""
     store = ConfigStore.instance()
     store.repo = Shared(store.repo)
-    store.repo["_schema"] = Schemas()
+    store.repo["task"] = Tasks()
     for name, settings in LAUNCHERS.items():
-        store.store(group="hydra/launcher", name=name, node=settings, provider="rlhf_suite")
+        store.store(group="hydra/launcher", name=name, node=settings, provider=PROVIDER)
     for group in CHOICES:
         for name, values in generate_presets(group).items():
-            store.store(group=group, name=name, node=values, provider="rlhf_suite")
+            store.store(group=group, name=name, node=values, provider=PROVIDER)
 
 
 @contextmanager
@@ -96,7 +107,7 @@ def menu(chosen: Collection[str]) -> str:
     groups = {name: entry for entry in content.defaults if isinstance(entry, DictConfig) for name in entry}
     others = [entry for entry in content.defaults if entry not in [groups[name] for name in group_names()]]
     content.defaults = [*(groups[group] for group in order(chosen)), *others]
-    ConfigStore.instance().store(name=REORDERED, node=content, provider="rlhf_suite")
+    ConfigStore.instance().store(name=REORDERED, node=content, provider=PROVIDER)
     return REORDERED
 
 
@@ -107,8 +118,55 @@ def compose_overrides(overrides: list[str]) -> DictConfig:
 
 
 def search_path(folder: str) -> str:
-    """Return the override that adds the folder of `--config-dir` to the Compose API."""
-    return f'hydra.searchpath=["file://{Path(folder).expanduser().resolve()}"]'
+    """Return the folder of `--config-dir` as an entry of hydra.searchpath."""
+    return f"file://{Path(folder).expanduser().resolve()}"
+
+
+def add_to_search_path(folder: str) -> str:
+    """Return the override that adds a folder to the Compose API."""
+    return f'hydra.searchpath=["{search_path(folder)}"]'
+
+
+@dataclass(frozen=True)
+class Source:
+    """A preset that a run is composed of, as `<group>/<name>.yaml`, and the dotted keys that it sets."""
+
+    name: str
+    keys: frozenset[str]
+
+
+def list_sources(overrides: list[str], folders: Iterable[str] = ()) -> list[Source]:
+    """Return the presets that choices are composed of, the one that wins first, by Hydra's own defaults list: with
+    presets that presets choose, at the place and below the package that they have there. Choices that do not compose
+    have none. `folders` are those of the user's presets, as in hydra.searchpath."""
+    loader = GlobalHydra.instance().config_loader()
+    groups = {word.partition("=")[0] for word in overrides}
+    try:
+        composed = loader.compute_defaults_list(menu(groups), overrides, RunMode.RUN).defaults
+    except COMPOSE_ERRORS:
+        return []
+    paths = deepcopy(loader.get_search_path())
+    for folder in folders:
+        paths.append("hydra.searchpath", folder)
+    presets = ConfigRepository(paths)
+    found = (read_source(presets, entry) for entry in reversed(composed))
+    return [source for source in found if source is not None]
+
+
+def read_source(presets: ConfigRepository, entry: ResultDefault) -> Source | None:
+    """Return one entry of a defaults list with the keys that it sets; None for the menu, schemas and Hydra's own."""
+    path = entry.config_path or ""
+    if entry.primary or path.partition("/")[0] in ("hydra", "task"):
+        return None
+    loaded = presets.load_config(path)
+    if loaded is None:
+        return None
+    content = OmegaConf.to_container(loaded.config)
+    values = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
+    values.pop("defaults", None)
+    prefix = f"{entry.package}." if entry.package else ""
+    suffix = "" if loaded.provider == PROVIDER else ".yaml"
+    return Source(f"{path}{suffix}", frozenset(f"{prefix}{key}" for key in flat(values)))
 
 
 def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
@@ -174,7 +232,7 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     options = [name for name in GlobalHydra.instance().config_loader().get_group_options(key) if name != "config"]
     flags = {name: info for name, info in flags_of(task).items() if name.startswith(f"{key.replace('/', '.')}.")}
     meant = next((name for name, info in flags.items() if value in map(str, info.meta.choices or ())), None)
-    close = did_you_mean(value.lower(), options)
+    close = did_you_mean(value.lower(), options, key)
     if key == "hydra/sweeper":
         fix = f"install it, such as hydra-{value}-sweeper, or remove {key}: basic, the default, tries all of them"
         return Problem(key, f"there is no sweeper {value} among the installed ones", fix)
@@ -184,13 +242,13 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     elif meant:
         fix = f"did you mean {meant}={value}?"
     elif close:
-        fix = close.replace("did you mean ", f"did you mean {key}=")
+        fix = close
     else:
         fix = f"choose {key}={' or '.join(options)}"
     named = next((f"{key}.{name}" for name in NAMES_A_MODEL if f"{key}.{name}" in flags), None)
     if named and not meant:
         fix += f"; for a {'model' if named.endswith('path') else 'data set'} write {named}={value}"
-    return Problem(key, f"there is no preset {key}/{value}", fix)
+    return Problem(key, f"there is no preset {key}/{value}", fix, tuple(filter(None, (meant or named,))), "name")
 
 
 def one_line(reason: str) -> str:
@@ -239,14 +297,14 @@ def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the group and the choice of each word."""
     for word in choices:
         group, _, choice = word.partition("=")
-        yield group, choice
+        yield group.lstrip("+").partition("@")[0], choice
 
 
 def wants_demo(task: str, given: Overrides) -> bool:
     """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
     model = TASKS[task].MODEL
     is_named = any(value.key_or_group == model for value in given.values)
-    is_misspelt = any(model in problem.fix for problem in mistaken_names(task, given))
+    is_misspelt = any(model in problem.meant for problem in mistaken_names(task, given))
     return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 

@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
+from rlhf_suite.composition.compose import add_to_search_path, hydra_ready, list_sources, search_path
 from rlhf_suite.composition.overrides import flatten
-from rlhf_suite.composition.presets import group_names, keys_set, names_in
+from rlhf_suite.composition.presets import group_names, names_in
 from rlhf_suite.config.formatting import quote, spell
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
@@ -41,19 +42,24 @@ def with_config_file(line: CommandLine) -> CommandLine:
     if isinstance(content, Problem):
         line.problems.append(content)
         return line
-    given = {key_of(word) for word in line.overrides}.union(*presets_keys(line))
+    given = {key_of(word) for word in line.overrides} | presets_keys(line)
     words = [word for word in words_of(content) if key_of(word) not in given]
     line.from_file = {key_of(word): str(path) for word in words}
     line.overrides = [*words, *line.overrides]
     return line
 
 
-def presets_keys(line: CommandLine) -> Iterator[set[str]]:
-    """Yield the keys that each preset of the command line sets."""
-    for word in line.overrides:
-        group, _, choice = word.partition("=")
-        if group in group_names():
-            yield from (keys_set(group, name, line.own_presets) for name in names_in(choice))
+def presets_keys(line: CommandLine) -> set[str]:
+    """Return the keys that the presets of the command line set."""
+    groups = [word.partition("=") for word in line.overrides]
+    choices = [f"{group}={name}" for group, _, choice in groups if group in group_names() for name in names_in(choice)]
+    if not choices:
+        return set()
+    folder = line.options.get("--config-dir")
+    added, folders = ([add_to_search_path(folder)], [search_path(folder)]) if folder else ([], [])
+    with hydra_ready():
+        sources = [source for choice in choices for source in list_sources([*added, choice], folders)]
+    return set().union(*(source.keys for source in sources))
 
 
 def read(path: Path) -> dict[str, Any] | Problem:

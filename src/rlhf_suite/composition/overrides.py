@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf_suite.composition.arguments import key_of
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.formatting import did_you_mean, quote
+from rlhf_suite.config.formatting import did_you_mean, nearest, quote
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag, with_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example
@@ -60,10 +60,9 @@ class Overrides:
         return map(dict, itertools.product(*[option for option in options if option]))
 
 
-def sort(words: Sequence[str]) -> Overrides:
-    """Sort overrides by what they do."""
-    result = Overrides()
-    presets = group_names()
+def sort(words: Sequence[str], own: Path | None = None) -> Overrides:
+    """Sort overrides by what they do; `own` is the folder of the user's presets, which may have groups of its own."""
+    result = Overrides(own_presets=own)
     for word in words:
         if key_of(word).startswith(("hydra.", "hydra/")):
             is_new = key_of(word).startswith(FREE_SETTINGS)  # a key that Hydra adds only if it is asked to
@@ -72,7 +71,7 @@ def sort(words: Sequence[str]) -> Overrides:
         override = parse_override(word)
         if isinstance(override, Problem):
             result.problems.append(override)
-        elif override.key_or_group not in presets or isinstance(override.value(), dict):
+        elif not is_group(override, own) or isinstance(override.value(), dict):
             result.values.append(override)
         elif override.value() is None:
             result.problems.append(Problem(override.key_or_group, "a preset cannot be null", f"remove {word}"))
@@ -80,6 +79,13 @@ def sort(words: Sequence[str]) -> Overrides:
             result.choices.append(override)
     result.settings.sort(key=lambda word: not word.startswith("hydra/"))
     return result
+
+
+def is_group(override: Override, own: Path | None) -> bool:
+    """Return whether an override chooses presets: of a group of the menu, or of one of the user's, which is added to
+    the menu in Hydra's way: `+mine=a`, or `+mine@algo.kl=a` for another place."""
+    group = override.key_or_group
+    return group in group_names() or (override.type == OverrideType.ADD and own is not None and (own / group).is_dir())
 
 
 def parse_override(word: str) -> Override | Problem:
@@ -155,11 +161,13 @@ def not_a_flag(key: str, value: object, task: str | None, flags: dict[str, FlagI
     for info in section:
         if info.meta.choices and value in info.meta.choices:
             preset = f", or the preset {group}={value}" if str(value) in preset_names(group) else ""
-            return Problem(key, problem, f"did you mean {info.key}={value}?{preset}")
+            return Problem(key, problem, f"did you mean {info.key}={value}?{preset}", (info.key,), "name")
     if section:
         names = ", ".join(info.key for info in section[:4])
-        return Problem(key, problem, f"set one of {names}{', ...' if len(section) > 4 else ''}")
-    return Problem(key, problem, did_you_mean(dotted, flags) or "see --info defaults")
+        several = f"set one of {names}{', ...' if len(section) > 4 else ''}"
+        return Problem(key, problem, several, tuple(info.key for info in section[:4]), "name")
+    fix = did_you_mean(dotted, flags) or "see --info defaults"
+    return Problem(key, problem, fix, (*nearest(dotted, flags),), "name")
 
 
 def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:

@@ -6,20 +6,24 @@ preset for each value of a flag, so that a new estimator is a preset too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config.runs import TASKS
 
 # Group -> the flag whose choices are presets, and what else such a preset sets.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "algo/advantage": ("algo.advantage.estimator", {}),
     "reward": ("reward.rule", {"remote_url": None, "rubric": None, "model_name_or_path": None}),
 }
+TASK = "override /task"  # the entry of a defaults list by which a preset chooses its task
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Groups that stay before the experiment, whoever chooses them.
 BEFORE_EXPERIMENT = ("task", "demo", "experiment")
 
@@ -27,7 +31,10 @@ BEFORE_EXPERIMENT = ("task", "demo", "experiment")
 @cache
 def group_names() -> tuple[str, ...]:
     """Return the groups of presets in the order in which they are composed: those of the menu, conf/config.yaml."""
-    return tuple(re.findall(r"^  - ([a-z_/]+): null", (conf_dir() / "config.yaml").read_text(), re.MULTILINE))
+    _, menu = read_preset(conf_dir() / "config.yaml")
+    return tuple(
+        group for entry in menu if isinstance(entry, dict) for group, choice in entry.items() if choice is None
+    )
 
 
 def order(chosen: Collection[str]) -> list[str]:
@@ -46,7 +53,10 @@ def names_in(choice: str) -> list[str]:
 
 
 def preset_names(group: str, own: Path | None = None) -> list[str]:
-    """Return the presets of a group, with those in the user's folder `own`; none for a group that does not exist."""
+    """Return the presets of a group, with those in the user's folder `own`; none for a group that does not exist. The
+    tasks are dataclasses and no files."""
+    if group == "task":
+        return sorted(TASKS)
     folders = [folder / group for folder in (conf_dir(), own) if folder is not None]
     return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")} | generate_presets(group).keys())
 
@@ -66,30 +76,24 @@ def file_of(group: str, name: str, own: Path | None = None) -> Path | None:
     return next((file for folder in folders if (file := folder / group / f"{name}.yaml").is_file()), None)
 
 
-def keys_set(group: str, name: str, own: Path | None = None) -> set[str]:
-    """Return the dotted keys that a preset sets, with those of the presets of its group that it builds upon."""
-    prefix = f"{group.replace('/', '.')}."
-    file = file_of(group, name, own)
-    if file is None:
-        return {f"{prefix}{key}" for key in generate_presets(group).get(name, ())}
-    from omegaconf import OmegaConf
-
-    from rlhf_suite.config.flags import flat
-
-    content = OmegaConf.to_container(OmegaConf.load(file))
-    values = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
-    bases = [base for base in values.pop("defaults", None) or () if isinstance(base, str) and base != "_self_"]
-    keys = flat(values).keys()
-    is_global = re.search(r"^#\s*@package\s+_global_", file.read_text(), re.MULTILINE)  # keys count from the root
-    own_keys = set(keys) if is_global else {f"{prefix}{key}" for key in keys}
-    return own_keys.union(*(keys_set(group, base, own) for base in bases if base != name))
+@cache
+def read_preset(file: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Return a preset's values and its defaults list as they are written; nothing of a file that is damaged, which the
+    composition reports."""
+    try:
+        content = yaml.load(file.read_text(), Loader=LOADER)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}, []
+    values = content if isinstance(content, dict) else {}
+    defaults = values.pop("defaults", None)
+    return values, defaults if isinstance(defaults, list) else []
 
 
 def task_of(group: str, name: str, own: Path | None = None) -> str | None:
     """Return the task that a preset chooses, as every experiment of the suite does."""
     file = file_of(group, name, own)
-    match = re.search(r"^\s*- override /task: (\w+)\s*$", file.read_text(), re.MULTILINE) if file else None
-    return match[1] if match else None
+    _, defaults = read_preset(file) if file else ({}, [])
+    return next((entry[TASK] for entry in defaults if isinstance(entry, dict) and TASK in entry), None)
 
 
 def may_set(group: str, name: str, key: str, own: Path | None = None) -> bool:
@@ -97,17 +101,13 @@ def may_set(group: str, name: str, key: str, own: Path | None = None) -> bool:
     file = file_of(group, name, own)
     if file is None:
         return any(key.endswith(f".{path}") for path in generate_presets(group).get(name, ()))
-    lines = (line.strip() for line in file.read_text().splitlines())
-    words = [line for line in lines if not line.startswith("#") and not line.startswith("- override /task:")]
-    return any(key.rpartition(".")[2] in line or (line.startswith("- ") and line != "- _self_") for line in words)
+    values, defaults = read_preset(file)
+    others = [entry for entry in defaults if entry != "_self_" and not (isinstance(entry, dict) and TASK in entry)]
+    return bool(others) or key.rpartition(".")[2] in words_in(values)
 
 
-def preset_keys(
-    presets: Mapping[str, str | list[str]], chosen: Collection[str], own: Path | None = None
-) -> Iterator[tuple[str, set[str]]]:
-    """Yield the presets of a run, the one that wins first: its name and the keys that it sets."""
-    for group in reversed(order(chosen)):
-        names = presets.get(group) or []
-        for name in [names] if isinstance(names, str) else reversed(names):
-            suffix = ".yaml" if file_of(group, name, own) else ""
-            yield f"{group}/{name}{suffix}", keys_set(group, name, own)
+def words_in(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of all keys in a table and in those within it."""
+    for key, value in values.items():
+        yield from str(key).split(".")
+        yield from words_in(value) if isinstance(value, dict) else ()

@@ -30,7 +30,7 @@ def check(run: Run, given: Collection[str]) -> list[Problem]:
         reported = {problem.key for problem in problems}
         of_stages = stage_problems(run, lambda stage: check(stage, ()), set(all_values(run)))
         problems += [problem for problem in of_stages if problem.key not in reported]
-    return problems
+    return [problem.of_kind("rule") for problem in problems]
 
 
 @cache

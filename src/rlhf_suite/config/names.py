@@ -10,13 +10,14 @@ from functools import cache, reduce
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
-from rlhf_suite.config.formatting import did_you_mean, quote, spell
+from rlhf_suite.config.formatting import did_you_mean, nearest, quote, spell
 from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, translate_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
+WORD = re.compile(r"[\w.]+\w")  # finds the flags that a sentence of `old_names` speaks of
 PLAIN = re.compile(r"[\w./:+-]+")  # texts that Hydra's grammar reads as they are
 
 
@@ -69,21 +70,24 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:
         fix = "export WANDB_API_KEY, and set logger.wandb.enable=true"
-        return Problem(key, "keys are not taken from the command line", fix)
+        return Problem(key, "keys are not taken from the command line", fix, ("logger.wandb.enable",), "name")
     known = flags_of(task)
     owners = [name for name in TASKS if task and entry_alone(key, known) is None and has_flag(name, key)]
+    close = nearest(key, known)
     guess = did_you_mean(key, known)
     if owners:
         reason = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
-        return Problem(key, reason, f"drop it, or {guess}" if guess else "drop it")
+        return Problem(key, reason, f"drop it, or {guess}" if guess else "drop it", (*close,), "name")
     if (problem := old_flag(key, known) or entry_alone(key, known)) is not None:
         return problem
     if new := rename(key, known):
-        return Problem(key, f"renamed to {new}", f"write {new}=...")
+        return Problem(key, f"renamed to {new}", f"write {new}=...", (new,), "renamed")
     reason = f"task={task} has no such flag" if task else "no task has such a flag"
     if several := [name for name in known if name.rpartition(".")[2] == key]:
-        return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
-    return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}")
+        return Problem(
+            key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}", (*several,), "name"
+        )
+    return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}", (*close,), "name")
 
 
 def has_flag(task: str, key: str) -> bool:
@@ -98,14 +102,14 @@ def entry_alone(key: str, known: Collection[str]) -> Problem | None:
         return None
     names = key.removeprefix(f"{table}.").split(".")
     value = reduce(lambda inner, name: f"{{{name}: {inner}}}", reversed(names), "...")
-    return Problem(key, f"{table} takes all its entries as one value", f"write '{table}={value}'")
+    return Problem(key, f"{table} takes all its entries as one value", f"write '{table}={value}'", (table,), "name")
 
 
 def with_value(problem: Problem, value: object) -> Problem:
     """Return the problem of a renamed flag with the value that was given, under its name here, in the remedy."""
-    new = problem.fix.removeprefix("write ").removesuffix("=...")
-    if problem.what != f"renamed to {new}" or not isinstance(value, str | int | float | list):
+    if problem.kind != "renamed" or not isinstance(value, str | int | float | list):
         return problem
+    (new,) = problem.meant
     info, known = flags_of(None)[new], translate_value(new, value)
     is_odd = isinstance(value, bool) != (info.type.base is bool)  # such as that of a switch for a choice
     if known is None and (is_odd or (info.meta.choices is not None and value not in info.meta.choices)):
@@ -119,11 +123,13 @@ def old_flag(key: str, known: Collection[str]) -> Problem | None:
     name = key.replace("-", "_")
     words = [f"{flag}={value or '...'}" for flag, value in BECOMES.get(name, ()) if flag in known]
     if words:
-        return Problem(key, "is written otherwise here", f"write {' '.join(words)}")
-    if name in NOTHING:
-        return Problem(key, f"is not needed here: {NOTHING[name]}", "remove it")
-    if name in GONE:
-        return Problem(key, "has no counterpart here", GONE[name])
-    if name in HINTS:
-        return Problem(key, "is written otherwise here", HINTS[name])
-    return None
+        what, fix = "is written otherwise here", f"write {' '.join(words)}"
+    elif name in NOTHING:
+        what, fix = f"is not needed here: {NOTHING[name]}", "remove it"
+    elif name in GONE:
+        what, fix = "has no counterpart here", GONE[name]
+    elif name in HINTS:
+        what, fix = "is written otherwise here", HINTS[name]
+    else:
+        return None
+    return Problem(key, what, fix, tuple(word for word in WORD.findall(fix) if word in known), "name")

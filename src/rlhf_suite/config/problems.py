@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from rlhf_suite.config.formatting import number_of
 from rlhf_suite.errors import UserError
 
+# What a mistake is about: the name of a flag or preset, its old name, one value, several flags together, or the world
+# (files, servers, this machine).
+ProblemKind = Literal["name", "renamed", "value", "rule", "inspection"]
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `key` is the flag (or the word of the command line), `fix` says what to write instead."""
+    """One mistake. `key` is the flag (or the word of the command line), `fix` says what to write instead.
+
+    `kind` says what the mistake is about, and `meant` has the other flags that were probably meant. Two problems that
+    read alike are equal, whoever found them.
+    """
 
     key: str
     what: str
     fix: str
+    meant: tuple[str, ...] = field(default=(), compare=False)
+    kind: ProblemKind = field(default="value", compare=False)
+
+    def of_kind(self, kind: ProblemKind) -> Problem:
+        """Return the same problem as one of another kind."""
+        return replace(self, kind=kind)
 
     def __str__(self) -> str:
         return f"  {self.key}: {self.what}\n      fix: {self.fix}"

@@ -153,8 +153,8 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     )
     if known is not None or spelt is not None:
         return Problem(info.key, f"{show_value(value)} is not one of {options}", f"write {info.key}={known or spelt}")
-    close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
-    fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={example(info)}"
+    close = did_you_mean(str(value).lower(), [str(choice) for choice in choices], info.key)
+    fix = close or f"write {info.key}={example(info)}"
     if info.meta.algorithms is not None:
         own = value if str(value).endswith(".py") else "<file.py>"
         fix += f", or {info.key}={own}:<function> for your own"

@@ -25,7 +25,7 @@ from omegaconf.errors import InterpolationResolutionError
 from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.overrides import Overrides, Value, flatten
-from rlhf_suite.composition.presets import BEFORE_EXPERIMENT, names_in
+from rlhf_suite.composition.presets import BEFORE_EXPERIMENT
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
@@ -49,8 +49,7 @@ class Preflight:
     is_job: bool = False  # of a sweep, or of Slurm
     is_submitted: bool = False  # a single run, as a job of Slurm
     given: frozenset[str] = frozenset()  # keys set on the command line
-    chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
-    presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
+    composed_of: list[str] = field(default_factory=list)  # the first job's choices of presets, as words for Hydra
     notes: list[str] = field(default_factory=list)  # what a run says before it begins
     adopted: set[str] = field(default_factory=set)  # flags that a run takes from the folder of its model
     demo: str | None = None  # the preset that stands in for a command line without a model
@@ -82,11 +81,9 @@ def all_jobs(line: CommandLine) -> Preflight:
         return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
     with compose.hydra_ready():
-        given = overrides.sort([*config_folder(line, result), *line.overrides])
-        given.own_presets = line.own_presets
+        given = overrides.sort([*config_folder(line, result), *line.overrides], line.own_presets)
         result.problems += given.problems
         result.given = frozenset(value.key_or_group for value in given.values) - set(line.from_file)
-        result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
         first = compose.compose_job(next(given.choice_sets(), []), given)
         settings = first.config.hydra
@@ -123,7 +120,7 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
     if not Path(folder).expanduser().is_dir():
         result.problems.append(Problem("--config-dir", f"{folder!r} is not a folder", "give a folder of presets"))
         return []
-    return [compose.search_path(folder)]
+    return [compose.add_to_search_path(folder)]
 
 
 def on_slurm(hydra: DictConfig) -> bool:
@@ -188,8 +185,7 @@ def check_choices(choices: list[str], composed: compose.Composed, given: Overrid
     base, problems, demo = composed
     task = base.get("task")
     already_reported = (
-        problem.key in BEFORE_EXPERIMENT or problem.fix.startswith("write task=")
-        for problem in (*problems, *result.problems)
+        problem.key in BEFORE_EXPERIMENT or "task" in problem.meant for problem in (*problems, *result.problems)
     )
     if task is None and not any(already_reported):
         fix = f"add {' or '.join(f'task={name}' for name in TASKS)}"
@@ -199,9 +195,7 @@ def check_choices(choices: list[str], composed: compose.Composed, given: Overrid
         return
     result.demo = demo or result.demo
     if not result.runs:
-        result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
-        several = {group: names_in(choice) for group, choice in compose.pairs(choices) if choice.startswith("[")}
-        result.presets |= several
+        result.composed_of = [*given.settings, *choices, *([f"demo={demo}"] if demo else [])]
     copied = pickle.dumps(base) if result.is_sweep else b""  # a deep copy takes six times as long
     for values in given.value_sets():
         config = pickle.loads(copied) if result.is_sweep else base
@@ -265,7 +259,7 @@ def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> 
 
 def is_reported(key: str, problems: list[Problem]) -> bool:
     """Return whether a mistake with this flag, a misspelling of it or a part of this section is among the problems."""
-    return any(key == problem.key or key in problem.fix or problem.key.startswith(f"{key}.") for problem in problems)
+    return any(key in (problem.key, *problem.meant) or problem.key.startswith(f"{key}.") for problem in problems)
 
 
 def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None:

@@ -90,9 +90,8 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
     if is_flash(name):
         yield from flash_attention_fits(name, run.ds.param_dtype, run.launch.device)
     elif name not in ATTENTION:
-        close = did_you_mean(name, ATTENTION) or "write varlen"
         known = f"{', '.join(ATTENTION)} and {HUB_KERNELS}<name>"
-        fix = close.replace("did you mean ", f"did you mean {key}=").replace("write ", f"write {key}=")
+        fix = did_you_mean(name, ATTENTION, key) or f"write {key}=varlen"
         yield Problem(key, f"{name} is not known; there are {known}", fix)
     elif name != "varlen" and (demand := packing_demand(run)):
         problem = f"{name} would let packed sequences see each other ({demand})"

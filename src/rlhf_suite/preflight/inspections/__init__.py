@@ -62,4 +62,5 @@ def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:
     user's own code."""
     asked = [*runs]
     problems = distinct(problem for run in asked for inspection in INSPECTIONS for problem in inspection(run, folder))
-    return problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))
+    problems = problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))
+    return [problem.of_kind("inspection") for problem in problems]
