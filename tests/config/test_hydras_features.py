@@ -91,6 +91,6 @@ def test_a_problem_says_what_it_is_about(checked, own):
     }
     found = {line: checked(line).problems for line in kinds}
     assert {line: problem.kind for line, (problem, *_) in found.items()} == kinds
-    (own / "rows.jsonl").write_text('{"a": 1}\n')
-    inspected = rs.check("sft", actor="tiny", data={"dataset": str(own / "rows.jsonl")})
+    (own / "config.json").write_text('{"model_type": "unheard_of"}')
+    inspected = rs.check("sft", actor={"model_name_or_path": str(own)}, data={"dataset": "builtin:reverse"})
     assert {problem.kind for problem in inspected} == {"inspection"}
