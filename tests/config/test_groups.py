@@ -149,7 +149,7 @@ def test_several_presets_of_a_group_compose(checked):
 @pytest.mark.notices(
     "a file of flags wins over a preset of the command line",
     "composition/config_file.py",
-    ".union(*presets_keys(line))",
+    " | presets_keys(line)",
     "",
 )
 def test_a_file_chooses_presets_and_gives_way_to_those_of_the_command_line(tmp_path):

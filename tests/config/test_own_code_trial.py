@@ -280,8 +280,8 @@ def test_nothing_is_tried_where_the_run_does_not_start(tried):
 @pytest.mark.notices(
     "the user's code is imported by the run alone",
     "preflight/inspections/__init__.py",
-    "return problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
-    "return problems",
+    "problems = problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
+    "problems = problems",
 )
 def test_variables_that_hydra_sets_are_there_in_the_trial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
