@@ -149,8 +149,8 @@ def list_sources(overrides: list[str], folders: Iterable[str] = ()) -> list[Sour
     for folder in folders:
         paths.append("hydra.searchpath", folder)
     presets = ConfigRepository(paths)
-    found = (read_source(presets, entry) for entry in reversed(composed))
-    return [source for source in found if source is not None]
+    sources = (read_source(presets, entry) for entry in reversed(composed))
+    return [source for source in sources if source is not None]
 
 
 def read_source(presets: ConfigRepository, entry: ResultDefault) -> Source | None:

@@ -123,13 +123,13 @@ def old_flag(key: str, known: Collection[str]) -> Problem | None:
     name = key.replace("-", "_")
     words = [f"{flag}={value or '...'}" for flag, value in BECOMES.get(name, ()) if flag in known]
     if words:
-        what, fix = "is written otherwise here", f"write {' '.join(words)}"
+        reason, remedy = "is written otherwise here", f"write {' '.join(words)}"
     elif name in NOTHING:
-        what, fix = f"is not needed here: {NOTHING[name]}", "remove it"
+        reason, remedy = f"is not needed here: {NOTHING[name]}", "remove it"
     elif name in GONE:
-        what, fix = "has no counterpart here", GONE[name]
+        reason, remedy = "has no counterpart here", GONE[name]
     elif name in HINTS:
-        what, fix = "is written otherwise here", HINTS[name]
+        reason, remedy = "is written otherwise here", HINTS[name]
     else:
         return None
-    return Problem(key, what, fix, tuple(word for word in WORD.findall(fix) if word in known), "name")
+    return Problem(key, reason, remedy, tuple(word for word in WORD.findall(remedy) if word in known), "name")
