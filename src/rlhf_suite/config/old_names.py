@@ -242,7 +242,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "ds.grad_accum_dtype": PRECISIONS,
     "launch.device": {"gpu": "cuda"},
     "agent.kind": {"env": "environment", "tool": "tools", "openai": "endpoint", "none": "single_turn"},
-    "reward.rule": {"gsm8k": "math", "math_verify": "math", "accuracy": "exact_match"},
+    "reward.rule": {"math_verify": "math", "accuracy": "exact_match"},
     "actor.optim": {"adamw": "adam"},
     "critic.optim": {"adamw": "adam"},
 }
