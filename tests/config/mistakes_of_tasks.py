@@ -152,6 +152,8 @@ OF_TASKS = [
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
+    ("task=serve_train actor=tiny critic.adam.lr=1e-3", "critic.adam.lr", "its clients score and evaluate"),
+    ("task=serve_train actor=tiny reward.rule=math data.label_key=x", "reward.rule", "its clients score and evaluate"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),
     (SFT + "actor.lr_scheduler=linear actor.min_lr_ratio=0.2", "actor.min_lr_ratio", "has no effect"),
     (SFT + "ds.lora.alpha=32", "ds.lora.alpha", "add ds.lora.rank=<rank>"),

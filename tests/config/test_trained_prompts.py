@@ -97,7 +97,7 @@ def test_other_prompts_that_the_user_chooses_are_used_and_contradicted(task, mod
 
 def test_every_task_that_makes_prompts_is_tested():
     of_models = {name for name, run in TASKS.items() if format_of(run()) is not None or name == "prm"}
-    assert of_models == {*ROWS, "score"}
+    assert of_models == {*ROWS, "score", "serve_train"}
 
 
 def test_a_choice_of_a_preset_is_one_of_the_user(model):

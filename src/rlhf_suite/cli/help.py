@@ -14,6 +14,7 @@ from rlhf_suite.config.flags import FlagInfo, by_section
 from rlhf_suite.config.formatting import describe_type, did_you_mean, spell
 from rlhf_suite.config.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.names import flags_of, may_hold
+from rlhf_suite.config.rules.clients import is_of_the_loop
 from rlhf_suite.config.runs import TASKS
 
 INTRODUCTION = """\
@@ -109,7 +110,7 @@ def print_help(line: CommandLine) -> int:
         if not below:
             return unknown("prefix", prefix, [*infos, *by_section(infos.values())])
         if not prefix:
-            print_core(infos)
+            print_core({key: info for key, info in infos.items() if not is_of_the_loop(task or "", key)})
         print_flags(below)
     return 0
 

@@ -14,6 +14,7 @@ from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import RULES, Problem
+from rlhf_suite.config.rules.clients import is_of_the_loop
 from rlhf_suite.config.runs import LoopRun, Run
 
 for module in iter_modules(rules.__path__):
@@ -47,8 +48,12 @@ def find_unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
     values = all_values(run)
+    unread = sorted(key for key in given if is_of_the_loop(run.task, key))
+    for key in unread:
+        problem = f"task={run.task} does not read it: its clients score and evaluate by themselves"
+        yield Problem(key, problem, "remove it")
     for key, info in flags_of(run.task).items():
-        is_set = key in given and values.get(key) not in OFF
+        is_set = key in given and key not in unread and values.get(key) not in OFF
         if info.meta.strict:
             is_set = values[key] != info.default
         for condition in info.meta.when if is_set else ():

@@ -8,6 +8,14 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import PPORun, ServeTrainRun
 
+# Sections of task=ppo that what trains call by call does not read: the user's loop scores and evaluates by itself.
+OF_THE_LOOP = ("agent", "critic", "eval", "reward", "teacher")
+
+
+def is_of_the_loop(task: str, key: str) -> bool:
+    """Return whether a flag has no effect because a task's clients do themselves what it is about."""
+    return task == "serve_train" and key.partition(".")[0] in OF_THE_LOOP
+
 
 def list_unserved(run: PPORun) -> Iterator[Problem]:
     """Yield a problem for each flag of task=ppo that asks for what a client does not do."""
