@@ -25,7 +25,7 @@ from common import publish, scratch
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.plan import ACTOR, Machine, resolve
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -85,11 +85,11 @@ class InstantEngine:
         return done
 
 
-def settings(folder: Path, seconds: float, workers: int) -> PPORun:
+def settings(folder: Path, seconds: float, workers: int) -> Run:
     """Return a run with an environment."""
     file = folder / f"environment_{seconds:g}.py"
     file.write_text(CODE.format(seconds=seconds, turns=TURNS))
-    run = PPORun()
+    run = Run.of("ppo")
     run.actor.model_name_or_path = model_folder("builtin:tiny", "actor.model_name_or_path")
     run.agent.kind, run.agent.num_workers, run.agent.max_turns = "environment", workers, TURNS
     run.agent.max_concurrent, run.train.agent_func_path, run.reward.rule = AT_A_TIME, str(file), None

@@ -14,10 +14,10 @@ from torch import Tensor
 from gpu_rows import FLAGS, random_examples, supervised
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.data.batch import Group, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
@@ -141,23 +141,35 @@ def supervised_steps(path: str, kernels: tuple[str, ...]) -> Iterator[Route]:
     rows = random_examples(16, 40)
     pairs = [Group((rows[i], rows[i + 1])) for i in range(0, 16, 2)]
     labels = {name: [0.0] * 20 + [1.0] * 20 for name in ("target", "weight")}
-    for kind, task, more, items, reads in (
-        (SFTRun, sft, {"actor.pretrain_mode_enable": True}, rows, STEP_READS),
-        (RMRun, rm, {}, pairs, STEP_READS + 1),
-        (DPORun, dpo, {}, pairs, STEP_READS + 1),
-        (KTORun, kto, {}, [replace(row, numbers={"label": i % 2}) for i, row in enumerate(rows)], STEP_READS + 2),
+    for name, task, more, items, reads in (
+        ("sft", sft, {"actor.pretrain_mode_enable": True}, rows, STEP_READS),
+        ("rm", rm, {}, pairs, STEP_READS + 1),
+        ("dpo", dpo, {}, pairs, STEP_READS + 1),
         (
-            PRMRun,
+            "kto",
+            kto,
+            {},
+            [replace(row, numbers={"label": i % 2}) for i, row in enumerate(rows)],
+            STEP_READS + 2,
+        ),
+        (
+            "prm",
             prm,
             {"algo.placeholder_token": ";", "algo.reward_tokens": ["+", "-"]},
             [replace(row, token_numbers=labels) for row in rows],
             STEP_READS + 1,
         ),
-        (DistillRun, distill, {"teacher.model_name_or_path": path, "data.output_key": "output"}, rows, STEP_READS + 1),
+        (
+            "distill",
+            distill,
+            {"teacher.model_name_or_path": path, "data.output_key": "output"},
+            rows,
+            STEP_READS + 1,
+        ),
     ):
-        step, model = supervised(with_defaults(kind, flags | more), task.make_task, items, DEVICE.type)
+        step, model = supervised(section_of(Run, name, flags | more), task.make_task, items, DEVICE.type)
         step(0)
-        yield Route(f"{with_defaults(kind, {}).task} step", partial(after, partial(step, 1), model), reads, kernels)
+        yield Route(f"{name} step", partial(after, partial(step, 1), model), reads, kernels)
 
 
 def after(walk: Callable[[], object], model: TrainedModel) -> Outputs:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from qwen3 import random_qwen3
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.plan import ACTOR, Machine, ModelPlan, resolve
-from rlhf_suite.config.runs import DPORun, PPORun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank
@@ -194,18 +194,18 @@ def rank(device: str) -> Rank:
     return Rank(0, Mesh(1), LOOPBACK, 0, device)
 
 
-def supervised(run: SFTRun | DPORun, make_task: Any, items: Sequence[Item], device: str) -> tuple[Step, TrainedModel]:
+def supervised(run: Run, make_task: Any, items: Sequence[Item], device: str) -> tuple[Step, TrainedModel]:
     worker = SupervisedWorker(rank(device), run, resolve(run, Machine(device, 1)), make_task, Encoded(items, {}))
     return worker.train_step, worker.model
 
 
 def of_sft(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[Step, TrainedModel]:
-    run = with_defaults(SFTRun, {**flags, "actor.pretrain_mode_enable": True, "data.max_len": length})
+    run = section_of(Run, "sft", {**flags, "actor.pretrain_mode_enable": True, "data.max_len": length})
     return supervised(run, sft.make_task, random_examples(steps * run.train.batch_size, length), device)
 
 
 def of_dpo(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[Step, TrainedModel]:
-    run = with_defaults(DPORun, {**flags, "data.max_len": length})
+    run = section_of(Run, "dpo", {**flags, "data.max_len": length})
     answers = random_examples(2 * steps, length)
     pairs = [Group((answers[i], answers[i + 1])) for i in range(0, 2 * steps, 2)]
     return supervised(run, dpo.make_task, pairs, device)
@@ -213,7 +213,7 @@ def of_dpo(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple
 
 def of_rl(flags: dict[str, Any], length: int, steps: int, device: str) -> tuple[Step, TrainedModel]:
     """Return an update of the policy on a synthetic rollout, whose log-probs are those of a uniform distribution."""
-    run = with_defaults(PPORun, {**flags, "data.max_len": length, "algo.kl.init_coef": 0.0})
+    run = section_of(Run, "ppo", {**flags, "data.max_len": length, "algo.kl.init_coef": 0.0})
     path = run.actor.model_name_or_path
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, path)
     policy = PolicyRole(rank(device), ModelPlan(ACTOR, path), settings, run.actor, run.algo.kl, steps)

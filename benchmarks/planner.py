@@ -17,9 +17,10 @@ from common import ROOT, Run, publish, scratch, suite_run, write_section
 from gpu_rows import FLAGS, ROWS, Row
 from qwen3 import SHAPES as MODELS
 from qwen3 import random_qwen3
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.plan import ACTOR, ENGINE
-from rlhf_suite.config.runs import AnyTrainedRun, SFTRun
+from rlhf_suite.config.runs import Run as Flags
+from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.planner.memory import GIB, GPU_PROCESS
 
 PAGE, HEADING = ROOT / "docs" / "planner_measured.md", "## Against measured memory"
@@ -115,7 +116,7 @@ def measured(shape: Shape, folder: Path, model: str, runs: dict[Path, Run]) -> f
     return max(float(row[metric]) for row in runs[place].steps)
 
 
-def checked(shape: Shape, folder: Path, model: str) -> AnyTrainedRun:
+def checked(shape: Shape, folder: Path, model: str) -> Flags:
     """Return the run of a shape."""
     from rlhf_suite.composition.arguments import parse
     from rlhf_suite.preflight.jobs import preflight
@@ -123,7 +124,7 @@ def checked(shape: Shape, folder: Path, model: str) -> AnyTrainedRun:
     found = preflight(parse(words_of(shape, folder, model)))
     assert not found.problems, found.problems
     (run,) = found.runs
-    assert isinstance(run, AnyTrainedRun)
+    assert run.task in TRAINED
     return run
 
 
@@ -163,7 +164,7 @@ def for_an_h100(row: Row, folder: Path) -> dict[str, Any]:
     (model / "config.json").write_text(json.dumps(config | MODELS[row.shape]))
     flags = {"actor.model_name_or_path": str(model), "data.max_len": row.length, "ds.lora.rank": row.lora}
     gpu = find_device("h100-80")
-    found = estimate(with_defaults(SFTRun, FLAGS | flags), Target(gpu, gpu.memory, None))
+    found = estimate(section_of(Flags, "sft", FLAGS | flags), Target(gpu, gpu.memory, None))
     return {
         "row": row.name,
         "planned_gib": round((found.peak - GPU_PROCESS) / GIB, 1),

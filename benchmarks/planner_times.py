@@ -24,7 +24,7 @@ from common import ROOT, publish, scratch, suite_run, write_section
 from planner import LENGTH, SHAPES, Shape, checked, words_of, write_data
 from qwen3 import random_qwen3
 from rlhf_suite.config.plan import ACTOR
-from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
 from rlhf_suite.planner.needs import Target
@@ -82,11 +82,11 @@ def planned(shape: Shape, folder: Path, model: str, flops: float) -> float:
     return estimate(checked(shape, folder, model), Target(None, 1 << 40, flops)).times[PASSES]
 
 
-def tokens_of(run: AnyTrainedRun) -> int:
+def tokens_of(run: Run) -> int:
     """Return the tokens of a step in the plan."""
-    if isinstance(run, PPORun):
+    if run.task == "ppo":
         return run.rollout.batch_size * run.rollout.n_samples_per_prompt * run.data.max_len
-    return run.train.batch_size * run.data.max_len * (2 if isinstance(run, DPORun | RMRun) else 1)
+    return run.train.batch_size * run.data.max_len * (2 if run.task in ("rm", "dpo") else 1)
 
 
 def compare(shapes: Sequence[tuple[str, Shape, str]], folder: Path, given: float = 0.0) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ import yaml
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import DeviceUse, Estimate, Target, gib
@@ -87,13 +88,13 @@ def stand_ins(recipe: Path, model: Callable[[str], str]) -> Iterator[str]:
     yield f"data.{name}=builtin:{'reverse_pairs' if pairs else 'reverse'}"
 
 
-def run_of(recipe: Path, model: Callable[[str], str]) -> AnyTrainedRun:
+def run_of(recipe: Path, model: Callable[[str], str]) -> Run:
     """Return the run that a recipe describes, with stand-ins for what would be downloaded; all checks have passed."""
     line = with_config_file(parse(["--config", str(recipe), *stand_ins(recipe, model)]))
     found = preflight(line)
     assert not found.problems, f"{recipe.name}: {found.problems}"
     (run,) = found.runs
-    assert isinstance(run, AnyTrainedRun)
+    assert run.task in TRAINED
     return run
 
 

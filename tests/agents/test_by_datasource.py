@@ -7,7 +7,7 @@ from scripted import Scripted, run
 
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.config.agent import AgentSourceConfig
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -32,7 +32,7 @@ class Environment:
 @pytest.fixture
 def config(tmp_path):
     """A run in which an environment asks again, except for rows of two datasets."""
-    config = PPORun()
+    config = Run.of("ppo")
     config.data.apply_chat_template = True
     config.reward.rule, config.data.label_key = "exact_match", "label"
     (tmp_path / "asks.py").write_text(ASKS.format(says="and then?"))

@@ -12,7 +12,7 @@ from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent, make_episodes
 from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.config.agent_file import Export, export_of
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -311,7 +311,7 @@ def test_an_error_in_the_file_names_it(written):
 
 
 def test_a_run_has_episodes_of_its_agent(tokenizer, written):
-    config = PPORun()
+    config = Run.of("ppo")
     config.data.apply_chat_template = True
     config.data.label_key = "label"
     policy = Scripted(tokenizer, [CALL % 5, "done"])
@@ -330,7 +330,7 @@ def test_a_run_has_episodes_of_its_agent(tokenizer, written):
 
 
 def test_a_template_that_cannot_show_tools_is_refused_at_the_start(written):
-    config = PPORun()
+    config = Run.of("ppo")
     config.data.apply_chat_template = True
     config.agent.kind, config.train.agent_func_path = "environment", written(FILES["trl"])
     plain = byte_tokenizer()

@@ -16,7 +16,7 @@ from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment, schema_of
 from rlhf_suite.config.agent_file import export_of
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 
@@ -141,7 +141,7 @@ def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
 def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
     folder = Path(__file__).parents[2] / "experiments" / "agents"
     assert export_of(str(folder / "calculator.py")).form == "tools"
-    run_flags = PPORun()
+    run_flags = Run.of("ppo")
     run_flags.agent.kind, run_flags.train.agent_func_path = "tools", str(folder / "calculator.py")
     run_flags.data.apply_chat_template, run_flags.reward.rule = True, "exact_match"
     tokenizer = byte_tokenizer()

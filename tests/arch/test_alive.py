@@ -5,7 +5,7 @@ from pathlib import Path
 
 import rlhf_suite
 from rlhf_suite.config.flags import walk
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 
 # Read by the command line itself.
 READ_BY_CLI = {
@@ -34,5 +34,5 @@ def attributes_read() -> set[str]:
 
 def test_every_flag_is_read_below_the_command_line():
     read = attributes_read()
-    flags = {flag.key for task in TASKS.values() for flag in walk(task)} - READ_BY_CLI.keys()
+    flags = {flag.key for task in TASKS for flag in walk(Run.of(task))} - READ_BY_CLI.keys()
     assert {key for key in flags if key.split(".")[-1] not in read} == set()

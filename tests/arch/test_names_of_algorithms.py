@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.flags import walk
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.registry import KINDS
 
 SOURCE = Path(__file__).parents[2] / "src" / "rlhf_suite"
 WORDS: dict[str, set[str]] = {}  # by the last word of a flag that names an algorithm: the names that it may have
-for info in (info for root in TASKS.values() for info in walk(root)):
+for info in (info for task in TASKS for info in walk(Run.of(task))):
     if info.meta.algorithms is not None:
         WORDS.setdefault(info.key.rpartition(".")[2], set()).update(info.meta.algorithms.names())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.runs import TASKS, SupervisedRun
+from rlhf_suite.config.task_groups import SUPERVISED
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -47,7 +47,7 @@ def test_every_supervised_task_has_a_workload():
     sys.path.insert(0, str(BENCHMARKS))
     from supervised import TASKS as WORKLOADS
 
-    assert set(WORKLOADS) == {task for task, run in TASKS.items() if issubclass(run, SupervisedRun)}
+    assert set(WORKLOADS) == {*SUPERVISED}
 
 
 def test_every_demo_that_trains_has_its_errors_on_the_pages():

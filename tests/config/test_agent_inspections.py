@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.agents import agent_files_fit, commands_can_run, environment_server_answers
 
 TRL = """
@@ -26,7 +26,7 @@ class AgentInstance:
 def problems(tmp_path, text: str, **data):
     file = tmp_path / "mine.py"
     file.write_text(text)
-    run = PPORun()
+    run = Run.of("ppo")
     run.agent.kind, run.train.agent_func_path = "environment", str(file)
     for name, value in data.items():
         setattr(run.data, name, value)
@@ -89,7 +89,7 @@ def test_images_of_an_environment_need_a_policy_that_sees(tmp_path):
 def test_a_server_that_is_not_there_is_found_before_the_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        run = PPORun()
+        run = Run.of("ppo")
         run.agent.kind, run.agent.server_url = "environment", f"ws://127.0.0.1:{port}/ws"
         assert [*environment_server_answers(run, tmp_path)] == []
     (problem,) = environment_server_answers(run, tmp_path)
@@ -112,7 +112,7 @@ def test_a_server_that_is_not_there_is_found_before_the_run(tmp_path):
 )
 def test_a_command_that_cannot_run_is_found_before_the_run(tmp_path, command, said):
     for name in ("command", "score_command"):
-        run = PPORun()
+        run = Run.of("ppo")
         setattr(run.agent, name, command)
         found = [*commands_can_run(run, tmp_path)]
         assert [problem.key for problem in found] == [f"agent.{name}"] * (said is not None)

@@ -10,7 +10,7 @@ import pytest
 from rlhf_suite.config.check import check
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.config.runs import PPORun, Run, ScoreRun, SFTRun
+from rlhf_suite.config.runs import Run
 
 
 def sets(**flags: Any) -> Callable[[Run], None]:
@@ -44,14 +44,14 @@ SHARED = {
     **RLOO,
 }
 BORDERS = [
-    (SFTRun, "train.batch_size", RANKS, "train__batch_size", 16, 12),
-    (PPORun, "rollout.max_new_tokens", {"data__max_len": 100}, "rollout__max_new_tokens", 99, 100),
-    (PPORun, "reward.clip_range", {}, "reward__clip_range", [0.0, 0.1], [0.0, 0.0]),
-    (PPORun, "algo.kl.horizon", KL, "algo__kl__horizon", 21, 20),
-    (PPORun, "critic.freezing_steps", {"train__max_steps": 10, **GAE}, "critic__freezing_steps", 9, 10),
-    (PPORun, "reward.overlong_buffer_len", {"rollout__max_new_tokens": 10}, "reward__overlong_buffer_len", 9, 10),
-    (PPORun, "train.colocate_all", {**SHARED, "vllm__tensor_parallel_size": 2}, "vllm__num_engines", 1, 2),
-    (PPORun, "rollout.n_samples_per_prompt", RLOO, "rollout__n_samples_per_prompt", 2, 1),
+    ("sft", "train.batch_size", RANKS, "train__batch_size", 16, 12),
+    ("ppo", "rollout.max_new_tokens", {"data__max_len": 100}, "rollout__max_new_tokens", 99, 100),
+    ("ppo", "reward.clip_range", {}, "reward__clip_range", [0.0, 0.1], [0.0, 0.0]),
+    ("ppo", "algo.kl.horizon", KL, "algo__kl__horizon", 21, 20),
+    ("ppo", "critic.freezing_steps", {"train__max_steps": 10, **GAE}, "critic__freezing_steps", 9, 10),
+    ("ppo", "reward.overlong_buffer_len", {"rollout__max_new_tokens": 10}, "reward__overlong_buffer_len", 9, 10),
+    ("ppo", "train.colocate_all", {**SHARED, "vllm__tensor_parallel_size": 2}, "vllm__num_engines", 1, 2),
+    ("ppo", "rollout.n_samples_per_prompt", RLOO, "rollout__n_samples_per_prompt", 2, 1),
 ]  # fmt: skip
 
 
@@ -82,10 +82,10 @@ BORDERS = [
 @pytest.mark.notices(
     "the penalty may be of every response", "config/rules/rewards.py", "buffer >= longest", "buffer > longest"
 )
-@pytest.mark.parametrize(("root", "key", "flags", "name", "good", "bad"), BORDERS, ids=[each[1] for each in BORDERS])
-def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad):
+@pytest.mark.parametrize(("task", "key", "flags", "name", "good", "bad"), BORDERS, ids=[each[1] for each in BORDERS])
+def test_the_border_of_a_rule_is_where_it_says(task, key, flags, name, good, bad):
     for value, is_wrong in ((good, False), (bad, True)):
-        run = root()
+        run = Run.of(task)
         sets(**flags, **{name: value})(run)
         assert (key in told(run)) is is_wrong, value
 
@@ -105,7 +105,7 @@ def test_parts_of_n_are_numbered_from_0_to_n_less_1():
     "",
 )
 def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
-    run = PPORun()
+    run = Run.of("ppo")
     sets(algo__kl__init_coef=0.0, ref__offload=True, train__ema_beta=0.5)(run)
     assert {"ref.offload", "train.ema_beta"} <= told(run, ("ref.offload", "train.ema_beta"))
     run.ref.offload = False
@@ -122,12 +122,12 @@ def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
 )
 def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
     key = "score.max_tokens_per_gpu"
-    run = ScoreRun()
+    run = Run.of("score")
     run.reward.rule = "exact_match"
     assert key in told(run, (key,))
     run.reward.process.enable = True
     assert key not in told(run, (key,))
-    other = ScoreRun()
+    other = Run.of("score")
     other.reward.model_name_or_path = "judge"
     assert key not in told(other, (key,))
 
@@ -140,7 +140,7 @@ def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
 )
 def test_a_flag_of_a_rule_is_read_where_one_of_several_sources_has_that_rule():
     key = "reward.rules.length_limit"
-    run = PPORun()
+    run = Run.of("ppo")
     run.reward.sources = {"short": NamedSourceConfig(rule="length"), "right": NamedSourceConfig(rule="math")}
     assert key not in told(run, (key,))
     run.reward.sources = {"right": NamedSourceConfig(rule="math")}

@@ -12,7 +12,7 @@ import pytest
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.resume import changes
-from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
+from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.folders import Place, describe_finished, for_run, how_to_continue, keep_other_config
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -111,7 +111,7 @@ def test_the_momentum_of_muon_is_bound_to_its_ranks(checked, tmp_path):
 
 
 def test_a_task_without_universal_checkpoints_is_told_to_name_its_shape(tmp_path):
-    run = GenerateRun()
+    run = Run.of("generate")
     run = replace(run, ckpt=replace(run.ckpt, load_enable=True))
     save(run, RunFolder(tmp_path).config)
     (tmp_path / "progress.json").write_text("{}")
@@ -167,7 +167,9 @@ def test_a_run_that_has_saved_nothing_may_start_again_with_other_flags(checked, 
     assert inspect(checked(f"{PPO} train.seed=1 ckpt.load_enable=true").runs, tmp_path) == []
 
 
-@pytest.mark.parametrize(("run", "begun"), [(GenerateRun(), "progress.json"), (RejectionSamplingRun(), "loop.json")])
+@pytest.mark.parametrize(
+    ("run", "begun"), [(Run.of("generate"), "progress.json"), (Run.of("rejection_sampling"), "loop.json")]
+)
 def test_jobs_without_checkpoints_are_compared_with_their_folder(tmp_path, run, begun):
     run = replace(run, ckpt=replace(run.ckpt, load_enable=True))
     other = replace(run, rollout=replace(run.rollout, temperature=0.5))
@@ -219,7 +221,7 @@ def test_an_interrupted_run_says_from_where_it_goes_on(checked, tmp_path):
     earlier(tmp_path, run, steps=(2, 4))
     said = how_to_continue(run, tmp_path)
     assert said == "; continue after step 4 with the same command and ckpt.load_enable=true"
-    assert how_to_continue(GenerateRun(), tmp_path) == "; nothing was saved yet"
+    assert how_to_continue(Run.of("generate"), tmp_path) == "; nothing was saved yet"
 
 
 def test_the_configuration_of_before_a_change_is_kept(checked, tmp_path):

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.metrics import FAMILIES, HIGHER, LOWER, METRICS, direction_of, is_known, is_share, metric_of
-from rlhf_suite.config.runs import TASKS, TrainedRun
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.tracking.console import HEADLINES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "rlhf_suite"
-TRAINED = [task for task in TASKS.values() if issubclass(task, TrainedRun)]
 
 
 def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
-    assert {name for task in TRAINED for name in task.EVALUATED} | {*HEADLINES} <= {*METRICS}
+    assert {name for task in TRAINED for name in TASKS[task].evaluated} | {*HEADLINES} <= {*METRICS}
 
 
 @pytest.mark.notices(

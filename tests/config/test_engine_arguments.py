@@ -11,7 +11,7 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.record import load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.config.rollout import QUANTIZATIONS, VLLMConfig
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.preflight.inspections import inspect
@@ -153,7 +153,7 @@ def test_entries_are_written_as_one_value(checked, word, fix):
 
 
 def test_a_continued_run_names_the_argument_that_differs(tmp_path):
-    run = PPORun()
+    run = Run.of("ppo")
     now = replace(run, vllm=replace(run.vllm, engine_args={"block_size": 64}))
     save(now, tmp_path / "config.yaml")
     before = load(tmp_path / "config.yaml")

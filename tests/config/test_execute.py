@@ -13,13 +13,13 @@ import pytest
 from full_disk import fill
 from rlhf_suite.cli.execute import execute
 from rlhf_suite.config.record import fingerprint, load
-from rlhf_suite.config.runs import ChatRun, SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def a_run():
-    run = SFTRun()
+    run = Run.of("sft")
     run.logger.progress, run.actor.model_name_or_path = False, "builtin:tiny"
     return run
 
@@ -99,7 +99,7 @@ def test_an_interrupted_run_is_stopped_and_has_not_failed(ends, tmp_path, capsys
 
 
 def test_an_interrupted_run_that_cannot_be_resumed_does_not_offer_it(ends, capsys):
-    assert ends(KeyboardInterrupt(), ChatRun()) == 130
+    assert ends(KeyboardInterrupt(), Run.of("chat")) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

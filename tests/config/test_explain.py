@@ -10,7 +10,7 @@ import pytest
 from rlhf_suite.api.explanation import batches, decisions
 from rlhf_suite.cli.app import main
 from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import PPORun, SFTRun
+from rlhf_suite.config.runs import Run
 
 
 @pytest.mark.notices(
@@ -21,7 +21,7 @@ from rlhf_suite.config.runs import PPORun, SFTRun
 )
 def test_an_rl_step_has_the_optimiser_steps_of_all_its_epochs():
     """6 prompts x 8 samples are two batches of 24, gone through three times; two ranks share each in twos."""
-    run = PPORun()
+    run = Run.of("ppo")
     run.rollout.batch_size, run.rollout.n_samples_per_prompt = 6, 8
     run.train.batch_size, run.train.micro_batch_size, run.train.max_epochs = 24, 2, 3
     run.actor.num_gpus_per_node, run.actor.model_name_or_path = 2, "builtin:tiny"
@@ -33,7 +33,7 @@ def test_an_rl_step_has_the_optimiser_steps_of_all_its_epochs():
 
 
 def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
-    run = SFTRun()
+    run = Run.of("sft")
     run.train.batch_size, run.train.micro_batch_size = 24, 2
     run.actor.num_nodes, run.actor.num_gpus_per_node, run.actor.model_name_or_path = 2, 3, "builtin:tiny"
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
@@ -43,13 +43,13 @@ def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank"), (2, "2 ranks")])
 def test_a_model_has_one_rank_or_several(ranks, said):
-    run = SFTRun()
+    run = Run.of("sft")
     run.actor.num_gpus_per_node, run.actor.model_name_or_path = ranks, "builtin:tiny"
     assert [*decisions(run, resolve(run, Machine("cpu", 0)))] == [("actor", "builtin:tiny", said)]
 
 
 def test_ranks_that_split_the_tokens_of_a_batch_count_as_one():
-    run = SFTRun()
+    run = Run.of("sft")
     run.train.batch_size, run.train.micro_batch_size = 24, 2
     run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 6, "builtin:tiny", 2
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
@@ -59,7 +59,7 @@ def test_ranks_that_split_the_tokens_of_a_batch_count_as_one():
 
 
 def test_ranks_that_split_matrices_have_the_same_part_of_a_batch():
-    run = SFTRun()
+    run = Run.of("sft")
     run.train.batch_size, run.train.micro_batch_size, run.actor.num_gpus_per_node = 24, 2, 12
     run.actor.model_name_or_path, run.ds.ring_attn_size, run.ds.tensor_parallel_size = "builtin:tiny", 2, 2
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
@@ -69,7 +69,7 @@ def test_ranks_that_split_matrices_have_the_same_part_of_a_batch():
 
 
 def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
-    run = SFTRun()
+    run = Run.of("sft")
     run.train.dynamic_batch_enable, run.train.max_tokens_per_gpu = True, 100
     run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 2, "builtin:tiny", 2
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
@@ -86,7 +86,7 @@ def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
     ],
 )
 def test_it_says_whether_rows_are_packed_and_what_a_micro_batch_has(tmp_path, model_type, flags, said):
-    run = SFTRun()
+    run = Run.of("sft")
     run.actor.model_name_or_path = "builtin:tiny" if model_type is None else str(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     run.ds = replace(run.ds, **flags)
@@ -98,7 +98,7 @@ def test_it_says_whether_rows_are_packed_and_what_a_micro_batch_has(tmp_path, mo
 
 def test_a_model_that_has_not_been_fetched_may_be_packed(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    run = SFTRun()
+    run = Run.of("sft")
     run.actor.model_name_or_path = "nobody/no-model"
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["rows of a micro-batch"] == "packed where it can"
@@ -120,7 +120,7 @@ def test_a_model_that_has_not_been_fetched_may_be_packed(tmp_path, monkeypatch):
     ],
 )
 def test_evaluations_go_on_beside_training_unless_something_depends_on_them(flags, said):
-    run = PPORun()
+    run = Run.of("ppo")
     run.actor.model_name_or_path, run.eval.dataset, run.eval.steps = "builtin:tiny", "builtin:reverse_eval", 2
     for key, value in flags.items():
         section, name = key.split(".")

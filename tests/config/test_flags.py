@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite import config
-from rlhf_suite.config.check import run_type
 from rlhf_suite.config.flags import flag, walk, walk_section
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, rename, unread
 from rlhf_suite.config.problems import RULES
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.validate import value_problems
 
-FLAGS = [(f"task={task} {info.key}", info) for task, root in TASKS.items() for info in walk(root)]
+FLAGS = [(f"task={task} {info.key}", info) for task in TASKS for info in walk(Run.of(task))]
 
 
 @pytest.mark.notices("a bound that is included is refused", "config/formatting.py", "value >= bound", "value > bound")
@@ -56,7 +55,7 @@ def test_a_flag_that_a_class_declares_again_has_the_help_of_this_declaration():
 
 def test_every_condition_depends_on_a_flag_that_exists():
     known = flags_of(None)
-    conditions = {each for root in TASKS.values() for info in walk_section(root(), "") for each in info.meta.when}
+    conditions = {each for task in TASKS for info in walk_section(Run.of(task), "") for each in info.meta.when}
     named = {each.flag for condition in conditions for each in (condition, *condition.alternatives)}
     assert named <= set(known)
 
@@ -116,12 +115,12 @@ def test_defaults_that_openrlhf_has_under_the_same_names():
     }
     for key, by_task in expected.items():
         for task, value in by_task.items():
-            defaults = {info.key: info.default for info in walk(TASKS[task])}
+            defaults = {info.key: info.default for info in walk(Run.of(task))}
             assert defaults[key] == value, (task, key)
 
 
-def test_every_rule_is_found_by_its_signature():
-    declared_rules = sum(file.read_text().count("\n@rule\n") for file in Path(config.__file__).parent.rglob("*.py"))
+def test_every_rule_is_found_and_is_for_tasks_that_exist():
+    declared_rules = sum(file.read_text().count("\n@rule(") for file in Path(config.__file__).parent.rglob("*.py"))
     assert len(RULES) == declared_rules
-    for function in RULES:
-        assert any(issubclass(root, run_type(function)) for root in TASKS.values()), function.__name__
+    for function, tasks in RULES.items():
+        assert {*tasks} <= {*TASKS} and len({*tasks}) == len(tasks), function.__name__

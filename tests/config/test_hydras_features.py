@@ -71,7 +71,7 @@ def test_the_search_path_of_hydra_is_another_way_to_ones_presets(checked, own):
     ("word", "said"),
     [
         ("+mine@algo.kl=kll", "Could not find 'mine/kll'"),
-        ("+mine=kl", "Key 'mine' not in 'PPORun'"),
+        ("+mine=kl", "Key 'mine' not in 'Run'"),
         ("+yours=kl", "task=ppo has no such flag"),
         ("+ds=zero2 ds=zero3", "Multiple values for ds"),
     ],

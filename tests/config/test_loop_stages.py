@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
-from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, RejectionSamplingRun
+from rlhf_suite.config.runs import Run
 
 
 @pytest.fixture
-def loop() -> RejectionSamplingRun:
-    run = RejectionSamplingRun()
+def loop() -> Run:
+    run = Run.of("rejection_sampling")
     run.data.prompt_dataset, run.data.prompt_split = "prompts", "train"
     run.data.skip_samples, run.data.max_samples, run.data.max_len = 7, 100, 5000
     run.eval.dataset, run.eval.split, run.eval.max_samples = "held out", "test", 30
@@ -62,7 +62,7 @@ def test_only_a_model_that_learns_rewards_is_asked_for_one(loop):
     assert generate_run(loop, "model", 0, Share(0, 1)).data.target_reward is None
     assert generate_run(loop, "model", 0, Share(0, 1), target=0.5).data.target_reward == 0.5
     assert sft_run(loop, "model", "rows.jsonl", None).data.reward_key is None
-    assert sft_run(ConditionalSFTRun(), "model", "rows.jsonl", None).data.reward_key == "score"
+    assert sft_run(Run.of("conditional_sft"), "model", "rows.jsonl", None).data.reward_key == "score"
 
 
 def test_all_rows_that_a_loop_wrote_are_trained_on(loop):
@@ -72,7 +72,7 @@ def test_all_rows_that_a_loop_wrote_are_trained_on(loop):
 
 
 def test_the_reference_of_an_iteration_is_the_one_that_it_is_given():
-    run = dpo_run(IterativeDPORun(), ("model", "first"), "rows.jsonl", None)
+    run = dpo_run(Run.of("iterative_dpo"), ("model", "first"), "rows.jsonl", None)
     assert (run.actor.model_name_or_path, run.ref.model_name_or_path) == ("model", "first")
     assert (run.data.prompt_key, run.data.chosen_key, run.data.rejected_key) == ("input", "chosen", "rejected")
 

@@ -80,9 +80,9 @@ def test_a_folder_for_temporary_files_that_cannot_hold_sockets_is_named(name, sa
 
 
 def test_a_run_without_ray_may_have_its_temporary_files_anywhere(tmp_path, monkeypatch):
-    from rlhf_suite.config.runs import CheckRewardRun, SFTRun
+    from rlhf_suite.config.runs import Run
     from rlhf_suite.preflight.inspections.machine import machine
 
     monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "t" * 40)
-    assert list(machine(SFTRun(), tmp_path)) == []
-    assert list(machine(CheckRewardRun(), tmp_path)) == []
+    assert list(machine(Run.of("sft"), tmp_path)) == []
+    assert list(machine(Run.of("check_reward"), tmp_path)) == []

@@ -12,7 +12,7 @@ import pytest
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.record import fingerprint, list_recorded_values, load, save
 from rlhf_suite.config.resume import changes
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
 
 pytestmark = pytest.mark.stack
@@ -210,7 +210,7 @@ def test_one_function_in_one_file_adds_an_algorithm(tmp_path, flag):
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     shutil.copytree(ROOT / "src" / "rlhf_suite", package, ignore=shutil.ignore_patterns("__pycache__"))
     with (package / module).open("a") as file:
-        arguments = ", ".join(next(info.meta.algorithms.parameters for info in walk(PPORun) if info.key == flag))
+        arguments = ", ".join(next(info.meta.algorithms.parameters for info in walk(Run.of("ppo")) if info.key == flag))
         file.write(f'\n\n{declaration}\ndef fresh({arguments}):\n    """A fresh idea."""\n')
     code = f"""
 import shlex

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.stack
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add to it")[2].partition("## Glossary")[0]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACE = re.compile(r"# (?P<file>\S+?)(?:, below `(?P<line>.*)`)?\n")
+PLACE = re.compile(r"# (?P<file>\S+?)(?:, (?P<where>below|in place of) `(?P<line>.*)`)?\n")
 RECIPES = ["A flag", "An advantage estimator", "A supervised task", "A preset", "A conversion of migrate"]
 SAID = {
     "A flag": "Seconds to wait before each optimiser step",
@@ -43,7 +43,8 @@ def write(folder: Path, text: str) -> None:
     before = file.read_text() if file.exists() else ""
     if place["line"]:
         assert before.count(f"{place['line']}\n") == 1, f"{place['line']} stands not once in {file}"
-        after = before.replace(f"{place['line']}\n", f"{place['line']}\n{added}")
+        kept = f"{place['line']}\n" if place["where"] == "below" else ""
+        after = before.replace(f"{place['line']}\n", kept + added)
     else:
         after = before + added
     file.write_text(after)

@@ -9,14 +9,14 @@ from omegaconf.errors import ConfigKeyError
 
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.runs import PPORun, SFTRun
+from rlhf_suite.config.runs import Run
 
 BUDGET = ("reward.judge.max_calls", "reward.judge.max_tokens")  # what a judge may cost, not what it says
 
 
-@pytest.mark.parametrize("root", [SFTRun, PPORun])
-def test_a_saved_run_is_read_back_as_it_was(root, tmp_path):
-    run = root()
+@pytest.mark.parametrize("task", ["sft", "ppo"])
+def test_a_saved_run_is_read_back_as_it_was(task, tmp_path):
+    run = Run.of(task)
     run.actor.adam.lr = 1e-7
     run.actor.adam.betas = [0.8, 0.99]
     run.data.input_template = "Q: {}\nA: "
@@ -34,7 +34,7 @@ def test_a_file_with_an_unknown_key_is_refused(tmp_path):
     "a run with another logger is another run", "config/record.py", "return flags[key].meta.resume", "return NAMED"
 )
 def test_a_continuation_has_the_fingerprint_of_its_run():
-    run, later = SFTRun(), SFTRun(explain=True)
+    run, later = Run.of("sft"), Run.of("sft", explain=True)
     later.ckpt.load_enable = True
     later.logger.wandb.enable = True
     later.launch.timeout_s = 5.0
@@ -42,10 +42,10 @@ def test_a_continuation_has_the_fingerprint_of_its_run():
 
 
 def test_another_value_is_another_run():
-    other = SFTRun()
+    other = Run.of("sft")
     other.train = replace(other.train, seed=43)
-    assert fingerprint(other) != fingerprint(SFTRun())
-    assert fingerprint(SFTRun()) != fingerprint(PPORun())
+    assert fingerprint(other) != fingerprint(Run.of("sft"))
+    assert fingerprint(Run.of("sft")) != fingerprint(Run.of("ppo"))
 
 
 @pytest.mark.notices(
@@ -54,12 +54,12 @@ def test_another_value_is_another_run():
     "resume_of(key, run.task) != FREE",
     "resume_of(key, run.task) == FIXED",
 )
-@pytest.mark.parametrize("root", [SFTRun, PPORun])
-def test_every_flag_that_a_continuation_may_not_change_is_part_of_the_fingerprint(root):
+@pytest.mark.parametrize("task", ["sft", "ppo"])
+def test_every_flag_that_a_continuation_may_not_change_is_part_of_the_fingerprint(task):
     """What is trained, on what and how, is; where it runs, what is kept of it and how a checkpoint is read is not."""
-    flags = {key: value for key, value in all_values(root()).items() if key != "task"}
-    unchanged = fingerprint(root())
-    free = {key for key, value in flags.items() if fingerprint(changed(root(), key, value)) == unchanged}
+    flags = {key: value for key, value in all_values(Run.of(task)).items() if key != "task"}
+    unchanged = fingerprint(Run.of(task))
+    free = {key for key, value in flags.items() if fingerprint(changed(Run.of(task), key, value)) == unchanged}
     sections = {key.partition(".")[0] for key in free - {"ds.use_universal_ckpt", *BUDGET}}
     assert {"launch", "logger"} <= sections
     assert not sections & {"actor", "algo", "critic", "ds", "eval", "ref", "reward", "rollout", "teacher", "train"}

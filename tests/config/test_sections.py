@@ -15,13 +15,13 @@ from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import TASKS, DPORun, Run, SFTRun
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.sections import Section
 
 SETTINGS = [
     (task, info.owner, field)
-    for task, root in TASKS.items()
-    for info in walk(root)
+    for task in TASKS
+    for info in walk(Run.of(task))
     for field in fields(info.owner)
     if field.metadata.get("tasks") or field.metadata.get("defaults")
 ]
@@ -35,7 +35,7 @@ SETTINGS = [
 )
 def test_a_flag_of_another_task_can_be_neither_read_nor_set():
     """Else a run would take the default of a flag that its command line cannot set."""
-    section, reason = SFTRun().eval, "task=sft has no flag 'margin_key' in EvalConfig"
+    section, reason = Run.of("sft").eval, "task=sft has no flag 'margin_key' in EvalConfig"
     for cannot in (lambda: section.margin_key, lambda: setattr(section, "margin_key", ["margin"])):
         with pytest.raises(AttributeError, match=reason):
             cannot()
@@ -52,7 +52,11 @@ def test_a_flag_of_another_task_can_be_neither_read_nor_set():
     "pass",
 )
 def test_a_section_has_the_defaults_of_its_task():
-    assert (EvalConfig.of("sft").split, EvalConfig.of("dpo").split, DPORun().eval.split) == ("train", "test", "test")
+    assert (EvalConfig.of("sft").split, EvalConfig.of("dpo").split, Run.of("dpo").eval.split) == (
+        "train",
+        "test",
+        "test",
+    )
     assert EvalConfig.of("dpo", split="validation").split == "validation"
 
 
@@ -68,6 +72,30 @@ def test_a_section_says_which_flags_of_other_tasks_it_has():
     assert not hasattr(RewardConfig.of("generate"), "process")
     with pytest.raises(AssertionError, match="no task has 'proces'"):
         RewardConfig.of("score").has("proces")
+
+
+def test_a_run_has_the_sections_of_its_task():
+    """From Python too, a section that a task does not have can be neither read nor set, and the task is named."""
+    run, reason = Run.of("sft"), "task=sft has no section 'rollout' in Run"
+    for cannot in (lambda: run.rollout, lambda: setattr(run, "rollout", Run.of("ppo").rollout)):
+        with pytest.raises(AttributeError, match=reason):
+            cannot()
+    with pytest.raises(TypeError, match="rollout"):
+        Run.of("sft", rollout=Run.of("ppo").rollout)
+    assert not run.has("rollout") and Run.of("ppo").has("rollout") and run.task == "sft"
+
+
+@pytest.mark.notices(
+    "a flag has the bounds of other tasks",
+    "config/sections.py",
+    """dataclasses.replace(declared["meta"], **changes)""",
+    """declared["meta"]""",
+)
+def test_a_flag_has_the_bounds_and_the_help_of_its_task():
+    """Training divides by the temperature, so that of task=ppo is above 0."""
+    ppo, generate = (flags_of(task)["rollout.temperature"].meta for task in ("ppo", "generate"))
+    assert (ppo.ge, generate.ge, ppo.le, generate.le) == (0.01, 0, 2, 2)
+    assert "training log-probs" in ppo.help and "likeliest token" in generate.help
 
 
 def test_a_section_that_differs_between_tasks_is_made_for_one():
@@ -114,7 +142,7 @@ def test_a_section_becomes_that_of_another_task():
 
 
 def test_a_section_can_be_copied_and_compared():
-    run = DPORun(eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
+    run = Run.of("dpo", eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
     assert deepcopy(run) == run and isinstance(run.eval, EvalConfig)
     changed = replace(run.eval, steps=3)
     assert (changed.steps, changed.prompt_key, type(changed)) == (3, ["question"], type(run.eval))
@@ -124,7 +152,7 @@ def test_a_section_can_be_copied_and_compared():
 @pytest.mark.parametrize("library", ["pickle", "cloudpickle"])
 def test_a_run_arrives_whole_in_another_process(library):
     """Workers get the run from the driver; the class of its section has no name in a module."""
-    run = DPORun(eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
+    run = Run.of("dpo", eval=EvalConfig.of("dpo", dataset="rows", prompt_key=["question"]))
     program = (
         f"import sys, {library}; run = {library}.load(sys.stdin.buffer)\n"
         "print(run.eval.dataset, run.eval.split, run.eval.prompt_key, hasattr(run.eval, 'margin_key'))"

@@ -10,7 +10,7 @@ from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, format_of, read
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.preflight.jobs import preflight
 
 TEMPLATE = "Q: {}\nA: "
@@ -96,7 +96,7 @@ def test_other_prompts_that_the_user_chooses_are_used_and_contradicted(task, mod
 
 
 def test_every_task_that_makes_prompts_is_tested():
-    of_models = {name for name, run in TASKS.items() if format_of(run()) is not None or name == "prm"}
+    of_models = {name for name in TASKS if format_of(Run.of(name)) is not None or name == "prm"}
     assert of_models == {*ROWS, "score", "serve_train"}
 
 

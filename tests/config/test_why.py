@@ -18,7 +18,7 @@ from rlhf_suite.api.why import read_record
 from rlhf_suite.cli import main
 from rlhf_suite.config.record import save
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.polling import poll_until
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Sample
@@ -133,7 +133,7 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 
 
 def small_run(folder, **ckpt):
-    run = SFTRun()
+    run = Run.of("sft")
     run.actor.model_name_or_path = "builtin:tiny"
     for name, value in ckpt.items():
         setattr(run.ckpt, name, value)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pages import Page
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import TASKS
 from rlhf_suite.tracking.metrics import read_rows
 
 PHASES = ("generation", "reward", "make_experience", "ppo_train", "weight_sync", "step_total")
@@ -166,7 +166,7 @@ def test_evaluations_are_on_record_before_and_after(baseline):
         samples = pq.read_table(baseline / "evaluations" / f"step_{row['step']:06d}.parquet").to_pylist()
         assert row.keys() >= EVAL_METRICS
         measured = {name.removeprefix("eval/") for name in row if name.startswith("eval/")}
-        assert measured <= {*PPORun.EVALUATED, "pass2", "pass4"}
+        assert measured <= {*TASKS["ppo"].evaluated, "pass2", "pass4"}
         assert len(samples) == row["eval/num_samples"] == 8
         assert row["eval/pass1"] == np.mean([sample["score"] > 0.5 for sample in samples])
 

@@ -11,7 +11,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import AdamConfig
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -25,9 +25,10 @@ EVALUATION = 4.17414
 def run_sft(world, folder, **changes):
     """`python run.py task=sft` of five steps; the loss of each, and of the evaluation after the last."""
     train = {name: value for name, value in changes.items() if name != "packing"}
-    config = SFTRun(
+    config = Run.of(
+        "sft",
         actor=replace(
-            SFTRun().actor,
+            Run.of("sft").actor,
             model_name_or_path="builtin:tiny",
             adam=AdamConfig(lr=1e-3),
             lr_scheduler="constant_with_warmup",

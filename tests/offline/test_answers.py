@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import GenerateRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import RunError
@@ -74,7 +74,7 @@ def answered():
 def answers(late=None, folder=None, **scorer):
     """Answers to rows 10 to 39 in chunks of 5, the 17th of which is malformed; two samples of each. In a folder they
     are scored."""
-    config = GenerateRun()
+    config = Run.of("generate")
     config.data.input_key, config.data.apply_chat_template = "input", False
     config.data.max_len, config.rollout.max_new_tokens, config.rollout.n_samples_per_prompt = 20, 8, 2
     tokenizer = load_tokenizer("builtin:tiny", config.data)

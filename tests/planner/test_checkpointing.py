@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.flags import with_defaults
-from rlhf_suite.config.runs import PPORun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.planner.checkpointing import FREE, with_decisions
 from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import estimate
@@ -22,7 +22,7 @@ PATH, SWITCH = "actor.model_name_or_path", "actor.gradient_checkpointing_enable"
 @pytest.fixture
 def run(folder):
     """Return a run of a model of 0.6B parameters."""
-    return with_defaults(SFTRun, {PATH: folder(), "data.max_len": 4096, "ds.param_dtype": "bf16"})
+    return section_of(Run, "sft", {PATH: folder(), "data.max_len": 4096, "ds.param_dtype": "bf16"})
 
 
 def peak(run, target, **decisions):
@@ -65,7 +65,7 @@ def test_the_policy_keeps_its_activations_before_the_critic_does(folder):
     """Both fit alone into what is free, not together: they share one GPU."""
     flags = {PATH: folder(), "data.max_len": 2048, "ds.param_dtype": "bf16", "algo.advantage.estimator": "gae"}
     flags |= {"train.colocate_all": True, "vllm.enable_sleep": True, "train.max_tokens_per_gpu": 16_384}
-    run = with_defaults(PPORun, flags)
+    run = section_of(Run, "ppo", flags)
     both, one = peak(run, ON_H100, actor=False, critic=False), peak(run, ON_H100, actor=False, critic=True)
     none = peak(run, ON_H100, actor=True, critic=True)
     assert none <= one <= both and none < both

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.plan import resolve
 from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.config.runs import DPORun, KTORun, PPORun, RMRun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device
@@ -248,11 +248,11 @@ def test_processes_on_one_device_give_back_what_a_moment_took_but_engines_that_d
     assert DeviceUse(1, (awake, engine)).peak == 35 + 35
 
 
-@pytest.mark.parametrize("kind", [SFTRun, RMRun, DPORun, PPORun])
-def test_more_of_a_micro_batch_never_takes_less(kind):
+@pytest.mark.parametrize("task", ["sft", "rm", "dpo", "ppo"])
+def test_more_of_a_micro_batch_never_takes_less(task):
     flags = {FLAG: "builtin:tiny", "train.batch_size": 16, "data.max_len": 512}
     peaks = [
-        estimate(with_defaults(kind, flags | {"train.micro_batch_size": rows}), ON_H100).devices[0].peak
+        estimate(section_of(Run, task, flags | {"train.micro_batch_size": rows}), ON_H100).devices[0].peak
         for rows in (1, 4, 16)
     ]
     assert peaks == sorted(peaks)
@@ -267,8 +267,8 @@ def test_more_of_a_micro_batch_never_takes_less(kind):
 )
 def test_pairs_have_two_sequences_each():
     flags = {FLAG: "builtin:tiny", "train.micro_batch_size": 4, "data.max_len": 64}
-    assert estimate(with_defaults(DPORun, flags), ON_H100).tokens == Tokens(8, 64)
-    assert estimate(with_defaults(SFTRun, flags), ON_H100).tokens == Tokens(4, 64)
+    assert estimate(section_of(Run, "dpo", flags), ON_H100).tokens == Tokens(8, 64)
+    assert estimate(section_of(Run, "sft", flags), ON_H100).tokens == Tokens(4, 64)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_pairs_have_two_sequences_each():
 def test_kto_trains_on_one_of_the_two_sequences_of_a_row(loss, size, trained, measured):
     """The other is a mismatched answer, from which the reference point is measured; the vanilla loss has none."""
     sizes = {f"train.{name}": value for name, value in size.items()}
-    run = with_defaults(KTORun, {FLAG: "builtin:tiny", "data.max_len": 64, "algo.loss": loss, **sizes})
+    run = section_of(Run, "kto", {FLAG: "builtin:tiny", "data.max_len": 64, "algo.loss": loss, **sizes})
     planner = Planner(run, resolve(run, ON_H100.machine), ON_H100)
     assert planner.tokens("actor") == Tokens(trained, 64)
     assert planner.tokens("ref") == Tokens(measured, 64)
@@ -297,8 +297,8 @@ def test_kto_trains_on_one_of_the_two_sequences_of_a_row(loss, size, trained, me
 )
 def test_a_reference_is_held_once_more_but_not_beside_adapters():
     flags = {FLAG: "builtin:tiny", "data.max_len": 64}
-    plain = estimate(with_defaults(DPORun, flags), ON_H100).devices[0].processes[0].memory.always
-    lora = estimate(with_defaults(DPORun, flags | {"ds.lora.rank": 8}), ON_H100).devices[0].processes[0].memory.always
+    plain = estimate(section_of(Run, "dpo", flags), ON_H100).devices[0].processes[0].memory.always
+    lora = estimate(section_of(Run, "dpo", flags | {"ds.lora.rank": 8}), ON_H100).devices[0].processes[0].memory.always
     assert plain["weights of ref"] == plain["weights"]
     assert "weights of ref" not in lora
 
@@ -306,7 +306,8 @@ def test_a_reference_is_held_once_more_but_not_beside_adapters():
 def test_the_reference_of_a_policy_with_adapters_is_no_second_model():
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "algo.kl.init_coef": 0.01, "train.colocate_all": True}
     plain, lora = (
-        estimate(with_defaults(PPORun, flags | {"ds.lora.rank": rank}), ON_H100).devices[0].processes for rank in (0, 8)
+        estimate(section_of(Run, "ppo", flags | {"ds.lora.rank": rank}), ON_H100).devices[0].processes
+        for rank in (0, 8)
     )
     assert [process.name for process in plain] == ["actor", "engine", "critic", "ref"]
     assert [process.name for process in lora] == ["actor", "engine", "critic"]
@@ -321,7 +322,7 @@ def test_the_reference_of_a_policy_with_adapters_is_no_second_model():
 )
 def test_a_kv_cache_of_a_few_sequences_lacks_something_but_runs():
     """A cache of 3 whole sequences of 512 tokens, of which 8 would run at one time: 5 are lacking."""
-    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 512, "vllm.kv_cache_mb": 64})
+    run = section_of(Run, "ppo", {FLAG: "builtin:tiny", "data.max_len": 512, "vllm.kv_cache_mb": 64})
     plan = estimate(run, ON_H100)
     assert plan.lacking == 0
     small = replace(plan, engine=replace(plan.engine, kv_tokens=3 * 512))
@@ -354,14 +355,15 @@ def test_the_rollouts_of_all_steps_stay_on_disk():
     """Of each step batch_size x n_samples_per_prompt x max_len tokens."""
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4}
     step = 8 * 4 * 64 * BYTES_PER_ROLLOUT_TOKEN
-    assert estimate(with_defaults(PPORun, flags), HERE).disk["rollouts of each step"] == step
+    assert estimate(section_of(Run, "ppo", flags), HERE).disk["rollouts of each step"] == step
     assert (
-        estimate(with_defaults(PPORun, flags | {"train.max_steps": 30}), HERE).disk["rollouts of 30 steps"] == 30 * step
+        estimate(section_of(Run, "ppo", flags | {"train.max_steps": 30}), HERE).disk["rollouts of 30 steps"]
+        == 30 * step
     )
 
 
 def test_weights_of_a_policy_on_a_cpu_go_through_shared_memory():
-    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32"})
+    run = section_of(Run, "ppo", {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32"})
     weights = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
     assert estimate(run, HERE).shared_memory["weights on their way to the engines"] == 4 * weights
     assert "weights on their way to the engines" not in estimate(run, ON_H100).shared_memory
@@ -371,10 +373,10 @@ def test_adapters_of_every_sync_and_the_model_of_the_first_one_go_through_shared
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32", "ds.lora.rank": 4}
     model = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
     adapters = parameters(Use("builtin:tiny", FLAG, "lm", "fp32", lora=(4, ("all-linear",)))).trained
-    kept = estimate(with_defaults(PPORun, flags), HERE).shared_memory
+    kept = estimate(section_of(Run, "ppo", flags), HERE).shared_memory
     assert kept["the model without adapters, for the engines"] == 4 * model
     assert kept["adapters on their way to the engines"] == 4 * adapters < model
-    merged = estimate(with_defaults(PPORun, flags | {"vllm.sync_adapters": False}), HERE).shared_memory
+    merged = estimate(section_of(Run, "ppo", flags | {"vllm.sync_adapters": False}), HERE).shared_memory
     assert merged["weights on their way to the engines"] == 4 * model
 
 
@@ -390,7 +392,7 @@ def test_asynchronous_runs_keep_what_they_stream_for_engines_that_start_again():
     term = "weights of the last sync, for engines that start again"
 
     def kept(**changes):
-        run = with_defaults(PPORun, flags | {name.replace("__", "."): value for name, value in changes.items()})
+        run = section_of(Run, "ppo", flags | {name.replace("__", "."): value for name, value in changes.items()})
         return estimate(run, HERE).host.get(term)
 
     model = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
@@ -405,7 +407,7 @@ def test_a_checkpoint_may_hold_the_model_once_more():
     """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
     kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}
     plain, with_model = (
-        estimate(with_defaults(SFTRun, kept | {"ckpt.save_hf": hf}), HERE).disk for hf in (False, True)
+        estimate(section_of(Run, "sft", kept | {"ckpt.save_hf": hf}), HERE).disk for hf in (False, True)
     )
     assert sum(with_model.values()) - sum(plain.values()) == 3 * plain["final model"]
 
@@ -417,7 +419,7 @@ def test_a_checkpoint_may_hold_the_model_once_more():
     "(needed := max(terms.values(), default=0)) < 0 < free",
 )
 def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
-    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 64, "ckpt.save_steps": 5})
+    run = section_of(Run, "ppo", {FLAG: "builtin:tiny", "data.max_len": 64, "ckpt.save_steps": 5})
     assert estimate(run, replace(HERE, disk=1 << 40, shared_memory=1 << 40)).fits
     problems = estimate(run, replace(HERE, disk=MIB, shared_memory=MIB)).problems
     assert [each.rpartition(" ")[2] for each in problems] == ["disk", "/dev/shm"]
@@ -434,7 +436,7 @@ def test_ranks_beyond_the_cores_share_them():
     cores = os.cpu_count()
     flags = SFT | {"train.batch_size": 4 * cores, "train.micro_batch_size": 1, "ds.zero_stage": 2}
     times = [
-        estimate(with_defaults(SFTRun, flags | {"actor.num_gpus_per_node": ranks}), HERE).times
+        estimate(section_of(Run, "sft", flags | {"actor.num_gpus_per_node": ranks}), HERE).times
         for ranks in (1, cores, 2 * cores)
     ]
     assert times[0]["actor: passes over a step"] == pytest.approx(cores * times[1]["actor: passes over a step"])
@@ -445,7 +447,9 @@ def test_engines_write_the_responses_of_a_round_at_once():
     """Twice as many responses at once: half as often are the weights read, but as often each response's cache."""
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "launch.device": "cuda"}
     small, large = (
-        estimate(with_defaults(PPORun, flags | {"rollout.vllm_generate_batch_size": size}), ON_H100).times["generation"]
+        estimate(section_of(Run, "ppo", flags | {"rollout.vllm_generate_batch_size": size}), ON_H100).times[
+            "generation"
+        ]
         for size in (8, 16)
     )
     assert small / 2 < large < small

@@ -17,7 +17,7 @@ from pages import Page
 from report import made_run
 from rlhf_suite.cli import execute, main
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import GenerateRun, SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.report import html
 from rlhf_suite.report.run_data import curve
 from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
@@ -144,18 +144,18 @@ def test_a_run_that_was_killed_is_said_to_be_killed(run, tmp_path):
 def test_a_run_writes_its_page_unless_the_flag_says_otherwise(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")
-    silent = SFTRun(logger=LoggerConfig(report=False))
+    silent = Run.of("sft", logger=LoggerConfig(report=False))
     assert execute.page(silent, folder) == [] and not (tmp_path / "report.html").exists()
-    assert execute.page(SFTRun(), folder) == [f"Report: {tmp_path / 'report.html'}"]
+    assert execute.page(Run.of("sft"), folder) == [f"Report: {tmp_path / 'report.html'}"]
     assert Page(tmp_path / "report.html").runs[0]["status"]["state"] == "running"
-    assert execute.page(GenerateRun(), folder) == [], "it trains nothing"
+    assert execute.page(Run.of("generate"), folder) == [], "it trains nothing"
 
 
 def test_what_is_wrong_with_a_page_is_said_and_fails_nothing(tmp_path):
     folder = RunFolder(tmp_path)
     folder.start("it")
     folder.config.write_text("[no table")
-    (said,) = execute.page(SFTRun(), folder)
+    (said,) = execute.page(Run.of("sft"), folder)
     assert said.startswith("report.html was not written: ")
 
 

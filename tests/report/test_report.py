@@ -12,7 +12,8 @@ from rich.console import Console
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import TASKS, LoopRun, PPORun, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINING
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
@@ -247,12 +248,12 @@ def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_la
     assert found == [("p3", f"r0{end}", f"r6{end}"), ("p0", f"r0{end}", f"r0{end}")]
 
 
-@pytest.mark.parametrize("task", [name for name, root in TASKS.items() if issubclass(root, TrainedRun | LoopRun)])
+@pytest.mark.parametrize("task", TRAINING)
 def test_the_next_command_is_one_that_the_preflight_accepts(task, tmp_path):
     """Whatever the texts around a prompt and the length that the model was trained with."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1 =", "response": "2"}\n')
-    run = TASKS[task]()
+    run = Run.of(task)
     if hasattr(run.data, "input_template"):
         run.data.max_len, run.data.input_template = 64, 'Q="{}"\nA: '
     words = shlex.split(next_command(run, MODEL).replace("<file>", str(rows)))
@@ -266,7 +267,7 @@ def test_the_next_command_is_one_that_the_preflight_accepts(task, tmp_path):
 
 
 def test_the_best_checkpoint_is_named_with_its_metric(tmp_path):
-    assert best_checkpoint(RunFolder(tmp_path), PPORun()) == []
+    assert best_checkpoint(RunFolder(tmp_path), Run.of("ppo")) == []
     best = tmp_path / "checkpoints" / "best_000004"
     best.mkdir(parents=True)
     written = {"metric.json": {"best": {"metric": "eval/pass1", "best_so_far": 0.75}}, "state.json": {}}
@@ -274,4 +275,6 @@ def test_the_best_checkpoint_is_named_with_its_metric(tmp_path):
         (best / name).write_text(json.dumps(content))
     files = {name: {"bytes": (best / name).stat().st_size, "sha256": "0"} for name in written}
     (best / "manifest.json").write_text(json.dumps({"step": 4, "files": files}))
-    assert best_checkpoint(RunFolder(tmp_path), PPORun()) == [f"Best checkpoint: {best} (eval/pass1 0.75 at step 4)"]
+    assert best_checkpoint(RunFolder(tmp_path), Run.of("ppo")) == [
+        f"Best checkpoint: {best} (eval/pass1 0.75 at step 4)"
+    ]

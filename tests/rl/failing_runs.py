@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from plain_run import run, small
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.polling import poll_until
 
 LIMIT_S = 120.0  # after which a run counts as one that never ends; the machine may have other work
@@ -181,7 +181,7 @@ def expected(phase: str, number: int) -> str:
     return f"step_{number:06d}.parquet" if phase == "rollout file" else f"{phase} {number} failed"
 
 
-def configured(folder: Path, schedule: str, phase: str, number: int) -> PPORun:
+def configured(folder: Path, schedule: str, phase: str, number: int) -> Run:
     """Return the flags of a run of four steps; files of the user are written into `folder`."""
     what, flags = PHASES[phase], {"train__num_episodes": 2} | SCHEDULES[schedule]
     flags |= dict(what.more)

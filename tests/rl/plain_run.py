@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Machine, resolve
 from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
@@ -143,12 +143,12 @@ class Parts:
     critic: CriticGroup | None
 
 
-def small(**changes: Any) -> PPORun:
+def small(**changes: Any) -> Run:
     """Four prompts, two a step, two samples of each, of six tokens at most; `changes`: flags, `__` for each dot.
 
     The reward is shorter for longer responses, half of it for those that are cut off, less the KL penalty.
     """
-    config = PPORun()
+    config = Run.of("ppo")
     flags: dict[str, Any] = {
         "actor.model_name_or_path": "builtin:tiny",
         "critic.model_name_or_path": "builtin:tiny",
@@ -195,7 +195,7 @@ def small(**changes: Any) -> PPORun:
     return config
 
 
-def models(config: PPORun, steps: int, trip: Trip = lambda place: None) -> dict[str, ModelGroup]:
+def models(config: Run, steps: int, trip: Trip = lambda place: None) -> dict[str, ModelGroup]:
     """Return the models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
     plan = resolve(config, Machine("cpu", 0))
     settings = WorkerSettings(config.ds, config.train, config.rollout, config.data, plan.models[ACTOR].path)
@@ -218,7 +218,7 @@ def models(config: PPORun, steps: int, trip: Trip = lambda place: None) -> dict[
 
 
 def run(
-    world: Any, folder: Path, config: PPORun, is_deaf: bool = False, trip: Trip = lambda place: None
+    world: Any, folder: Path, config: Run, is_deaf: bool = False, trip: Trip = lambda place: None
 ) -> dict[str, float]:
     """Train to the end; the last metrics. Everything else is in `folder`. `trip` is told what engine and ranks are
     asked to do, and may raise."""

@@ -12,7 +12,6 @@ import torch
 
 from families import make_typed
 from given import prompt
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.object_store import (
     FORWARD,
     LEAST_MB,
@@ -23,7 +22,8 @@ from rlhf_suite.config.object_store import (
     object_store_mb,
 )
 from rlhf_suite.config.plan import Machine, models, resolve
-from rlhf_suite.config.runs import GenerateRun, PPORun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.data.batch import column_units
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
@@ -82,9 +82,11 @@ def test_a_response_is_so_many_bytes_of_each_token():
 def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them():
     sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
     tokens = 1024 * 8 * 4096
-    alone = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
+    alone = section_of(
+        Run, "ppo", POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0}
+    )
     assert object_store_mb(alone, models(alone), "cpu") == tokens * (RESPONSE + UPDATE) * MARGIN / 2**20
-    critic = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "gae", "algo.kl.init_coef": 0.1})
+    critic = section_of(Run, "ppo", POLICY | sizes | {"algo.advantage.estimator": "gae", "algo.kl.init_coef": 0.1})
     needed = tokens * (RESPONSE + max(3 * FORWARD, UPDATE + UPDATE_OF_CRITIC)) * MARGIN / 2**20
     assert object_store_mb(critic, models(critic), "cpu") == needed
     assert resolve(critic, Machine("cpu", 0)).object_store_mb == needed
@@ -101,7 +103,7 @@ def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them
 def test_routes_are_sent_with_each_response_and_with_each_batch_of_the_policy():
     sizes = {"rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 8, "data.max_len": 4096}
     tokens = 1024 * 8 * 4096
-    run = with_defaults(PPORun, POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
+    run = section_of(Run, "ppo", POLICY | sizes | {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0})
     assert object_store_mb(run, models(run), "cpu", 384) == tokens * (RESPONSE + UPDATE + 2 * 384) * MARGIN / 2**20
     run.rollout.replay = "an earlier run"
     assert object_store_mb(run, models(run), "cpu", 384) == tokens * (UPDATE + 384) * MARGIN / 2**20
@@ -109,7 +111,7 @@ def test_routes_are_sent_with_each_response_and_with_each_batch_of_the_policy():
 
 def test_the_routes_of_a_token_are_a_number_for_each_expert_that_it_visits_in_each_layer(tmp_path):
     make_typed(tmp_path, "qwen3_moe")
-    run = with_defaults(PPORun, {"actor.model_name_or_path": str(tmp_path), "actor.routing_replay": True})
+    run = section_of(Run, "ppo", {"actor.model_name_or_path": str(tmp_path), "actor.routing_replay": True})
     assert route_bytes(run) == 4 * 2
     assert resolve(run, Machine("cpu", 0), 384).object_store_mb > resolve(run, Machine("cpu", 0)).object_store_mb
     run.actor.routing_replay = False
@@ -124,13 +126,13 @@ def test_small_runs_and_runs_without_rollouts_get_the_least_that_ray_takes():
     from ray._private.ray_constants import OBJECT_STORE_MINIMUM_MEMORY_BYTES
 
     assert LEAST_MB << 20 == OBJECT_STORE_MINIMUM_MEMORY_BYTES
-    assert object_store_mb(with_defaults(PPORun, POLICY), ["actor"], "cpu") >= LEAST_MB
-    assert object_store_mb(with_defaults(PPORun, POLICY | {"data.max_len": 64}), ["actor"], "cpu") == LEAST_MB
-    assert object_store_mb(SFTRun(), ["actor"], "cpu") == LEAST_MB
+    assert object_store_mb(section_of(Run, "ppo", POLICY), ["actor"], "cpu") >= LEAST_MB
+    assert object_store_mb(section_of(Run, "ppo", POLICY | {"data.max_len": 64}), ["actor"], "cpu") == LEAST_MB
+    assert object_store_mb(Run.of("sft"), ["actor"], "cpu") == LEAST_MB
 
 
 def test_generation_needs_room_for_the_responses_under_way():
-    run = with_defaults(GenerateRun, POLICY | {"vllm.num_engines": 8, "vllm.max_num_seqs": 512, "data.max_len": 8192})
+    run = section_of(Run, "generate", POLICY | {"vllm.num_engines": 8, "vllm.max_num_seqs": 512, "data.max_len": 8192})
     for device in ("cpu", "cuda"):
         assert object_store_mb(run, ["actor"], device) == 2 * 8 * 512 * 8192 * RESPONSE * MARGIN / 2**20
 
@@ -144,7 +146,7 @@ def test_generation_needs_room_for_the_responses_under_way():
 @pytest.mark.parametrize(("device", "sequences"), [("cpu", 256), ("cuda", 1024)])
 def test_the_preflight_and_the_plan_count_the_sequences_of_the_kind_of_device(device, sequences):
     """No machine has so much shared memory, so the inspection says how much it looks for."""
-    run = with_defaults(GenerateRun, POLICY | {"launch.device": device, "data.max_len": 10**9})
+    run = section_of(Run, "generate", POLICY | {"launch.device": device, "data.max_len": 10**9})
     needed = 2 * sequences * 10**9 * RESPONSE * MARGIN / 2**20
     (problem,) = shared_memory(run)
     assert problem.what.endswith(f"Ray's object store takes {math.ceil(needed)} MiB")

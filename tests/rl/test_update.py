@@ -11,7 +11,7 @@ import torch
 from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
@@ -42,7 +42,8 @@ def test_the_order_is_a_function_of_seed_and_rollout():
 
 
 def test_steps_per_rollout_counts_what_step_indices_gives():
-    config = PPORun(
+    config = Run.of(
+        "ppo",
         rollout=RolloutConfig.of("ppo", batch_size=5, n_samples_per_prompt=3),
         train=TrainConfig.of("ppo", batch_size=4, max_epochs=2),
     )
@@ -94,7 +95,9 @@ class Asked:
 
 def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
-    run = PPORun(rollout=RolloutConfig.of("ppo", batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3))
+    run = Run.of(
+        "ppo", rollout=RolloutConfig.of("ppo", batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3)
+    )
     run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
     run.actor = replace(run.actor, **actor)
     policy, critic = Asked("policy"), Asked("critic")

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.runs import DistillRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.errors import UserError
@@ -37,7 +37,8 @@ def test_a_teacher_with_other_tokens_is_refused():
 @pytest.mark.stack
 def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
     """Models have more rows than the tokenizer has tokens: what they say there is padding."""
-    run = DistillRun(
+    run = Run.of(
+        "distill",
         teacher=TeacherConfig.of("distill", model_name_or_path="builtin:tiny"),
         data=DataConfig.of("distill", output_key="output"),
     )
@@ -53,7 +54,8 @@ def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
 def test_plain_text_is_distilled_to_its_last_token(pretrains, trained):
     """15 tokens in windows of 8 that share one token; else the answer alone, with its end-of-sequence token."""
     columns = {"input_key": "text", "max_len": 8} if pretrains else {"input_key": "text", "output_key": "answer"}
-    run = DistillRun(
+    run = Run.of(
+        "distill",
         actor=ActorConfig.of("distill", pretrain_mode_enable=pretrains),
         teacher=TeacherConfig.of("distill", model_name_or_path="builtin:tiny"),
         data=DataConfig.of("distill", **columns),

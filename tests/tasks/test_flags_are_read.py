@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import flag_reads
-from rlhf_suite.config.runs import TASKS, SupervisedRun
+from rlhf_suite.config.task_groups import SUPERVISED
 from rlhf_suite.models.builtin import create_tiny
 
 DEADLINE_S = 500
@@ -42,8 +42,7 @@ READ_ELSEWHERE = {
 @pytest.mark.stack
 def test_every_active_flag_is_read_by_a_run(tmp_path):
     create_tiny(tmp_path / "teacher", seed=1)
-    tasks = [task for task, run in TASKS.items() if issubclass(run, SupervisedRun)]
-    lines = [f"task={task} demo={task} {FEW}" for task in tasks]
+    lines = [f"task={task} demo={task} {FEW}" for task in SUPERVISED]
     lines = [f"{line} teacher.model_name_or_path={tmp_path}/teacher" if "distill" in line else line for line in lines]
     lines += [MORE, MORE, IMAGES]
     command = [sys.executable, str(flag_reads.RECORDING / "recorded_runs.py"), str(tmp_path), *lines]

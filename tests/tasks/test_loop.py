@@ -14,7 +14,7 @@ from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, RejectionSamplingRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
 from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
@@ -32,7 +32,7 @@ SECTIONS = {
 
 
 def looping(data, **loop):
-    return RejectionSamplingRun(data=data, loop=LoopConfig.of("rejection_sampling", **loop))
+    return Run.of("rejection_sampling", data=data, loop=LoopConfig.of("rejection_sampling", **loop))
 
 
 def done(folder, run, answers=(), score=0.0):
@@ -56,7 +56,8 @@ def rows_of(path):
 
 
 def test_rejection_sampling_tunes_each_model_on_its_own_best_answers(tmp_path):
-    config = RejectionSamplingRun(
+    config = Run.of(
+        "rejection_sampling",
         **SECTIONS,
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
         loop=LoopConfig.of("rejection_sampling", min_score=1.0),
@@ -86,7 +87,7 @@ def test_rejection_sampling_tunes_each_model_on_its_own_best_answers(tmp_path):
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_iterative_dpo_measures_against_the_iterations_model_or_the_first(tmp_path, fixed):
-    config = IterativeDPORun(**SECTIONS, loop=LoopConfig.of("iterative_dpo", fixed_reference_enable=fixed))
+    config = Run.of("iterative_dpo", **SECTIONS, loop=LoopConfig.of("iterative_dpo", fixed_reference_enable=fixed))
     models = ["org/first", str(tmp_path / "iter_0/dpo/model"), str(tmp_path / "model")]
     for i, model in enumerate(models[:2]):
         rows, output = tmp_path / f"iter_{i}/rows.jsonl", models[2] if i == 1 else None
@@ -104,7 +105,8 @@ def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_se
     data = DataConfig.of(
         "conditional_sft", prompt_dataset="builtin:reverse", label_key="label", reward_template="{prompt}{reward}"
     )
-    config = ConditionalSFTRun(
+    config = Run.of(
+        "conditional_sft",
         **SECTIONS | {"data": data},
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
         loop=LoopConfig.of("conditional_sft", num_iterations=2, target_reward=target),
@@ -127,7 +129,8 @@ def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_se
 
 def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_iteration(tmp_path):
     """Of 3, 1, 0 and 0 the mean is 1 and the unbiased deviation the root of 2."""
-    config = ConditionalSFTRun(
+    config = Run.of(
+        "conditional_sft",
         **SECTIONS,
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
         loop=LoopConfig.of("conditional_sft", num_iterations=1, standardize_enable=True),
@@ -147,7 +150,8 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
         "reward": RewardConfig.of("rejection_sampling", model_name_or_path="org/rm"),
         "data": replace(DATA, max_len=20_000),
     }
-    config = RejectionSamplingRun(
+    config = Run.of(
+        "rejection_sampling",
         **sections,
         eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
         loop=LoopConfig.of("rejection_sampling", num_iterations=1),
@@ -170,7 +174,7 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
 
 
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
-    config = RejectionSamplingRun(**SECTIONS, loop=LoopConfig.of("rejection_sampling", min_score=1.0))
+    config = Run.of("rejection_sampling", **SECTIONS, loop=LoopConfig.of("rejection_sampling", min_score=1.0))
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
     with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no response scores 1 or more"):
         rejection_sampling.run(config, tmp_path)
@@ -203,7 +207,7 @@ def test_prompts_that_come_again_get_other_answers():
 
 def test_each_training_has_curves_of_its_own(tmp_path):
     logger = LoggerConfig(tensorboard_dir="/tb", wandb=WandbConfig(enable=True))
-    run = sft_run(RejectionSamplingRun(logger=logger), "m", "rows.jsonl", None)
+    run = sft_run(Run.of("rejection_sampling", logger=logger), "m", "rows.jsonl", None)
     named = apart(run, tmp_path / "my_loop", "iter_1/sft").logger
     assert named.tensorboard_dir == "/tb/my_loop/iter_1"
     assert (named.wandb.group, named.wandb.run_name) == ("my_loop", "my_loop/iter_1/sft")

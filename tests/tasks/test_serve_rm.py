@@ -34,7 +34,7 @@ def judge(tmp_path_factory):
 
 @asynccontextmanager
 async def running(judge, **limits):
-    service = RewardService(judge, ServeConfig(**limits))
+    service = RewardService(judge, ServeConfig.of("serve_rm", **limits))
     async with service.lifespan(None):
         yield service
 
@@ -50,8 +50,8 @@ def answer(judge, texts, **limits):
 def test_the_longest_text_is_what_the_model_was_made_for_or_what_the_flag_says(judge):
     positions = AutoConfig.from_pretrained(judge.model.path).max_position_embeddings
     assert judge.positions == positions
-    assert RewardService(judge, ServeConfig()).max_len == min(4096, positions)
-    assert RewardService(judge, ServeConfig(max_len=7)).max_len == 7
+    assert RewardService(judge, ServeConfig.of("serve_rm")).max_len == min(4096, positions)
+    assert RewardService(judge, ServeConfig.of("serve_rm", max_len=7)).max_len == 7
 
 
 def test_rows_that_cannot_be_scored_get_reasons_and_the_others_the_scores_they_have_alone(judge):

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import failure, stages
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # Its own process refuses it at once: it has no data, and no column of answers.
-RUN = SFTRun(actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny"))
+RUN = Run.of("sft", actor=replace(Run.of("sft").actor, model_name_or_path="builtin:tiny"))
 
 
 def begin(folder, run, done):

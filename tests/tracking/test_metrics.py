@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import save
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking import console as console_module
@@ -35,7 +35,7 @@ def rows(folder: RunFolder) -> list[dict]:
 
 def log_steps(folder: RunFolder, start: int, stop: int, value: float, config: LoggerConfig | None = None) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
-    save(SFTRun(actor=replace(SFTRun().actor, model_name_or_path="some/model")), folder.config)
+    save(Run.of("sft", actor=replace(Run.of("sft").actor, model_name_or_path="some/model")), folder.config)
     logger = MetricLogger(config or LoggerConfig(), folder, start)
     for step in range(start + 1, stop + 1):
         logger.log(step, {"train/loss": value + step})

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -41,7 +41,7 @@ def steps_of(task: str) -> int:
     return STEPS if task == THOROUGH else FEW_STEPS
 
 
-def configured(task: str, root: Path) -> SupervisedRun:
+def configured(task: str, root: Path) -> Run:
     words = [f"task={task}", *LINE.format(task=task, steps=steps_of(task)).split()]
     if task == "distill":  # other random weights than the student's
         create_tiny(root / "teacher", seed=1)
@@ -51,7 +51,7 @@ def configured(task: str, root: Path) -> SupervisedRun:
     return found.runs[0]
 
 
-def attempt(config: SupervisedRun, folder: Path) -> int:
+def attempt(config: Run, folder: Path) -> int:
     """The process id of a run that goes on from the newest checkpoint."""
     pid = os.fork()
     if pid:
@@ -73,7 +73,7 @@ def newest(folder: Path) -> int:
     return found.step if found else 0
 
 
-def run(config: SupervisedRun, folder: Path, generator: random.Random | None) -> list[int]:
+def run(config: Run, folder: Path, generator: random.Random | None) -> list[int]:
     """Run to the end, killed at random instants if there is a generator; the step each attempt started from."""
     starts = []
     while True:

@@ -20,7 +20,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.models import (
     ReferenceConfig,
 )
-from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.batch import Item
 
@@ -35,7 +35,7 @@ Common = dict[str, Any]  # sections `train` and `ds`
 class Case:
     """A loss. `chosen`: the flag's values that select it, `<task>.<flag of algo>=<value>`."""
 
-    config: Callable[[Path, Common], SupervisedRun]
+    config: Callable[[Path, Common], Run]
     rows: Callable[[random.Random], Values]
     formula: Callable[[Plain, Plain, list[Item]], torch.Tensor]
     chosen: tuple[str, ...] = field(default=())
@@ -78,12 +78,12 @@ def step_rows(rng: random.Random, soft: bool = False) -> Values:
 # Configurations. With LoRA the reference is the actor without its adapters.
 
 
-def sft_config(folder: Path, common: Common) -> SFTRun:
+def sft_config(folder: Path, common: Common) -> Run:
     data = DataConfig.of("sft", output_key="output", max_len=MAX_LEN)
-    return SFTRun(actor=replace(SFTRun().actor, model_name_or_path=str(folder / "lm")), data=data, **common)
+    return Run.of("sft", actor=replace(Run.of("sft").actor, model_name_or_path=str(folder / "lm")), data=data, **common)
 
 
-def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
+def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> Run:
     data = DataConfig.of(
         "rm",
         input_template="User: {}\nAssistant: ",
@@ -91,14 +91,15 @@ def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
         margin_key="margin" if margin else None,
         max_len=MAX_LEN,
     )
-    actor = replace(RMRun().actor, model_name_or_path=str(folder / "value"))
-    return RMRun(actor=actor, data=data, algo=AlgoConfig.of("rm", loss=loss), **common)
+    actor = replace(Run.of("rm").actor, model_name_or_path=str(folder / "value"))
+    return Run.of("rm", actor=actor, data=data, algo=AlgoConfig.of("rm", loss=loss), **common)
 
 
-def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
+def dpo_config(folder: Path, common: Common, loss: str) -> Run:
     without = not AlgoConfig.of("dpo", loss=loss).needs("reference") or common["ds"].lora.rank > 0
-    return DPORun(
-        actor=replace(DPORun().actor, model_name_or_path=str(folder / "lm")),
+    return Run.of(
+        "dpo",
+        actor=replace(Run.of("dpo").actor, model_name_or_path=str(folder / "lm")),
         ref=ReferenceConfig.of("dpo", model_name_or_path=None if without else str(folder / "reference")),
         data=DataConfig.of("dpo", input_template="User: {}\nAssistant: ", prompt_key="prompt", max_len=MAX_LEN),
         algo=AlgoConfig.of(
@@ -113,10 +114,11 @@ def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
     )
 
 
-def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
+def kto_config(folder: Path, common: Common, loss: str) -> Run:
     other = None if common["ds"].lora.rank > 0 else str(folder / "reference")
-    return KTORun(
-        actor=replace(KTORun().actor, model_name_or_path=str(folder / "lm")),
+    return Run.of(
+        "kto",
+        actor=replace(Run.of("kto").actor, model_name_or_path=str(folder / "lm")),
         ref=ReferenceConfig.of("kto", model_name_or_path=other),
         data=DataConfig.of("kto", max_len=MAX_LEN),
         algo=AlgoConfig.of("kto", loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
@@ -124,19 +126,21 @@ def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
     )
 
 
-def prm_config(folder: Path, common: Common, names: list[str] | None) -> PRMRun:
-    return PRMRun(
-        actor=replace(PRMRun().actor, model_name_or_path=str(folder / "lm")),
+def prm_config(folder: Path, common: Common, names: list[str] | None) -> Run:
+    return Run.of(
+        "prm",
+        actor=replace(Run.of("prm").actor, model_name_or_path=str(folder / "lm")),
         data=DataConfig.of("prm", max_len=MAX_LEN),
         algo=AlgoConfig.of("prm", placeholder_token=";", reward_tokens=names),
         **common,
     )
 
 
-def distill_config(folder: Path, common: Common, divergence: str, top_k: int | None) -> DistillRun:
+def distill_config(folder: Path, common: Common, divergence: str, top_k: int | None) -> Run:
     other = "lm" if common["ds"].lora.rank > 0 else "reference"
-    return DistillRun(
-        actor=replace(DistillRun().actor, model_name_or_path=str(folder / "lm")),
+    return Run.of(
+        "distill",
+        actor=replace(Run.of("distill").actor, model_name_or_path=str(folder / "lm")),
         teacher=TeacherConfig.of("distill", model_name_or_path=str(folder / other)),
         data=DataConfig.of("distill", output_key="output", max_len=MAX_LEN),
         algo=AlgoConfig.of("distill", kd_coef=KD, temperature=HEAT, divergence=divergence, top_k=top_k),

@@ -14,7 +14,7 @@ from task_cases import CASES, Plain
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.plan import models
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import Item, sequences
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import Row
@@ -28,7 +28,7 @@ from rlhf_suite.train.task import Task
 BUDGET = 160  # tokens of a micro-batch
 
 
-def setup(folder: Path, name: str, split: Split) -> tuple[SupervisedRun, Task, list[Item]]:
+def setup(folder: Path, name: str, split: Split) -> tuple[Run, Task, list[Item]]:
     """The configuration, the task and the items of `split`'s step."""
     case = CASES[name]
     config = case.config(folder, {"train": train_config(split, BUDGET), "ds": ds_config(split)})

@@ -16,7 +16,7 @@ from rlhf_suite.config.models import (
     TrainedModelConfig,
 )
 from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
@@ -96,5 +96,7 @@ def test_rates_of_inner_configurations_are_found_and_put_back():
 
 
 def test_only_imitation_keeps_dropout_by_default():
-    assert [section.disable_dropout for section in (PPORun().actor, PPORun().critic, DPORun().actor)] == [True] * 3
-    assert [section.disable_dropout for section in (SFTRun().actor, DistillRun().actor)] == [False] * 2
+    assert [
+        section.disable_dropout for section in (Run.of("ppo").actor, Run.of("ppo").critic, Run.of("dpo").actor)
+    ] == [True] * 3
+    assert [section.disable_dropout for section in (Run.of("sft").actor, Run.of("distill").actor)] == [False] * 2

@@ -129,7 +129,7 @@ def test_what_each_task_measures_is_what_the_preflight_takes_for_the_best_metric
         names = ranks(1).call(of_task, folder, name, Split("one"))[0]
         measured.setdefault(task, set()).update(each.removeprefix("eval/") for each in names if each.count("/") == 1)
     assert {task: names - {"aux_loss"} for task, names in measured.items()} == {
-        task: set(TASKS[task].EVALUATED) - {"aux_loss"} for task in measured
+        task: set(TASKS[task].evaluated) - {"aux_loss"} for task in measured
     }
 
 

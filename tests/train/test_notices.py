@@ -8,10 +8,10 @@ import pytest
 
 import families
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.launch import TRUSTED
 from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import DPORun, SFTRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import section_of
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_matrices, describe_rows
@@ -34,14 +34,14 @@ def test_a_batch_that_is_larger_than_the_data_is_said():
     assert not list(batch_notices("rollout.batch_size", 300, 300, "prompts"))
 
 
-def described(folder, kind=SFTRun, **more):
+def described(folder, task="sft", **more):
     """Return what a run says of its batches with a model of each given type."""
     flags = dict(more)
-    for name in ("actor", "ref") if kind is DPORun else ("actor",):
+    for name in ("actor", "ref") if task == "dpo" else ("actor",):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"model_type": flags.pop(name, "llama")}))
         flags[f"{name}.model_name_or_path"] = str(folder / name)
-    run = with_defaults(kind, {name.replace("__", "."): value for name, value in flags.items()})
+    run = section_of(Run, task, {name.replace("__", "."): value for name, value in flags.items()})
     return [line.replace(f"{folder}/", "") for line in describe_rows(run, resolve(run, Machine("cpu", 0)))]
 
 
@@ -72,7 +72,7 @@ def test_a_run_says_in_one_line_how_its_model_takes_its_batches(tmp_path, flags,
 
 
 def test_another_model_that_is_padded_is_said_too(tmp_path):
-    actor, reference = described(tmp_path, DPORun, ref="llama4_text")
+    actor, reference = described(tmp_path, "dpo", ref="llama4_text")
     assert "packed rows" in actor and reference.startswith("ref.model_name_or_path=ref (Llama 4): padded rows")
 
 
@@ -102,10 +102,10 @@ def test_a_model_whose_own_code_carries_a_state_is_said_to_be_padded(tmp_path, m
     names = {"AutoConfig": "carrying.CarryingConfig", "AutoModelForCausalLM": "carrying.CarryingForCausalLM"}
     (folder / "config.json").write_text(json.dumps({"model_type": "carrying", "auto_map": names}))
     flags = {"actor.model_name_or_path": str(folder)}
-    run = with_defaults(SFTRun, flags)
+    run = section_of(Run, "sft", flags)
     (line,) = describe_rows(run, resolve(run, Machine("cpu", 0)))
     assert ("padded rows (carrying carries a state" in line) == stateful and ("packed rows," in line) != stateful
-    run = with_defaults(SFTRun, flags | {"data.pack_to_max_len": True})
+    run = section_of(Run, "sft", flags | {"data.pack_to_max_len": True})
     if stateful:
         with pytest.raises(UserError, match=r"data\.pack_to_max_len=true needs packed rows.*Write data\.pack_to_max"):
             list(describe_rows(run, resolve(run, Machine("cpu", 0))))
@@ -118,7 +118,7 @@ def test_matrices_without_an_adapter_and_those_not_in_4_bits_are_said(tmp_path):
     families.make_typed(tmp_path / "dense", "qwen2")
 
     def said(model, **more):
-        run = with_defaults(SFTRun, {"actor.model_name_or_path": str(tmp_path / model), **more})
+        run = section_of(Run, "sft", {"actor.model_name_or_path": str(tmp_path / model), **more})
         return [*describe_matrices(run, resolve(run, Machine("cpu", 0)))]
 
     (line,) = said("experts", **{"ds.lora.rank": 2})

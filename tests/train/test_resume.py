@@ -19,7 +19,8 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import TASKS, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import SUPERVISED
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.launch.environment import runtime_env
@@ -50,7 +51,6 @@ def weights(folder: Path) -> bytes:
 
 
 OFTEN = (THOROUGH, "rm")  # the others are proofs: what is saved and read again is the same code
-SUPERVISED = [task for task, run in TASKS.items() if issubclass(run, SupervisedRun)]
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,11 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def never_killed(world, folder):
     """The same run on two ranks without Ray: the losses and the model."""
-    config = SFTRun(
-        actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
+    config = Run.of(
+        "sft",
+        actor=replace(
+            Run.of("sft").actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)
+        ),
         data=DataConfig.of("sft", dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
         train=TrainConfig.of("sft", batch_size=8, micro_batch_size=2, max_steps=5),
         ds=DeepSpeedConfig.of("sft", param_dtype="fp32", zero_stage=2),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tasks.sft import make_task
 from rlhf_suite.tracking.journal import Journal
@@ -25,7 +25,7 @@ def encoded(tmp_path):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**flags):
-        config = SFTRun()
+        config = Run.of("sft")
         config.actor.model_name_or_path = "builtin:tiny"
         config.data.dataset = config.eval.dataset = str(folder)
         config.data.dataset_split, config.eval.split = "train", "test"

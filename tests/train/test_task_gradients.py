@@ -17,7 +17,8 @@ from task_gradients import gradient, setup, wanted
 
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.plan import models
-from rlhf_suite.config.runs import TASKS, SupervisedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import SUPERVISED
 from rlhf_suite.data.batch import sequences
 from rlhf_suite.data.packing import PackedRows, balance
 from rlhf_suite.train.frozen import load_frozen_roles
@@ -122,8 +123,8 @@ def test_distillation_holds_the_logits_of_no_model_until_its_backward_pass(ranks
 
 def selectable():
     """`<task>.<flag>=<value>` of every loss that a supervised task can be told to minimise."""
-    for task, run in TASKS.items():
-        for flag in walk(run) if issubclass(run, SupervisedRun) else ():
+    for task in SUPERVISED:
+        for flag in walk(Run.of(task)):
             section, _, name = flag.key.rpartition(".")
             if section == "algo" and name in SELECTORS:
                 yield from (f"{task}.{name}={choice}" for choice in flag.meta.choices)
@@ -135,7 +136,7 @@ def test_every_loss_that_a_flag_selects_has_a_case():
 
 def test_every_supervised_task_has_a_case(folder):
     tasks = {setup(folder, name, SPLITS[0])[0].task for name in CASES}
-    assert tasks == {task for task, run in TASKS.items() if issubclass(run, SupervisedRun)}
+    assert tasks == {*SUPERVISED}
 
 
 def test_the_ranks_have_different_numbers_of_rows(folder):

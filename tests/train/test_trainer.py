@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.api.why import describe_run
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.distributed.group import LocalGroup, Pending
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import RunError
@@ -79,7 +79,7 @@ def fit(tmp_path):
 
     def run(every: int = -1, on_start: bool = True, patience: int | None = None, improves_until: int = STEPS,
             callbacks: Sequence[str] = (), keeps_callbacks: bool = True, **ckpt):  # fmt: skip
-        config = SFTRun()
+        config = Run.of("sft")
         config.eval.on_start, config.train.early_stopping_patience = on_start, patience
         config.eval.dataset, config.eval.steps, config.logger.progress = "held out", every, False
         for name, value in ckpt.items():

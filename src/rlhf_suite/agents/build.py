@@ -14,7 +14,7 @@ from rlhf_suite.agents.session import Limits, Policy, Shared
 from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import OURS, RAW, TRL, export_of, has_tools_beside
 from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.base import Choice
@@ -47,7 +47,7 @@ def make_agent(
 
 
 def make_episodes(
-    run: PPORun,
+    run: Run,
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
     stop_ids: Sequence[int],
@@ -82,7 +82,7 @@ def make_episodes(
 
 
 def make_conversations(
-    run: PPORun, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+    run: Run, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
 ) -> tuple[Bridge, TurnReader]:
     """Return what continues the conversations of a run's agents, and what reads the turns of the model.
 

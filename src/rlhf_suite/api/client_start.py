@@ -12,7 +12,8 @@ from rlhf_suite.config.plan import CRITIC, Plan
 from rlhf_suite.config.problems import ConfigurationError, Problem
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.rules.clients import OF_THE_LOOP, list_unserved
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
@@ -41,7 +42,7 @@ UNREAD = (*OF_THE_LOOP, "callbacks", "logger", "on_step")
 MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo
 
 
-def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
+def compose(settings: Mapping[str, Any]) -> tuple[Run, RunFolder, bool]:
     """Return the configuration of a client, its folder, and whether it has prompts of its own.
 
     Raises:
@@ -55,7 +56,7 @@ def compose(settings: Mapping[str, Any]) -> tuple[PPORun, RunFolder, bool]:
     if allocation() is not None:
         raise ConfigurationError([Problem("hydra", "a client is on one node of a Slurm job", "start it on one node")])
     (run,) = checked.runs
-    assert isinstance(run, PPORun)
+    assert run.task in RL
     refuse([*list_unserved(run)])
     for remark in remark_on_unread(settings):
         show_line(remark, to_stderr=True)
@@ -92,7 +93,7 @@ def choose_stand_ins(names: set[str]) -> dict[str, Any]:
     }
 
 
-def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -> Started:
+def start(run: Run, record: RunFolder, has_prompts: bool, stack: ExitStack) -> Started:
     """Bring up the actors of a client, with the first weights in the engines; `stack` ends them.
 
     Raises:
@@ -108,7 +109,7 @@ def start(run: PPORun, record: RunFolder, has_prompts: bool, stack: ExitStack) -
     allow_silence(run.launch.timeout_s)
     pass_on_trust(run.launch)
     fitting, remarks = fit_to_gpus(replace(run, launch=launch_of(run, plan)))
-    assert isinstance(fitting, PPORun)
+    assert fitting.task in RL
     run = fitting
     for remark in remarks:
         show_line(remark, to_stderr=True)

@@ -16,12 +16,13 @@ from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.object_store import samples_of_step
 from rlhf_suite.config.placement import Role
-from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, persistent_size, resolve, round_size
+from rlhf_suite.config.plan import ACTOR, Plan, WorkerPlan, persistent_size, resolve, round_size
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.task_groups import PLANNED, RL, TRAINED
 from rlhf_suite.models.families import Family, family_of
 from rlhf_suite.models.rows import rows_of
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
@@ -38,9 +39,9 @@ def show_explanation(console: Console, line: CommandLine, checked: Preflight) ->
     """Print tables about the run, or about the first one of a sweep, to a console; return what its devices lack."""
     run = checked.runs[0]
     devices = devices_of(run, checked)
-    if isinstance(run, PlannedRun):
+    if run.task in PLANNED:
         plan = resolve(run, devices.machine, route_bytes(run))
-        if isinstance(run, AnyTrainedRun):
+        if run.task in TRAINED:
             show_table(console, "Batches", ("what", "how", "number"), batches(run, plan))
         show_table(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
         show_table(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
@@ -52,11 +53,11 @@ def show_explanation(console: Console, line: CommandLine, checked: Preflight) ->
     return [] if no_gpu_here(run, devices) else device_problems(checked)
 
 
-def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
+def batches(run: Run, plan: WorkerPlan) -> Rows:
     """Return the numbers from prompts to micro-batches, each with its equation."""
     train, ranks, sequence = run.train, plan.models[ACTOR].ranks, plan.placement.sequence
     tensor, shared = plan.placement.tensor, plan.placement.sequence * plan.placement.tensor
-    if isinstance(run, PPORun) and isinstance(plan, Plan):
+    if run.task in RL and isinstance(plan, Plan):
         prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
         yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
         yield "samples per RL step", f"x rollout.n_samples_per_prompt = {prompts} x {samples}", f"{prompts * samples}"
@@ -84,7 +85,7 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
         yield "micro-batches per rank and optimiser step", how, f"{share // limit.rows}"
 
 
-def layout(run: AnyTrainedRun, path: str) -> Rows:
+def layout(run: Run, path: str) -> Rows:
     """Return whether the rows of a batch are packed or padded."""
     family = known_family(path)
     if family is None:
@@ -120,16 +121,16 @@ def members_of(role: Role) -> str:
     return f"{role.num_actors} {role.name}{size}"
 
 
-def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
+def decisions(run: Run, plan: WorkerPlan) -> Rows:
     """Return what follows from the flags: the models and where each comes from, and how engines get their weights."""
     for name, model in plan.models.items():
         first = f", trained with demo={model.recipe} first" if model.recipe else ""
         how = ", in host memory" if model.offload else ""
         how = ", the actor without its adapters: not loaded again" if model.is_actor else how
         yield name, f"{model.path}{first}{how}", number_of(model.ranks, "rank")
-    if isinstance(run, AnyTrainedRun):
+    if run.task in TRAINED:
         yield from of_trainer(run, plan)
-    if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
+    if not (run.task in RL and isinstance(plan, Plan)):
         return
     samples, engines = samples_of_step(run), plan.engines
     yield "sequences of an engine", f"vllm.max_num_seqs={spell(run.vllm.max_num_seqs)}", sequences_of(run, plan)
@@ -149,7 +150,7 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
         yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
 
 
-def of_trainer(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
+def of_trainer(run: Run, plan: WorkerPlan) -> Rows:
     """Return what is decided about the trainer by its device."""
     ds = run.ds
     if plan.device == "cuda" and plan.models[ACTOR].ranks > 1 and ds.zero_stage is not None:
@@ -163,14 +164,14 @@ def of_trainer(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
         yield "Liger's kernels", "ds.use_liger_kernel=null", "where installed and known"
 
 
-def sequences_of(run: PPORun, plan: Plan) -> str:
+def sequences_of(run: Run, plan: Plan) -> str:
     """Return how many sequences an engine runs at once."""
     if plan.device == "cuda" and run.vllm.max_num_seqs is None:
         return "vLLM's own number"
     return f"{most_sequences(run.vllm, plan.device)}"
 
 
-def schedule(run: PPORun, plan: Plan) -> Rows:
+def schedule(run: Run, plan: Plan) -> Rows:
     """Return what happens while the policy trains."""
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
@@ -191,7 +192,7 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
 
 def origins(run: Run, line: CommandLine, checked: Preflight) -> Rows:
     """Return each value that is not the default of its flag, and who set it."""
-    defaults = all_values(TASKS[run.task]())
+    defaults = all_values(Run.of(run.task))
     with hydra_ready():
         sources = list_sources(checked.composed_of, checked.hydra.searchpath)
     for key, value in all_values(run).items():

@@ -16,7 +16,8 @@ from rlhf_suite.api.explanation import show_explanation
 from rlhf_suite.api.settings import ask, refuse
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.problems import report
-from rlhf_suite.config.runs import TASKS, AnyTrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
 from rlhf_suite.preflight.inspections import inspect
@@ -112,7 +113,7 @@ def target_of(asked: Devices) -> Target:
     )
 
 
-def only_run(checked: Preflight) -> AnyTrainedRun | None:
+def only_run(checked: Preflight) -> Run | None:
     """Return the run to plan: the first of a sweep; None if there are problems.
 
     Raises:
@@ -121,10 +122,9 @@ def only_run(checked: Preflight) -> AnyTrainedRun | None:
     if checked.problems:
         return None
     run = checked.runs[0]
-    if isinstance(run, AnyTrainedRun):
+    if run.task in TRAINED:
         return run
-    known = [name for name, kind in TASKS.items() if issubclass(kind, AnyTrainedRun)]
-    raise UserError(f"task={run.task}: only runs that train a model can be planned: task={', '.join(known)}")
+    raise UserError(f"task={run.task}: only runs that train a model can be planned: task={', '.join(TRAINED)}")
 
 
 def plan_run(line: CommandLine, checked: Preflight, asked: Devices) -> Planned:
@@ -153,7 +153,7 @@ class Planned:
     estimate: Estimate
     remarks: tuple[str, ...]
     line: CommandLine
-    run: AnyTrainedRun
+    run: Run
     given: Collection[str]
     asked: Devices
 

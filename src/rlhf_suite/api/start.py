@@ -18,7 +18,6 @@ from rlhf_suite.api.settings import ask, check_places, find_place
 from rlhf_suite.composition.arguments import CommandLine, words_of_options
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.problems import ConfigurationError, Problem
-from rlhf_suite.config.runs import ChatRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.preflight.folders import for_run
 from rlhf_suite.preflight.jobs import Preflight
@@ -72,7 +71,7 @@ def run(task: str, **settings: Any) -> Run:
 
 def refuse_chat(checked: Preflight) -> None:
     """Raise ConfigurationError if a run would read what someone types: its process has no terminal to read from."""
-    if any(isinstance(run, ChatRun) for run in checked.runs):
+    if any(run.has("chat") for run in checked.runs):
         problem, fix = (
             "chat reads what you type, and a run that Python starts reads nothing",
             "use rlhf-suite task=chat",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
-from rlhf_suite.config.runs import TrainedRun
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 
@@ -119,7 +119,7 @@ def dispatch(line: CommandLine) -> int:
         line.overrides.append(f"demo={checked.demo}")
     if "--cfg" in line.options or "--info" in line.options:
         return show(line, checked)
-    if any(isinstance(run, TrainedRun) and run.plan for run in checked.runs):
+    if any(run.task in TRAINED and run.plan for run in checked.runs):
         from rlhf_suite.cli.plan import print_plan
 
         return print_plan(line, checked)  # without inspections: neither the data nor the devices need to be here

@@ -23,7 +23,8 @@ from rlhf_suite.config.plan import WorkerPlan, is_on_ray
 from rlhf_suite.config.problems import report
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.references import guard_environment, make_unresolved_problem
-from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINING
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
@@ -132,7 +133,7 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
         raise
     finally:
         report = page(run, record)
-    if isinstance(run, TrainedRun | LoopRun):
+    if run.task in TRAINING:
         from rlhf_suite.report.summary import summarise
 
         lines = summarise(record, run)
@@ -157,7 +158,7 @@ def run_task(run: Run, folder: Path, plan: WorkerPlan | None) -> Mapping[str, fl
 
 def page(run: Run, folder: RunFolder) -> list[str]:
     """Write the page of a run that trains, however it ended; return the line that says where it is, or why not."""
-    if not isinstance(run, TrainedRun | LoopRun) or not run.logger.report:
+    if run.task not in TRAINING or not run.logger.report:
         return []
     from rlhf_suite.report.html import try_writing, write_report
 

@@ -117,7 +117,7 @@ def print_help(line: CommandLine) -> int:
 
 def introduction(own: Path | None) -> str:
     """Return the overview of tasks, presets (with those of the user's folder `own`) and options."""
-    tasks = "\n".join(f"  task={name:<8} {root.__doc__}" for name, root in TASKS.items())
+    tasks = "\n".join(f"  task={name:<8} {task.help}" for name, task in TASKS.items())
     named = [(group, preset_names(group, own)) for group in group_names() if group != "task"]
     presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
     commands = "\n".join(f"  {name:<33} {meaning}" for name, meaning in COMMANDS.items())

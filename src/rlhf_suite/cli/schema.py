@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, walk
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.errors import UserError
 
 USAGE = """usage: rlhf-suite schema > flags.schema.json
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a whole configuration; `$defs` has one for each task."""
-    tasks = {task: {**nest(walk(root)), "description": root.__doc__} for task, root in TASKS.items()}
+    tasks = {task: {**nest(walk(Run.of(task))), "description": info.help} for task, info in TASKS.items()}
     for task in tasks.values():
         task["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
     return {

@@ -278,7 +278,7 @@ def compose_job(choices: list[str], given: Overrides) -> Composed:
             return Composed(base, [], task)
     base, problems = compose_blaming(*plain)
     task = base.get("task")
-    if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].MODEL) is not None:
+    if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].model) is not None:
         return Composed(base, problems, None)
     return Composed(compose_blaming(*plain, f"demo={task}")[0], problems, task)
 
@@ -290,7 +290,7 @@ def guess_task(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
     tasks = [name if group == "task" else task_of(group, name, own) for group, name in named]
     task = next((name for name in tasks if name in TASKS), None)
     others = [(group, name) for group, name in named if group != "task"]
-    return task, task is not None and not any(may_set(*other, TASKS[task].MODEL, own) for other in others)
+    return task, task is not None and not any(may_set(*other, TASKS[task].model, own) for other in others)
 
 
 def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
@@ -302,7 +302,7 @@ def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
 
 def wants_demo(task: str, given: Overrides) -> bool:
     """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
-    model = TASKS[task].MODEL
+    model = TASKS[task].model
     is_named = any(value.key_or_group == model for value in given.values)
     is_misspelt = any(model in problem.meant for problem in mistaken_names(task, given))
     return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, get_type_hints
 
 from rlhf_suite.config import rules
 from rlhf_suite.config.flags import all_values
@@ -15,7 +13,8 @@ from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import RULES, Problem
 from rlhf_suite.config.rules.clients import is_of_the_loop
-from rlhf_suite.config.runs import LoopRun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import LOOPS
 
 for module in iter_modules(rules.__path__):
     import_module(f"{rules.__name__}.{module.name}")
@@ -24,20 +23,14 @@ for module in iter_modules(rules.__path__):
 def check(run: Run, given: Collection[str]) -> list[Problem]:
     """Return every problem of a run whose single values are fine. `given`: the keys set on the command line."""
     problems = [*find_unused(run, given)]
-    for rule in RULES:
-        if isinstance(run, run_type(rule)):
+    for rule, tasks in RULES.items():
+        if not tasks or run.task in tasks:
             problems += rule(run)
-    if isinstance(run, LoopRun):
+    if run.task in LOOPS:
         reported = {problem.key for problem in problems}
         of_stages = stage_problems(run, lambda stage: check(stage, ()), set(all_values(run)))
         problems += [problem for problem in of_stages if problem.key not in reported]
     return [problem.of_kind("rule") for problem in problems]
-
-
-@cache
-def run_type(function: Callable[..., Iterable[Problem]]) -> Any:
-    """Return the type of the runs that a rule is about, by the annotation of its parameter."""
-    return get_type_hints(function)["run"]
 
 
 OFF = (None, False, -1)

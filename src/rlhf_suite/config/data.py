@@ -14,8 +14,10 @@ from rlhf_suite.config.task_groups import (
     LOOPS,
     PROMPTED,
     RENDERED,
+    RL,
     SCORED,
     SUPERVISED,
+    TEXTS,
     TRAINED,
     WITH_ANSWERS,
     WITH_IMAGE_FLAGS,
@@ -74,7 +76,7 @@ class DataConfig(Section):
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0, tasks=SUPERVISED)
     dataset_split: str = flag("train", "Split of sources that have several", tasks=(*SUPERVISED, *SCORED))
     prompt_dataset: str | None = flag(None, SOURCES, tasks=PROMPTED)
-    prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0, tasks=("ppo",))
+    prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0, tasks=RL)
     prompt_split: str = flag("train", "Split of sources that have several", tasks=PROMPTED)
     skip_samples: int = flag(0, "Rows to leave out at the start", ge=0, tasks=("generate", *LOOPS, *SCORED))
     input_key: str = flag(
@@ -147,22 +149,22 @@ class DataConfig(Section):
     turn_markers: list[str] | None = flag(
         None,
         when=(is_null(".output_key") | is_set(".chosen_key", "<column>"), is_null(".prompt_key"), NOT_PRETRAINING),
-        tasks=("sft", "rm", "dpo", "kto", "distill"),
+        tasks=(*TEXTS, "rm", "dpo", "kto"),
     )
     """The texts that begin a turn of the user and of the assistant, where a column holds a whole dialogue as text"""
-    reward_key: str | None = flag(None, when=NOT_PRETRAINING, tasks=("sft", "distill"))
+    reward_key: str | None = flag(None, when=NOT_PRETRAINING, tasks=TEXTS)
     """Column of a reward that is written into the prompt (conditional SFT); null: prompts are not changed"""
     target_reward: float | None = flag(None, tasks=("generate", "chat"))
     """Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"""
     reward_template: str = flag(
         REWARD_TEMPLATE,
         when=(is_set(".reward_key", "<column>"), is_set(".target_reward", "<number>")),
-        tasks=("sft", "distill", "generate", "conditional_sft", "chat"),
+        tasks=(*TEXTS, "generate", "conditional_sft", "chat"),
     )
     """How a prompt states its reward; input_template is applied to the result"""
-    pack_to_max_len: bool = flag(False, tasks=("sft", "distill"))
+    pack_to_max_len: bool = flag(False, tasks=TEXTS)
     """Pack several examples into each row of max_len tokens; train.batch_size counts these rows"""
-    multiturn: bool = flag(False, tasks=("sft", "distill"))
+    multiturn: bool = flag(False, tasks=TEXTS)
     """Train on every turn of the assistant (needs apply_chat_template)"""
     steps_key: str | None = flag(None, tasks=("prm",))
     """Column with the list of steps; each is put on its own line with a placeholder behind it"""
@@ -177,21 +179,19 @@ class DataConfig(Section):
     """Most images of a sequence, those of later turns included"""
     image_urls_enable: bool = flag(False, when=WITH_IMAGES, tasks=WITH_IMAGE_FLAGS)
     """Fetch images whose column has a URL"""
-    teacher_prompt_key: str | None = flag(None, when=is_positive("algo.distill.coef"), tasks=("ppo",))
+    teacher_prompt_key: str | None = flag(None, when=is_positive("algo.distill.coef"), tasks=RL)
     """Column that teachers read in place of the prompt, rendered as it is: the prompt with a solution or feedback in
     it, for self-distillation. Where a row has none they read the prompt; null: they always do"""
     pretrain_dataset: str | None = flag(
         None,
         "Documents: each optimiser step of the policy also has train.batch_size windows of them, whose next-token loss "
         "counts actor.ptx_coef (PPO-ptx, Ouyang et al. 2022). " + SOURCES,
-        tasks=("ppo",),
+        tasks=RL,
     )
-    pretrain_split: str = flag(
-        "train", "Split of document sources that have several", when=WITH_DOCUMENTS, tasks=("ppo",)
-    )
-    pretrain_probs: list[float] | None = flag(None, ge=0, when=WITH_DOCUMENTS, tasks=("ppo",))
+    pretrain_split: str = flag("train", "Split of document sources that have several", when=WITH_DOCUMENTS, tasks=RL)
+    pretrain_probs: list[float] | None = flag(None, ge=0, when=WITH_DOCUMENTS, tasks=RL)
     """Mixing probabilities of the documents; null: concatenate"""
-    pretrain_key: str = flag("text", "Column of the text of a document", when=WITH_DOCUMENTS, tasks=("ppo",))
+    pretrain_key: str = flag("text", "Column of the text of a document", when=WITH_DOCUMENTS, tasks=RL)
 
     @property
     def sequences_per_row(self) -> int:

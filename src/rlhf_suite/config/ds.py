@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_suite.config.flags import FIXED, FREE, SHAPE, When, flag, group, is_positive, is_true
 from rlhf_suite.config.sections import Section
-from rlhf_suite.config.task_groups import OWN_PRECISION, TRAINING
+from rlhf_suite.config.task_groups import OWN_PRECISION, RL, TRAINING
 
 ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 HUB_KERNELS = "kernels-community/"
@@ -109,7 +109,7 @@ class DeepSpeedConfig(Section):
         resume=SHAPE,
         when=is_true("train.colocate_all"),
         strict="a model that shares no GPU has no reason to leave it",
-        tasks=("ppo",),
+        tasks=RL,
     )
     """Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2
     or 3"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_suite.config.flags import flag, is_set
 from rlhf_suite.config.sections import Section
-from rlhf_suite.config.task_groups import WITH_ANSWERS, WITH_PAIRS
+from rlhf_suite.config.task_groups import RL, WITH_ANSWERS, WITH_PAIRS
 
 LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
@@ -33,7 +33,7 @@ class EvalConfig(Section):
     """Evaluation on held-out rows: losses and accuracies, in task=ppo pass@1 and pass@k of sampled answers"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
-    benchmark: str | None = flag(None, tasks=("ppo",))
+    benchmark: str | None = flag(None, tasks=RL)
     """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500 and aime
     (docs/benchmarks_of_models.md)"""
     split: str = flag(
@@ -47,19 +47,19 @@ class EvalConfig(Section):
     and after the last one; -1: only these two times"""
     max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=MEASURED)
     on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
-    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=("ppo",))
-    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=("ppo",))
-    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT, tasks=("ppo",))
+    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=RL)
+    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=RL)
+    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT, tasks=RL)
     """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
     call tools, run code or get an answer of its environment"""
-    input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", "ppo")
+    input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", *RL)
     output_key: list[str] | None = column("output_key", *WITH_ANSWERS)
     prompt_key: list[str] | None = column("prompt_key", *WITH_PAIRS)
     chosen_key: list[str] | None = column("chosen_key", *WITH_PAIRS)
     rejected_key: list[str] | None = column("rejected_key", *WITH_PAIRS)
     margin_key: list[str] | None = column("margin_key", "rm")
     steps_key: list[str] | None = column("steps_key", "prm")
-    label_key: list[str] | None = column("label_key", "kto", "prm", "ppo")
+    label_key: list[str] | None = column("label_key", "kto", "prm", *RL)
 
     def column_flags(self) -> dict[str, list[str]]:
         """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""

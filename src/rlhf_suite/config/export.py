@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.formatting import describe_type, spell
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.metrics import FAMILIES, METRICS
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.task_groups import LOOPS, SUPERVISED
 from rlhf_suite.registry import KINDS, Kind
@@ -41,7 +42,7 @@ def markdown() -> str:
 def algorithms(algorithm: Kind) -> Iterator[str]:
     """Yield the table of the suite's own algorithms of a kind, as they are declared at their functions."""
     flags = dict.fromkeys(
-        info.key for root in TASKS.values() for info in walk(root) if info.meta.algorithms is algorithm
+        info.key for task in TASKS for info in flags_of(task).values() if info.meta.algorithms is algorithm
     )
     if not flags:
         return
@@ -63,8 +64,8 @@ def algorithms(algorithm: Kind) -> Iterator[str]:
 def sections() -> dict[str, dict[str, dict[str, FlagInfo]]]:
     """Return what each task declares, by section, flag and task."""
     declared: dict[str, dict[str, dict[str, FlagInfo]]] = {}
-    for task, root in TASKS.items():
-        for info in walk(root):
+    for task in TASKS:
+        for info in flags_of(task).values():
             if info.key != "task":
                 declared.setdefault(info.key.rpartition(".")[0], {}).setdefault(info.key, {})[task] = info
     return declared

@@ -14,14 +14,7 @@ from rlhf_suite.config.models import ActorConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import (
-    ConditionalSFTRun,
-    DPORun,
-    GenerateRun,
-    IterativeDPORun,
-    LoopRun,
     Run,
-    ScoreRun,
-    SFTRun,
 )
 
 # The columns of the rows that a loop writes for its training stage.
@@ -36,7 +29,7 @@ class Share:
     count: int
 
 
-def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target: float | None = None) -> GenerateRun:
+def generate_run(run: Run, model: str, iteration: int, share: Share, target: float | None = None) -> Run:
     """Return the run that answers each prompt of an iteration's share several times and scores the answers.
 
     `target` is the reward that the prompts ask for. Prompts that come again get different answers.
@@ -45,7 +38,7 @@ def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target:
     return _answers(run, model, data=data, rollout=run.rollout.as_of("generate", seed=run.rollout.seed + iteration))
 
 
-def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> GenerateRun:
+def evaluate_run(run: Run, model: str, target: float | None = None) -> Run:
     """Return the run that scores the likeliest answer to each held-out prompt."""
     held_out = run.eval
     data = run.data.as_of(
@@ -63,19 +56,19 @@ def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> Gener
     )
 
 
-def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> SFTRun:
+def sft_run(run: Run, model: str, rows: Path | str, output: str | None) -> Run:
     """Return the run that tunes `model` on rows with INPUT and OUTPUT, and SCORE where prompts state it.
 
     `output` is the folder of the trained model; None: in the folder of the run.
     """
     data = run.data.as_of(
         "sft", dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
-        reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
+        reward_key=SCORE if run.task == "conditional_sft" else None,
     )  # fmt: skip
-    return SFTRun(**_build_training(run, "sft", model, output), data=data)
+    return Run.of("sft", **_build_training(run, "sft", model, output), data=data)
 
 
-def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | str, output: str | None) -> DPORun:
+def dpo_run(run: Run, models: tuple[str, str | None], rows: Path | str, output: str | None) -> Run:
     """Return the run that optimises preferences of the first of `models` on rows with INPUT, CHOSEN and REJECTED.
 
     The second model is the reference; None: the first one is.
@@ -86,29 +79,33 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref, algo = run.ref.as_of("dpo", model_name_or_path=reference), run.algo.as_of("dpo")
-    return DPORun(**_build_training(run, "dpo", model, output), data=data, algo=algo, ref=ref)
+    return Run.of("dpo", **_build_training(run, "dpo", model, output), data=data, algo=algo, ref=ref)
 
 
-def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
+def score_run(run: Run, answers: Path | str) -> Run:
     """Return the run in which a reward model scores an output of `generate_run`."""
     data = DataConfig.of("score", dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
     reward = run.reward.as_of("score", rule=None, remote_url=None, rubric=None)
-    return ScoreRun(ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
+    return Run.of("score", ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
 
 
-def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
+def _answers(run: Run, model: str, **sections: Any) -> Run:
     # A model scores in a stage of its own.
     by_model = run.reward.model_name_or_path is not None
     reward = RewardConfig.of("generate") if by_model else run.reward.as_of("generate")
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm.as_of("generate"), "launch": run.launch}
-    return GenerateRun(
-        actor=ActorConfig.of("generate", model_name_or_path=model), ds=run.ds.as_of("generate"), **shared, **sections
+    return Run.of(
+        "generate",
+        actor=ActorConfig.of("generate", model_name_or_path=model),
+        ds=run.ds.as_of("generate"),
+        **shared,
+        **sections,
     )
 
 
-def _build_training(run: LoopRun, task: str, model: str, output: str | None) -> dict[str, Any]:
+def _build_training(run: Run, task: str, model: str, output: str | None) -> dict[str, Any]:
     """Return the sections of every training stage. One checkpoint is enough to continue from."""
     return {
         "actor": run.actor.as_of(task, model_name_or_path=model),
@@ -135,13 +132,13 @@ class Planned:
     names: dict[str, str] = field(default_factory=dict)
 
 
-def plan_stages(run: LoopRun) -> Iterator[Planned]:
+def plan_stages(run: Run) -> Iterator[Planned]:
     """Yield one stage of each kind."""
     model = run.actor.model_name_or_path or "builtin:tiny"
     yield Planned(generate_run(run, model, 0, Share(run.data.skip_samples, 1)))
     if run.reward.model_name_or_path is not None:
         yield Planned(score_run(run, ROWS))
-    if isinstance(run, IterativeDPORun):
+    if run.task == "iterative_dpo":
         is_fixed = run.loop.fixed_reference_enable
         reference = model if is_fixed else run.ref.model_name_or_path
         yield Planned(dpo_run(run, (model, reference), ROWS, None), OF_FIXED_REFERENCE if is_fixed else {})
@@ -152,7 +149,7 @@ def plan_stages(run: LoopRun) -> Iterator[Planned]:
         yield Planned(evaluate_run(run, model), HELD_OUT | own)
 
 
-def stage_problems(run: LoopRun, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:
+def stage_problems(run: Run, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:
     """Yield what is wrong with any stage that can be said in the names of the loop's flags, which are `known`."""
     for stage in plan_stages(run):
         for problem in check(stage.run):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true
 from rlhf_suite.config.sections import Section
-from rlhf_suite.config.task_groups import BY_PREFERENCE, RL, SEEING, TRAINING
+from rlhf_suite.config.task_groups import BY_PREFERENCE, RL, SEEING, TEXTS, TRAINING
 
 ADAPTS = is_set(".entropy_target", "<nats>")
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
@@ -86,7 +86,7 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
 
     freeze_visual_encoder: bool = flag(False, resume=FIXED, when=is_set("data.image_key", "<column>"), tasks=SEEING)
     """Train the language model alone, not the modules that only images pass through"""
-    pretrain_mode_enable: bool = flag(False, tasks=("sft", "distill"))
+    pretrain_mode_enable: bool = flag(False, tasks=TEXTS)
     """Continue pre-training: loss on every token, without template and end-of-sequence token"""
     routing_replay: bool = flag(False, resume=FIXED)
     """Train a mixture of experts on the routes of the engines: each token goes to the experts to which the engine sent

@@ -13,7 +13,7 @@ from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
 from rlhf_suite.config.formatting import did_you_mean, nearest, quote, spell
 from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, translate_value
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
@@ -25,7 +25,7 @@ PLAIN = re.compile(r"[\w./:+-]+")  # texts that Hydra's grammar reads as they ar
 def flags_of(task: str | None) -> dict[str, FlagInfo]:
     """Return the flags of a task by key, in the order of their declaration; None: those of all tasks together."""
     tasks = [task] if task else list(TASKS)
-    return {info.key: info for name in tasks for info in walk(TASKS[name])}
+    return {info.key: info for name in tasks for info in walk(Run.of(name))}
 
 
 def unread(task: str, values: Mapping[str, Any]) -> set[str]:
@@ -34,7 +34,7 @@ def unread(task: str, values: Mapping[str, Any]) -> set[str]:
     A flag without a value has its default. The values may be those of a damaged file: a condition that cannot be judged
     is met.
     """
-    known = all_values(TASKS[task]()) | {**values}
+    known = all_values(Run.of(task)) | {**values}
     return {
         key
         for key, info in flags_of(task).items()

@@ -12,7 +12,8 @@ from collections.abc import Collection
 
 from rlhf_suite.config.reward import reward_models
 from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import GenerateRun, PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 
 LEAST_MB = 75  # Ray takes no less
 MARGIN = 1.25  # for headers, ledgers that episodes have beside their last one, and what is read and not freed yet
@@ -38,9 +39,9 @@ def object_store_mb(run: Run, models: Collection[str], device: str, routes: int 
 def bytes_at_once(run: Run, models: Collection[str], routes: int, device: str) -> int:
     """Return the most bytes that are under way at one time, if every sample has data.max_len tokens. Responses, scores
     and the steps of the models may overlap."""
-    if isinstance(run, GenerateRun):
+    if run.has("generate"):
         return AHEAD * most_sequences(run.vllm, device) * run.vllm.num_engines * run.data.max_len * RESPONSE
-    if not isinstance(run, PPORun):
+    if run.task not in RL:
         return 0
     judges = 0 if run.replays else len(reward_models(run.reward)) + ("reward.process" in models)
     forward = FORWARD * sum(name.split(".")[0] in READERS for name in models)
@@ -49,6 +50,6 @@ def bytes_at_once(run: Run, models: Collection[str], routes: int, device: str) -
     return samples_of_step(run) * run.data.max_len * (responses + judges * FORWARD + max(forward, update) + routes)
 
 
-def samples_of_step(run: PPORun) -> int:
+def samples_of_step(run: Run) -> int:
     """Return the samples that a step trains on."""
     return run.rollout.batch_size * run.rollout.n_samples_per_prompt

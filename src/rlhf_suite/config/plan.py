@@ -20,21 +20,12 @@ from rlhf_suite.config.placement import Placement, Pool, Role, nodes_of
 from rlhf_suite.config.reward import RewardConfig, reward_models
 from rlhf_suite.config.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.runs import (
-    AnyTrainedRun,
-    GenerateRun,
-    LoopRun,
-    PPORun,
-    RMRun,
     Run,
-    ScoredTextRun,
-    ScoreRun,
-    SupervisedRun,
 )
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.task_groups import PLANNED, REWARDED, RL, TRAINED
 from rlhf_suite.config.teacher import TeacherConfig, teacher_models
 from rlhf_suite.config.train import TrainConfig
-
-PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
 
 ACTOR, CRITIC, REFERENCE, TEACHER, REWARD = "actor", "critic", "ref", "teacher", "reward"
 PROCESS = "reward.process"
@@ -135,12 +126,12 @@ class Plan(WorkerPlan):
         return rollouts * self.optimizer_steps_per_rollout
 
 
-def resolve(run: PlannedRun, machine: Machine, routes: int = 0) -> WorkerPlan:
+def resolve(run: Run, machine: Machine, routes: int = 0) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem. `routes`: the bytes that the routes of
     a token take (actor.routing_replay)."""
     known = models(run)
     store = object_store_mb(run, known, machine.device, routes)
-    if not isinstance(run, PPORun):
+    if run.task not in RL:
         pools_of_one = tuple(Pool((role,)) for role in roles(run))
         return WorkerPlan(known, Placement(machine.device, pools_of_one, sequence_ranks(run), tensor_ranks(run)), store)
     together = shares_all(run, machine)
@@ -163,7 +154,7 @@ def resolve(run: PlannedRun, machine: Machine, routes: int = 0) -> WorkerPlan:
     )
 
 
-def discards_weights(run: PPORun) -> bool:
+def discards_weights(run: Run) -> bool:
     """Return whether engines that sleep discard their weights: where the next that happens to them is a sync that
     brings all weights and proves it. With adapters a sync does not bring the base model, and with filters a step may
     need another round of samples."""
@@ -189,7 +180,7 @@ def has_other_weights(vllm: VLLMConfig) -> bool:
     return guesses or vllm.quantization is not None
 
 
-def optimizer_steps_per_rollout(run: PPORun) -> int:
+def optimizer_steps_per_rollout(run: Run) -> int:
     """Return the optimiser steps that a full rollout is trained on in."""
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     return -(-samples // run.train.batch_size) * run.train.max_epochs
@@ -213,16 +204,16 @@ def model_sections(run: Run) -> dict[str, ModelSection]:
         if last == "model_name_or_path" and all(condition.holds(values) for condition in info.meta.when):
             section: Any = reduce(getattr, name.split("."), run)
             sections[name] = section
-    if isinstance(run, ScoredTextRun | LoopRun) and not reward_models(run.reward):
+    if run.task in REWARDED and not reward_models(run.reward):
         sections.pop(REWARD, None)  # something else scores
-    if isinstance(run, PPORun) and not teacher_paths(run):
+    if run.task in RL and not teacher_paths(run):
         sections.pop(TEACHER, None)  # the policy teaches itself, or somebody else does
     return sections
 
 
 def teacher_paths(run: Run) -> dict[str, str]:
     """Return the paths of the teachers of a run of reinforcement learning, by their names in the plan."""
-    return teacher_models(run.teacher) if isinstance(run, PPORun) and run.algo.distill.coef > 0 else {}
+    return teacher_models(run.teacher) if run.task in RL and run.algo.distill.coef > 0 else {}
 
 
 def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | None]:
@@ -246,7 +237,7 @@ def is_actor(run: Run, name: str, section: ModelSection) -> bool:
     with as they are, so that its ranks have them, and no second copy is loaded."""
     teachers = teacher_paths(run)
     like = TEACHER if name in teachers else name
-    if not isinstance(run, AnyTrainedRun) or run.ds.lora.rank == 0 or like not in (REFERENCE, TEACHER):
+    if run.task not in TRAINED or run.ds.lora.rank == 0 or like not in (REFERENCE, TEACHER):
         return False
     if name == REFERENCE and section.model_name_or_path is None:
         return True
@@ -257,7 +248,7 @@ def is_actor(run: Run, name: str, section: ModelSection) -> bool:
     return recipe_of(path, recipes.get(like)) == recipe_of(path, recipes.get(ACTOR))
 
 
-def actor_path(run: SupervisedRun | PPORun) -> str:
+def actor_path(run: Run) -> str:
     """Return the path of the model that is trained; the checks have made sure that there is one."""
     assert run.actor.model_name_or_path is not None
     return run.actor.model_name_or_path
@@ -270,20 +261,20 @@ def num_ranks(section: Ranked) -> int:
 
 def sequence_ranks(run: Run) -> int:
     """Return how many ranks of a model split the tokens of each batch."""
-    return run.ds.ring_attn_size if isinstance(run, AnyTrainedRun) else 1
+    return run.ds.ring_attn_size if run.task in TRAINED else 1
 
 
 def tensor_ranks(run: Run) -> int:
     """Return how many ranks of a model split the matrices of its layers."""
-    return run.ds.tensor_parallel_size if isinstance(run, AnyTrainedRun) else 1
+    return run.ds.tensor_parallel_size if run.task in TRAINED else 1
 
 
-def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
+def data_ranks(run: Run, section: Ranked) -> int:
     """Return over how many ranks, or groups of ranks, the sequences of a batch are split."""
     return num_ranks(section) // (sequence_ranks(run) * tensor_ranks(run))
 
 
-def models(run: PlannedRun) -> dict[str, ModelPlan]:
+def models(run: Run) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
     sections, recipes, judges = sections_of_models(run), RECIPES.get(run.task, {}), judge_paths(run)
     teachers = teacher_paths(run)
@@ -300,25 +291,25 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
         plans[name] = ModelPlan(
             name,
             path,
-            head="value" if name == CRITIC or name in judges or (name == ACTOR and isinstance(run, RMRun)) else "lm",
+            head="value" if name == CRITIC or name in judges or (name == ACTOR and run.task == "rm") else "lm",
             ranks=num_ranks(holder) if isinstance(holder, Ranked) else 1,
             offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
-            load_in_4bit=isinstance(run, AnyTrainedRun) and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
+            load_in_4bit=run.task in TRAINED and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
             recipe=recipe_of(path, recipes.get(like)),
             is_actor=stands_in,
         )
     return plans
 
 
-def judge_paths(run: PlannedRun) -> dict[str, str]:
+def judge_paths(run: Run) -> dict[str, str]:
     """Return the paths of the reward models of a run, by their names in the plan."""
-    if isinstance(run, PPORun) and run.replays:
+    if run.task in RL and run.replays:
         return {}
-    return reward_models(run.reward) if isinstance(run, PPORun | ScoreRun) else {}
+    return reward_models(run.reward) if run.task in (*RL, "score") else {}
 
 
-def sections_of_models(run: PlannedRun) -> dict[str, ModelSection]:
+def sections_of_models(run: Run) -> dict[str, ModelSection]:
     """Return what `model_sections` does, with an entry for each reward model and each teacher: all have the ranks that
     `reward` or `teacher` says, and each has its own."""
     by_model, several = dict[str, ModelSection](), {REWARD: judge_paths(run), TEACHER: teacher_paths(run)}
@@ -334,26 +325,26 @@ def recipe_of(path: str, recipe: str | None) -> str | None:
     return IMAGE_RECIPE if path == SEEING_MODEL and recipe is not None else recipe
 
 
-def roles(run: PlannedRun) -> list[Role]:
+def roles(run: Run) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
     kinds = [
         Role(name, num_ranks(model), num_nodes=model.num_nodes)
         for name, model in sections_of_models(run).items()
         if isinstance(model, Ranked) and not is_actor(run, name, model)
     ]
-    if isinstance(run, GenerateRun) or (isinstance(run, PPORun) and not run.replays):
+    if run.has("generate") or (run.task in RL and not run.replays):
         kinds.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
     return kinds
 
 
 def is_on_ray(run: Run) -> bool:
     """Return whether the workers of a run are spread over a Ray cluster, which may have several nodes."""
-    if not isinstance(run, PlannedRun):
+    if run.task not in PLANNED:
         return False
-    return isinstance(run, PPORun) or any(role.name == ENGINE or role.num_actors > 1 for role in roles(run))
+    return run.task in RL or any(role.name == ENGINE or role.num_actors > 1 for role in roles(run))
 
 
-def shares_all(run: PPORun, machine: Machine) -> bool:
+def shares_all(run: Run, machine: Machine) -> bool:
     """Return whether all models and engines share the same devices.
 
     Where train.colocate_all does not say, they do on a machine with fewer GPUs than each of them having its own would
@@ -368,7 +359,7 @@ def shares_all(run: PPORun, machine: Machine) -> bool:
     return machine.num_gpus < needed and len(sizes) == 1 and len(nodes_of(roles(run))) == 1
 
 
-def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
+def pools(run: Run, together: bool) -> tuple[Pool, ...]:
     """Return which roles share devices: all of them (`together`), or the pairs that the flags name."""
     left, shared = roles(run), list[Pool]()
     if together:
@@ -385,7 +376,7 @@ def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
     return (*shared, *(Pool((role,)) for role in left))
 
 
-def sync_backend(run: PPORun, machine: Machine, together: bool) -> str:
+def sync_backend(run: Run, machine: Machine, together: bool) -> str:
     """Return how weights travel. vllm.sync_backend=auto stands for memory that trainer and engines share, where they
     do."""
     if run.vllm.sync_backend != "auto":

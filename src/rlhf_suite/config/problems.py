@@ -54,12 +54,16 @@ def distinct(problems: Iterable[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-# Every rule between flags, by declaration. `config.check` runs those that fit a run.
-RULES: list[Callable[..., Iterable[Problem]]] = []
-Rule = TypeVar("Rule", bound=Callable[..., Iterable[Problem]])
+Function = TypeVar("Function", bound=Callable[..., Iterable[Problem]])
+# Every rule between flags, by declaration, with the tasks that it is for. `config.check` runs those of a run.
+RULES: dict[Callable[..., Iterable[Problem]], tuple[str, ...]] = {}
 
 
-def rule(function: Rule) -> Rule:
-    """Declare a rule between flags. It holds for every run of the type that its parameter is annotated with."""
-    RULES.append(function)
-    return function
+def rule(tasks: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Declare a rule between flags, for the runs of these tasks; none named: for every run."""
+
+    def declare(function: Function) -> Function:
+        RULES[function] = tasks
+        return function
+
+    return declare

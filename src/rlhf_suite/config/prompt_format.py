@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RENDERED
 from rlhf_suite.disk import write_json
 from rlhf_suite.foreign_files import MIB, UNREADABLE, DamagedFile, check_types, content, parse_json
 
@@ -75,9 +76,8 @@ def holds_dialogues(data: DataConfig) -> bool:
 
 def format_of(run: Run) -> PromptFormat | None:
     """Return how the prompts of a run look; None for a run that makes none."""
-    data = getattr(run, "data", None)
-    pretrains = getattr(getattr(run, "actor", None), "pretrain_mode_enable", False)
-    return PromptFormat.of(data) if data is not None and data.has("apply_chat_template") and not pretrains else None
+    pretrains = run.has("actor") and run.actor.pretrains
+    return PromptFormat.of(run.data) if run.task in RENDERED and not pretrains else None
 
 
 def adopt_prompts(run: Run, recorded: PromptFormat, chosen: Collection[str]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def adopt_prompts(run: Run, recorded: PromptFormat, chosen: Collection[str]) -> 
     used = format_of(run)
     if used is None:
         return {}
-    data: Any = run.data  # type: ignore[attr-defined]
+    data = run.data
     values: dict[str, Any] = {}
     if not {*CHOICES} & {*chosen}:
         values["apply_chat_template"] = recorded.apply_chat_template

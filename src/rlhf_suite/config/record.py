@@ -16,7 +16,8 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.references import guard_environment
 from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.sections import class_of
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 from rlhf_suite.registry import absolute, digest, digests, own_names
@@ -58,7 +59,7 @@ def read_saved(path: Path) -> DictConfig:
 @cache
 def schema(task: str) -> DictConfig:
     """Return the typed configuration of a task with its defaults; to be copied, not changed."""
-    typed: DictConfig = OmegaConf.structured(TASKS[task])
+    typed: DictConfig = OmegaConf.structured(class_of(Run, task))
     return typed
 
 

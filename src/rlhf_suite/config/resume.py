@@ -15,7 +15,8 @@ from rlhf_suite.config.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
 from rlhf_suite.config.formatting import show_value, spell
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import list_recorded_values, load, resume_of
-from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINING
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.
 LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")
@@ -70,10 +71,10 @@ def kind_of(key: str, run: Run) -> str:
     return SHAPE if UNIVERSAL in values else NAMED
 
 
-def list_allowed_changes(run: ResumableRun) -> list[str]:
+def list_allowed_changes(run: Run) -> list[str]:
     """Return the flags that a run lets differ from the run that it continues."""
     shape = [key for key in all_values(run) if kind_of(key, run) == SHAPE]
-    is_universal = isinstance(run, TrainedRun | LoopRun) and run.ds.use_universal_ckpt
+    is_universal = run.task in TRAINING and run.ds.use_universal_ckpt
     return [*run.ckpt.allow_changes, *(shape if is_universal else [])]
 
 
@@ -83,7 +84,7 @@ def is_allowed(change: Change, allowed: Collection[str]) -> bool:
     return not change.is_fixed and any(names)
 
 
-def refusal(differing: Collection[Change], run: ResumableRun, allowed: Collection[str], source: Path) -> Problem | None:
+def refusal(differing: Collection[Change], run: Run, allowed: Collection[str], source: Path) -> Problem | None:
     """Return why `run` cannot continue an earlier one with these changes; None where each of them is allowed."""
     refused = [change for change in differing if not is_allowed(change, allowed)]
     if not refused:

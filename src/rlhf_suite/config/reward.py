@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, SHAPE, When, flag, group, is_one_of, is_set, is_true
 from rlhf_suite.config.sections import Section
-from rlhf_suite.config.task_groups import BY_MODEL
+from rlhf_suite.config.task_groups import BY_MODEL, RL
 
 STEPS = is_true(".enable")
 JUDGED = is_set(".rubric", "<rubric.md>")
@@ -153,15 +153,15 @@ class RewardConfig(NormalizationConfig, SourceConfig):
     dropped"""
     max_error_rate: float = flag(0.5, ge=0, le=1, when=is_one_of(".on_error", "drop"), tasks=BY_MODEL)
     """End the run when a larger share of a batch's samples has no reward"""
-    process: ProcessRewardConfig = group(ProcessRewardConfig, tasks=("ppo", "score"))
-    clip_range: list[float] = flag([-10.0, 10.0], tasks=("ppo",))
+    process: ProcessRewardConfig = group(ProcessRewardConfig, tasks=(*RL, "score"))
+    clip_range: list[float] = flag([-10.0, 10.0], tasks=RL)
     """The raw score is clamped to this range, before any baseline"""
-    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them", tasks=("ppo",))
-    overlong_buffer_len: int | None = flag(None, ge=1, tasks=("ppo",))
+    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them", tasks=RL)
+    overlong_buffer_len: int | None = flag(None, ge=1, tasks=RL)
     """Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off"""
-    overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"), tasks=("ppo",))
+    overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"), tasks=RL)
     """The overlong penalty of a response of full length"""
-    stop_properly_penalty_coef: float | None = flag(None, le=1, tasks=("ppo",))
+    stop_properly_penalty_coef: float | None = flag(None, le=1, tasks=RL)
     """Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off"""
 
     @property

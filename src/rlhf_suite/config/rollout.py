@@ -24,7 +24,7 @@ class RolloutConfig(Section):
     max_new_tokens: int | None = flag(None, ge=1)
     """Longest response in tokens; null: what the prompt leaves of data.max_len"""
     temperature: float = flag(
-        1.0, "Sampling temperature; 0: always the likeliest token", ge=0, le=2, of_tasks={"ppo": OF_POLICY}
+        1.0, "Sampling temperature; 0: always the likeliest token", ge=0, le=2, of_tasks=dict.fromkeys(RL, OF_POLICY)
     )
     top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
     """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""

@@ -97,10 +97,17 @@ def adapt(cls: type, task: str) -> None:
         of_task = field_of(name, field, task, cls.__name__)
         if of_task is not field:
             # A class variable is not a field, and it hides the field of this name in the base.
-            cls.__annotations__[name] = ClassVar[Any] if isinstance(of_task, Absent) else hints[name]
+            cls.__annotations__[name] = hint_of(of_task, hints[name])
             if task in field.metadata.get("never_null", ()):
                 (cls.__annotations__[name],) = (hint for hint in get_args(hints[name]) if hint is not NoneType)
             setattr(cls, name, of_task)
+
+
+def hint_of(of_task: dataclasses.Field[Any] | Absent, hint: Any) -> Any:
+    """Return the type of a field as a task has it, of which `hint` is the type in the class of all tasks."""
+    if isinstance(of_task, Absent):
+        return ClassVar[Any]
+    return of_task.metadata.get("section", hint)
 
 
 class Absent:
@@ -121,11 +128,11 @@ def field_of(name: str, field: dataclasses.Field[Any], task: str, owner: str) ->
     declared: Mapping[str, Any] = field.metadata
     of_task: dataclasses.Field[Any] = field
     if declared["tasks"] and task not in declared["tasks"]:
-        return Absent(f"task={task} has no flag {name!r} in {owner}")
+        return Absent(f"task={task} has no {'section' if 'section' in declared else 'flag'} {name!r} in {owner}")
     changes = declared["of_tasks"].get(task, {})
     if "section" in declared:
+        declared = {**declared, **changes}
         if changes or issubclass(declared["section"], Section):
-            declared = {**declared, **changes}
             make = partial(section_of, declared["section"], task, declared["values"])
             of_task = dataclasses.field(default_factory=make, metadata=declared)
         return of_task

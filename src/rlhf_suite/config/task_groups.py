@@ -7,22 +7,28 @@ A flag, a section and a rule name the tasks that they are for, as in `flag(0, ta
 from __future__ import annotations
 
 SUPERVISED = ("sft", "rm", "dpo", "kto", "prm", "distill")
-RL = ("ppo",)
+RL = ("ppo", "serve_train")  # a policy and engines
 TRAINED = (*SUPERVISED, *RL)  # they train a model by themselves
 LOOPS = ("rejection_sampling", "iterative_dpo", "conditional_sft")
 TRAINING = (*TRAINED, *LOOPS)  # a loop trains in its stages
 RESUMABLE = (*TRAINING, "generate", "score")
 
+TEXTS = ("sft", "distill")  # they train on whole texts, or on prompts with answers
 WITH_ANSWERS = ("sft", "kto", "distill")  # their rows are prompts with answers
 WITH_PAIRS = ("rm", "dpo", "kto")  # their rows are, or may be, a better and a worse answer each
 PROMPTED = (*RL, "generate", *LOOPS)  # their rows are prompts, which engines answer
 SCORED = ("score", "check_reward")  # their rows are responses that there are already
 ENCODED = (*TRAINED, "generate", "score", *LOOPS)  # text becomes tokens
 RENDERED = (*ENCODED, "chat")
-WITH_IMAGE_FLAGS = ("sft", "rm", "dpo", "distill", "ppo")
-SEEING = ("sft", "rm", "dpo", "ppo")  # their models may read images
+WITH_IMAGE_FLAGS = ("sft", "rm", "dpo", "distill", *RL)
+SEEING = ("sft", "rm", "dpo", *RL)  # their models may read images
 
 BY_PREFERENCE = ("dpo", "iterative_dpo")
 BY_MODEL = (*RL, "generate", "score", *LOOPS)  # a reward model may score
 REWARDED = (*BY_MODEL, "check_reward")
 OWN_PRECISION = ("score", "merge_lora", "serve_rm")  # models keep the precision of their checkpoints
+
+SAMPLING = (*RL, "generate")  # they start engines by themselves
+PLANNED = (*TRAINED, "generate", "score")  # their models have devices
+JUDGED = (*SAMPLING, "score")  # their rewards come from a rule, a file, servers or a model
+SCORED_TEXTS = (*JUDGED, "check_reward")

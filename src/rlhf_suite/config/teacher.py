@@ -48,7 +48,7 @@ class TeacherConfig(TeacherSourceConfig, Section):
     """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url
     (docs/rl_distillation.md)"""
     http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
-    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={"ppo": {"help": OFFLOAD_ALL}})
+    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={task: {"help": OFFLOAD_ALL} for task in RL})
     """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag, is_positive
 from rlhf_suite.config.reward import NormalizationConfig
+from rlhf_suite.config.sections import Section
 
 TRAIN_TOKEN = "RLHF_SUITE_TRAIN_TOKEN"  # the environment variable with the token of task=serve_train
 LONGEST = 4096  # tokens of a text or a conversation, where neither the user nor the model sets another limit
@@ -44,24 +45,27 @@ class ServedRewardConfig(NormalizationConfig):
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(Section):
     """The server"""
 
-    host: str = flag("127.0.0.1", "Address to listen at; other machines need a token (RLHF_SUITE_REWARD_TOKEN)")
-    port: int = flag(5000, "Port; 0: a free one, which server.json in the run folder names", ge=0, le=65535)
-    batch_size: int = flag(64, "Most texts, of all waiting requests, in one forward pass", ge=1)
-    max_tokens: int = flag(16384, "Most tokens in one forward pass", ge=1)
-    max_len: int | None = flag(None, ge=1)
+    host: str = flag(
+        "127.0.0.1",
+        "Address to listen at; other machines need a token (RLHF_SUITE_REWARD_TOKEN)",
+        of_tasks={
+            "serve_train": {"help": "Address to listen at; other machines need a token (RLHF_SUITE_TRAIN_TOKEN)"}
+        },
+    )
+    port: int = flag(
+        5000,
+        "Port; 0: a free one, which server.json in the run folder names",
+        ge=0,
+        le=65535,
+        defaults={"serve_train": 5001},
+    )
+    batch_size: int = flag(64, "Most texts, of all waiting requests, in one forward pass", ge=1, tasks=("serve_rm",))
+    max_tokens: int = flag(16384, "Most tokens in one forward pass", ge=1, tasks=("serve_rm",))
+    max_len: int | None = flag(None, ge=1, tasks=("serve_rm",))
     """Longest text in tokens; a longer one is not scored. null: as many as the model was made for, and at most 4096"""
-    max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)
-
-
-@dataclass
-class ServeTrainConfig:
-    """The server"""
-
-    host: str = flag("127.0.0.1", "Address to listen at; other machines need a token (RLHF_SUITE_TRAIN_TOKEN)")
-    port: int = flag(5001, "Port; 0: a free one, which server.json in the run folder names", ge=0, le=65535)
-    max_models: int = flag(8, ge=1, when=is_positive("ds.lora.rank", "<rank>"))
+    max_models: int = flag(8, ge=1, when=is_positive("ds.lora.rank", "<rank>"), tasks=("serve_train",))
     """Most models at a time, each a LoRA adapter with an optimiser of its own"""
-    max_request_mb: float = flag(64.0, "Largest request in MiB", gt=0)
+    max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0, defaults={"serve_train": 64.0})

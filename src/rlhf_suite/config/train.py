@@ -26,7 +26,7 @@ class TrainConfig(Section):
     max_tokens_per_gpu: int = flag(4096, ge=1, resume=SHAPE, when=BUDGETED)
     """Token budget of a micro-batch, for each rank that holds a part of its tokens. Padding counts; a longer
     row raises the budget of its step to its own length"""
-    max_epochs: int = flag(2, ge=1, defaults=dict.fromkeys(("rm", "dpo", "kto", "prm", "distill", "ppo"), 1))
+    max_epochs: int = flag(2, ge=1, defaults=dict.fromkeys(("rm", "dpo", "kto", "prm", "distill", *RL), 1))
     """Passes over the data, in task=ppo over each rollout batch"""
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
     early_stopping_patience: int | None = flag(None, ge=1)

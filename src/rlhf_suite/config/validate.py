@@ -20,7 +20,7 @@ from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.old_names import translate_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.references import make_unresolved_problem
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.runs import Run
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.registry import absolute, is_own
 
@@ -168,7 +168,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
     """
     flags = flags_of(config.task)
     problems = [unknown_flag(key, config.task) for key, _ in leaves(config, flags) if key not in flags]
-    run, values = TASKS[config.task](), plain_values(config)
+    run, values = Run.of(config.task), plain_values(config)
     for key, info in flags.items():
         try:
             value = values[key] if key in values else plain_value(config, key)

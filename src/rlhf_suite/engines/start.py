@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rlhf_suite.config.plan import ACTOR, ModelPlan, Plan
-from rlhf_suite.config.runs import GenerateRun, PPORun, ServeTrainRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec
@@ -25,7 +25,7 @@ ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def start_engines(
-    run: PPORun,
+    run: Run,
     plan: Plan,
     slots: Sequence[Slot],
     log_dir: Path,
@@ -50,12 +50,12 @@ def start_engines(
         max_images=run.data.max_images_per_prompt if image_token is not None else 0,
         adapter=adapter,
         returns_routes=run.actor.routing_replay,
-        detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings or isinstance(run, ServeTrainRun),
+        detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings or run.task == "serve_train",
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)
 
 
-def engine_adapter(run: PPORun, actor: ModelPlan) -> tuple[AdapterSpec | None, str]:
+def engine_adapter(run: Run, actor: ModelPlan) -> tuple[AdapterSpec | None, str]:
     """Return the adapter that engines get beside the weights of the model; None if adapters are merged, and why."""
     if run.ds.lora.rank == 0 or run.replays:
         return None, "there are no adapters"
@@ -78,7 +78,7 @@ def describe_syncs(engines: EnginePool, why: str) -> str:
     return f"Weight syncs: whole weights with adapters merged ({why or 'vLLM does not adapt this model'})"
 
 
-def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+def start_generators(config: Run, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
     """Start one actor per engine with the weights of `model`. Does not wait."""
     spec = EngineSpec(
         model=model_folder(model, "actor.model_name_or_path"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.ds import wanted_packing
 from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.models.families import PACKED, Family
 
 
@@ -28,7 +28,7 @@ class Rows:
         return f"{self.layout}{why}, {self.attention} attention, micro-batches of at most {self.limit}"
 
 
-def rows_of(family: Family, run: AnyTrainedRun) -> Rows:
+def rows_of(family: Family, run: Run) -> Rows:
     """Return how a model of a family takes the batches of a run: what the defaults of ds.packing_samples,
     ds.attn_implementation and train.micro_batch_size are for it."""
     ds, limit = run.ds, trained_micro_batches(run.train)

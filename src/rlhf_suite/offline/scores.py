@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, join_columns, require_value
 from rlhf_suite.data.row_range import RowOrError, RowSource
@@ -97,7 +97,7 @@ class SolutionReader:
 class ScoredChunks:
     """Chunks of rows with their scores."""
 
-    def __init__(self, config: ScoreRun, rows: RowSource, reader: Reader, scorer: SampleScorer) -> None:
+    def __init__(self, config: Run, rows: RowSource, reader: Reader, scorer: SampleScorer) -> None:
         self.config, self.rows, self.reader, self.scorer = config, rows, reader, scorer
         self.bad = BadRows(config.data.on_bad_row)
 
@@ -167,7 +167,7 @@ class ScoredChunks:
             yield with_columns(rows[index], {"score": scores[index]} | steps)
 
 
-def row_source(config: ScoreRun) -> RowSource:
+def row_source(config: Run) -> RowSource:
     """Return the rows of `data.dataset`; those of one prompt, next to each other, belong together."""
     data, columns = config.data, [name.strip() for name in config.data.input_key.split(",")]
     assert data.dataset is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, model_sections
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.planner.needs import Target
 from rlhf_suite.planner.remedies import with_values
 
@@ -17,13 +17,13 @@ FREE = 0.15  # of a GPU that must stay free without recomputation, because the p
 Decisions = Mapping[str, bool]  # whether a model recomputes activations, by its name
 
 
-def models_to_decide(run: AnyTrainedRun) -> list[str]:
+def models_to_decide(run: Run) -> list[str]:
     """Return the names of models of which a run leaves it to the plan whether they recompute activations."""
     names = [name for name in (ACTOR, CRITIC) if name in model_sections(run)]
     return [name for name in names if getattr(run, name).gradient_checkpointing_enable is None]
 
 
-def with_decisions(run: AnyTrainedRun, decisions: Decisions) -> AnyTrainedRun:
+def with_decisions(run: Run, decisions: Decisions) -> Run:
     """Return the run with these decisions in its flags."""
     values = {f"{name}.gradient_checkpointing_enable": decided for name, decided in decisions.items()}
     return with_values(run, values) if values else run

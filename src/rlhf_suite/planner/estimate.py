@@ -25,7 +25,8 @@ from rlhf_suite.config.plan import (
     round_size,
 )
 from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import AnyTrainedRun, KTORun, PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.load import model_config, model_folder
 from rlhf_suite.models.rows import rows_of
@@ -42,7 +43,7 @@ DECODING = 0.6  # of a GPU's bandwidth, likewise
 BYTES_PER_ROLLOUT_TOKEN = 40  # columns of `rollouts/step_<n>.parquet` before compression, and the text
 
 
-def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
+def estimate(run: Run, target: Target) -> Estimate:
     """Return what a run needs, with the decisions that it leaves to the plan.
 
     Raises:
@@ -63,15 +64,15 @@ def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
         silences=planner.silences(),
         timeout_s=run.launch.timeout_s,
         tokens=planner.tokens(ACTOR),
-        engine=planner.engine if isinstance(run, PPORun) else None,
+        engine=planner.engine if run.task in RL else None,
         longest=run.data.max_len,
-        at_once=planner.at_once() if isinstance(run, PPORun) else 1.0,
+        at_once=planner.at_once() if run.task in RL else 1.0,
         rows=str(rows_of(meta_model(planner.use(plan.models[ACTOR])).family, run)),
         checkpointing=decisions,
     )
 
 
-def decide_checkpointing(run: AnyTrainedRun, plan: WorkerPlan, target: Target) -> dict[str, bool]:
+def decide_checkpointing(run: Run, plan: WorkerPlan, target: Target) -> dict[str, bool]:
     """Return for each model that a run leaves open whether it recomputes activations on these devices."""
 
     def peak(decisions: Decisions) -> int:
@@ -85,10 +86,10 @@ def decide_checkpointing(run: AnyTrainedRun, plan: WorkerPlan, target: Target) -
     return decide(models_to_decide(run), target, peak, supports)
 
 
-def route_bytes(run: AnyTrainedRun) -> int:
+def route_bytes(run: Run) -> int:
     """Return the bytes that the routes of a token take (actor.routing_replay)."""
     path = run.actor.model_name_or_path
-    if not isinstance(run, PPORun) or not run.actor.routing_replay or path is None:
+    if run.task not in RL or not run.actor.routing_replay or path is None:
         return 0
     config = model_config(model_folder(path, "actor.model_name_or_path"), "lm", run.ds)
     return bytes_of_routes(lambda name: getattr(config, name, None))
@@ -97,7 +98,7 @@ def route_bytes(run: AnyTrainedRun) -> int:
 class Planner:
     """The parts of an estimate of one run."""
 
-    def __init__(self, run: AnyTrainedRun, plan: WorkerPlan, target: Target) -> None:
+    def __init__(self, run: Run, plan: WorkerPlan, target: Target) -> None:
         self.run, self.plan, self.target = run, plan, target
         self.on_gpu = target.device is not None
 
@@ -105,7 +106,7 @@ class Planner:
         """Return the flags of a model that is trained; None for others."""
         if name == ACTOR:
             return self.run.actor
-        return self.run.critic if name == CRITIC and isinstance(self.run, PPORun) else None
+        return self.run.critic if name == CRITIC and self.run.task in RL else None
 
     def use(self, model: ModelPlan) -> Use:
         return Use.of(model, self.run.ds, self.section(model.name), self.on_gpu)
@@ -143,7 +144,7 @@ class Planner:
         counts, use, tokens = self.parameters(model), self.use(model), self.tokens(model.name)
         terms = memory.sum_trained(counts, self.shares(model.ranks), trace(use, tokens))
         terms = terms.also(moments=self.beside_the_passes(counts, use, model, tokens))
-        if isinstance(self.run, PPORun) and model.name == ACTOR and self.run.train.enable_ema:
+        if self.run.task in RL and model.name == ACTOR and self.run.train.enable_ema:
             holders = model.ranks if self.plan.placement.tensor == 1 else 1
             average = {"average of the weights": 4 * counts.trained // holders}
             terms = terms.also(host=average) if self.on_gpu else terms.also(always=average)
@@ -155,7 +156,7 @@ class Planner:
     def beside_the_passes(self, counts: Parameters, use: Use, model: ModelPlan, tokens: Tokens) -> dict[str, int]:
         """Return what a trained model takes at moments other than its forward and backward passes."""
         moments: dict[str, int] = {}
-        if isinstance(self.run, PPORun) and isinstance(self.plan, Plan):
+        if self.run.task in RL and isinstance(self.plan, Plan):
             rollout = self.tokens(model.name, rollout=True)
             moments["log-probs of a rollout"] = trace(use, rollout).inference
             if model.name == ACTOR:
@@ -181,7 +182,7 @@ class Planner:
     def estimate_frozen(self, model: ModelPlan, ranks: int) -> Memory:
         """Return the terms of a rank of a frozen model."""
         use = self.use(model)
-        tokens = self.tokens(model.name, rollout=isinstance(self.run, PPORun))
+        tokens = self.tokens(model.name, rollout=self.run.task in RL)
         return memory.sum_frozen(
             parameters(use),
             self.shares(ranks),
@@ -197,7 +198,7 @@ class Planner:
         run, sequence, longest = self.run, self.run.ds.ring_attn_size, self.run.data.max_len
         longest = -(-longest // sequence)
         limit = trained_micro_batches(run.train)
-        if rollout and isinstance(run, PPORun):
+        if rollout and run.task in RL:
             limit = rollout_micro_batches(run.rollout, run.train)
         share, whole = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor))), self.sequences_per_row()
         rows = limit.rows or max(1, (limit.tokens or 0) // (longest * whole))
@@ -207,14 +208,14 @@ class Planner:
         """Return the sequences of a row, or those of its sequences that a pass of the model `name` has: a pair has two.
         In KTO a row has a mismatched answer beside its own, which the actor is not trained on."""
         run = self.run
-        if isinstance(run, KTORun) and (run.algo.loss == "vanilla" or name == ACTOR):
+        if run.task == "kto" and (run.algo.loss == "vanilla" or name == ACTOR):
             return 1
         return run.data.sequences_per_row
 
     @property
     def engine(self) -> EngineMemory:
         """Return what a device of an engine holds."""
-        assert isinstance(self.run, PPORun) and isinstance(self.plan, Plan)
+        assert self.run.task in RL and isinstance(self.plan, Plan)
         ds = self.run.ds
         plain = load_settings(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
         counts = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
@@ -234,33 +235,33 @@ class Planner:
             terms[f"{process.name} x {process.count}"] = process.count * (
                 own + (device if not is_engine else device * process.devices) + sum(process.memory.host.values())
             )
-        if isinstance(self.run, PPORun) and self.run.agent.has_workers and not self.run.replays:
+        if self.run.task in RL and self.run.agent.has_workers and not self.run.replays:
             count = self.run.agent.num_workers
             terms[f"episode workers x {count}"] = count * memory.EPISODE_PROCESS
-        if isinstance(self.run, PPORun) or sum(process.count for process in processes.values()) > 1:
+        if self.run.task in RL or sum(process.count for process in processes.values()) > 1:
             terms["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
-        if isinstance(self.run, PPORun) and self.keeps_a_copy(self.run):
+        if self.run.task in RL and self.keeps_a_copy(self.run):
             *_, size = self.weights_on_their_way(self.run).values()
             terms["weights of the last sync, for engines that start again"] = size
         return terms | self.shared_memory()
 
     def shared_memory(self) -> dict[str, int]:
         """Return what /dev/shm must hold, on one node."""
-        if not (isinstance(self.run, PPORun) and isinstance(self.plan, Plan)):
+        if not (self.run.task in RL and isinstance(self.plan, Plan)):
             return {}
         terms = {"object store of Ray": self.plan.object_store_mb * memory.MIB}
         if self.plan.engines.sync_backend == "shm":
             terms |= self.weights_on_their_way(self.run)
         return terms
 
-    def keeps_a_copy(self, run: PPORun) -> bool:
+    def keeps_a_copy(self, run: Run) -> bool:
         """Return whether rank 0 of the actor copies what it streams to engines (`rl/weight_sync.py`). The weights that
         go through /dev/shm stay there, which counts them, and those of CUDA IPC are not kept."""
         assert isinstance(self.plan, Plan)
         streams = self.plan.engines.sync_backend in ("gloo", "nccl")
         return streams and run.train.async_enable and run.vllm.max_restarts > 0
 
-    def weights_on_their_way(self, run: PPORun) -> dict[str, int]:
+    def weights_on_their_way(self, run: Run) -> dict[str, int]:
         """Return what is sent to engines of this node. Adapters are merged into weights, or sent alone at every sync
         but the first one, which brings the model without them; where engines may be started again it stays there."""
         size, counts = memory.SIZES[run.ds.precision], self.parameters(self.plan.models[ACTOR])
@@ -276,7 +277,7 @@ class Planner:
         steps, or those of each where train.max_steps does not say how many there will be."""
         ckpt, size = self.run.ckpt, memory.SIZES[self.run.ds.precision]
         models = [(model, self.parameters(model)) for model in self.plan.models.values() if self.section(model.name)]
-        average = isinstance(self.run, PPORun) and self.run.train.enable_ema
+        average = self.run.task in RL and self.run.train.enable_ema
         one = sum(
             memory.checkpoint(counts, with_optimizer=not ckpt.disable_ds, average=average and model.name == ACTOR)
             for model, counts in models
@@ -285,7 +286,7 @@ class Planner:
         one += exported if ckpt.save_hf else 0
         kept = ckpt.max_num + 2 if ckpt.save_steps > 0 else 0  # the best one, and the one that is being written
         terms = {"final model": exported, f"checkpoints ({kept} of {gib(one)})": kept * one}
-        if isinstance(self.run, PPORun):
+        if self.run.task in RL:
             samples = self.run.rollout.batch_size * self.run.rollout.n_samples_per_prompt
             step = samples * self.run.data.max_len * BYTES_PER_ROLLOUT_TOKEN
             steps = self.run.train.max_steps
@@ -300,7 +301,7 @@ class Planner:
                 ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
                 ranks = ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)
                 seconds[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
-        if isinstance(self.run, PPORun) and self.target.device is not None:
+        if self.run.task in RL and self.target.device is not None:
             once, times = self.decoding(self.target.device)
             seconds["generation"] = once * times
         return seconds
@@ -308,7 +309,7 @@ class Planner:
     def operations(self, model: ModelPlan) -> float:
         """Return the operations of all passes of a model in a step of the run."""
         run, longest = self.run, self.run.data.max_len
-        if isinstance(run, PPORun):
+        if run.task in RL:
             sequences = run.rollout.batch_size * run.rollout.n_samples_per_prompt
             epochs = run.train.max_epochs
         else:
@@ -316,7 +317,7 @@ class Planner:
         per_token = once = self.matrices(model).forward_flops(longest)
         if (section := self.section(model.name)) is not None:
             passes = self.operations_of_passes(model, section)
-            per_token = epochs * passes + (once if isinstance(run, PPORun | KTORun) else 0)
+            per_token = epochs * passes + (once if run.task in ("kto", *RL) else 0)
         return per_token * sequences * longest
 
     def matrices(self, model: ModelPlan) -> Model:
@@ -338,13 +339,13 @@ class Planner:
             if section is not None and self.target.flops is not None:
                 operations = self.operations_of_passes(model, section) * self.tokens(name).total
                 seconds[f"a micro-batch of the {name}"] = operations / self.target.flops
-        if isinstance(self.run, PPORun) and self.target.device is not None:
+        if self.run.task in RL and self.target.device is not None:
             seconds["the first responses of an engine"] = self.decoding(self.target.device)[0]
         return seconds
 
     def at_once(self) -> float:
         """Return the sequences that an engine would run at one time, if its KV cache had the room."""
-        assert isinstance(self.run, PPORun)
+        assert self.run.task in RL
         of_round = round_size(self.run.rollout) * self.run.rollout.n_samples_per_prompt
         most = most_sequences(self.run.vllm, self.plan.device)
         return max(1.0, min(of_round / self.run.vllm.num_engines, most))
@@ -353,7 +354,7 @@ class Planner:
         """Return the seconds in which an engine writes as many responses as it runs at one time, and how often it does
         so in a step of the run: each step of a batch reads the weights and the KV cache of its sequences once from the
         memory of the GPU."""
-        assert isinstance(self.run, PPORun)
+        assert self.run.task in RL
         engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.precision]
         longest = run.data.max_len
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines

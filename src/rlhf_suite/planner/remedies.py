@@ -16,11 +16,12 @@ from typing import Any
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.micro_batches import trained_micro_batches
 from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import AnyTrainedRun, PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 
 Words = tuple[str, ...]  # of a command line: flag=value
 Values = Mapping[str, Any]  # of flags
-Option = Callable[[AnyTrainedRun], Values]
+Option = Callable[[Run], Values]
 MAX_RANKS = 64  # of a model, on one node that is as large as it needs
 MAX_SPLIT = 8  # GPUs of an engine: those of one node, between which NVLink is
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # of a GPU, for an engine
@@ -50,10 +51,10 @@ def set_flags(values: Values) -> Option:
     return lambda run: values
 
 
-def changes(run: AnyTrainedRun, on_gpu: bool) -> list[Change]:
+def changes(run: Run, on_gpu: bool) -> list[Change]:
     """Return the changes to a run, in the order in which they are made to it, the milder ones first."""
     listed = [*disk_changes(run), *batch_changes(run)]
-    models = [name for name in ("critic", "actor") if name == "actor" or isinstance(run, PPORun)]
+    models = [name for name in ("critic", "actor") if name == "actor" or run.task in RL]
     for name in models:
         recomputes = getattr(run, name).gradient_checkpointing_enable
         if not recomputes and not (recomputes is None and on_gpu):  # there the plan has tried it
@@ -69,14 +70,14 @@ def changes(run: AnyTrainedRun, on_gpu: bool) -> list[Change]:
     return listed
 
 
-def disk_changes(run: AnyTrainedRun) -> Iterator[Change]:
+def disk_changes(run: Run) -> Iterator[Change]:
     """Yield fewer and smaller checkpoints."""
     if run.ckpt.save_steps > 0:
         fewer = [set_flags({"ckpt.max_num": 1})] if run.ckpt.max_num > 1 else []
         yield Change((*fewer, set_flags({"ckpt.disable_ds": True}), set_flags({"ckpt.save_steps": -1})))
 
 
-def batch_changes(run: AnyTrainedRun) -> Iterator[Change]:
+def batch_changes(run: Run) -> Iterator[Change]:
     """Yield smaller micro-batches, which change memory and speed, but not the gradient of a step."""
     limit = trained_micro_batches(run.train)
     options = []
@@ -94,7 +95,7 @@ def batch_changes(run: AnyTrainedRun) -> Iterator[Change]:
         yield Change(tuple(options), is_ladder=True)
 
 
-def gpu_changes(run: AnyTrainedRun) -> Iterator[Change]:
+def gpu_changes(run: Run) -> Iterator[Change]:
     """Yield what may be in host memory instead of in that of a GPU."""
     idle = [name for name in ("ref", "teacher") if getattr(getattr(run, name, None), "offload", True) is False]
     if idle:
@@ -103,13 +104,13 @@ def gpu_changes(run: AnyTrainedRun) -> Iterator[Change]:
         yield Change((offload_adam,))
 
 
-def offload_adam(run: AnyTrainedRun) -> Values:
+def offload_adam(run: Run) -> Values:
     """Keep optimiser states in host memory always, which ends their moves there and back."""
     awake = {"ds.enable_sleep": False} if getattr(run.ds, "enable_sleep", False) else {}
     return {"ds.adam_offload": True} | awake
 
 
-def rank_changes(run: AnyTrainedRun) -> Iterator[Change]:
+def rank_changes(run: Run) -> Iterator[Change]:
     """Yield more ranks, over which ZeRO-3 divides weights, gradients and optimiser states."""
     names = [name for name in ("actor", "critic", "ref") if hasattr(getattr(run, name, None), "num_gpus_per_node")]
     options, ranks = list[Option](), run.actor.num_gpus_per_node * 2
@@ -120,17 +121,17 @@ def rank_changes(run: AnyTrainedRun) -> Iterator[Change]:
         yield Change(tuple(options), is_ladder=True, kind=Kind.DEVICES)
 
 
-def take_ranks(names: list[str], ranks: int, run: AnyTrainedRun) -> Values:
+def take_ranks(names: list[str], ranks: int, run: Run) -> Values:
     """Give each model so many ranks, and with shared GPUs an engine to each."""
     more: dict[str, Any] = {f"{name}.num_gpus_per_node": ranks for name in names}
-    if isinstance(run, PPORun) and run.train.colocate_all:
+    if run.task in RL and run.train.colocate_all:
         more["vllm.num_engines"] = ranks * (run.actor.num_nodes or 1) // run.vllm.devices
     return more | {"ds.zero_stage": 3}
 
 
-def engine_changes(run: AnyTrainedRun, on_gpu: bool) -> Iterator[Change]:
+def engine_changes(run: Run, on_gpu: bool) -> Iterator[Change]:
     """Yield changes to the engines of a run."""
-    if not isinstance(run, PPORun) or run.replays:
+    if run.task not in RL or run.replays:
         return
     if not on_gpu:
         larger = tuple(set_flags({"vllm.kv_cache_mb": size}) for size in CACHES if size > (run.vllm.kv_cache_mb or 64))
@@ -148,25 +149,25 @@ def engine_changes(run: AnyTrainedRun, on_gpu: bool) -> Iterator[Change]:
         yield Change(fewer, is_ladder=True)
 
 
-def sleep(run: AnyTrainedRun) -> Values:
+def sleep(run: Run) -> Values:
     """Share the GPUs, and let the engines leave them while the policy trains."""
     return {"train.colocate_all": True, "vllm.enable_sleep": True}
 
 
-def sleep_whole(run: AnyTrainedRun) -> Values:
+def sleep_whole(run: Run) -> Values:
     """Let engines and optimiser states leave the GPUs in turn."""
     return {**sleep(run), "ds.enable_sleep": True}
 
 
-def split(size: int, run: AnyTrainedRun) -> Values:
+def split(size: int, run: Run) -> Values:
     """Split each engine over `size` GPUs, of as many GPUs in all as before."""
-    assert isinstance(run, PPORun)
+    assert run.task in RL
     gpus = run.vllm.num_engines * run.vllm.devices
     engines = max(1, gpus // (size * run.vllm.pipeline_parallel_size))
     return {"vllm.tensor_parallel_size": size, "vllm.num_engines": engines}
 
 
-def with_values(run: AnyTrainedRun, values: Values) -> AnyTrainedRun:
+def with_values(run: Run, values: Values) -> Run:
     """Return a copy of the run in which flags have these values."""
     changed = copy.deepcopy(run)
     for key, value in values.items():

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from rlhf_suite.config.check import check
 from rlhf_suite.config.plan import ACTOR, resolve
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import Estimate, Target
@@ -21,7 +21,7 @@ VARIANTS = 2  # of these with the same changes, but other options
 MAX_CHANGES = 8
 
 
-def proposals(run: AnyTrainedRun, given: Iterable[str], target: Target, replan: Replan) -> list[tuple[Words, Estimate]]:
+def proposals(run: Run, given: Iterable[str], target: Target, replan: Replan) -> list[tuple[Words, Estimate]]:
     """Return up to three combinations of as few changes as it takes, each with its estimate; empty if nothing known
     helps. Changes that train something else, or on more devices, are tried only where others do not suffice.
 
@@ -46,7 +46,7 @@ def proposals(run: AnyTrainedRun, given: Iterable[str], target: Target, replan: 
 class Search:
     """A search by levels: of the combinations of n changes the best are extended by one more."""
 
-    def __init__(self, run: AnyTrainedRun, given: frozenset[str], target: Target, kind: Kind) -> None:
+    def __init__(self, run: Run, given: frozenset[str], target: Target, kind: Kind) -> None:
         self.base, self.given, self.target = run, given, target
         on_gpu = target.device is not None
         self.changes = [change for change in changes(run, on_gpu) if change.kind <= kind]
@@ -103,7 +103,7 @@ class Search:
         """Return the values of flags that a combination sets."""
         return self.apply(choice)[1]
 
-    def apply(self, choice: Choice) -> tuple[AnyTrainedRun, Values]:
+    def apply(self, choice: Choice) -> tuple[Run, Values]:
         """Return the run with a combination of changes, and the values that differ from its own."""
         run, values = self.base, dict[str, object]()
         for place in sorted(choice):
@@ -129,7 +129,7 @@ class Search:
         except UserError:
             return float("inf")
 
-    def takes_more(self, run: AnyTrainedRun, choice: Choice) -> bool:
+    def takes_more(self, run: Run, choice: Choice) -> bool:
         """Return whether a combination takes more devices, though none of its changes is meant to."""
         if any(self.changes[place].kind == Kind.DEVICES for place in choice):
             return False
@@ -137,7 +137,7 @@ class Search:
         return now.placement.num_devices > before.placement.num_devices or ACTOR not in now.models
 
 
-def value_of(run: AnyTrainedRun, key: str) -> object:
+def value_of(run: Run, key: str) -> object:
     """Return the value of a flag."""
     return attrgetter(key)(run)
 

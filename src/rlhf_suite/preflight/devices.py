@@ -18,9 +18,10 @@ from rlhf_suite.config.loop_stages import plan_stages
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.object_store import object_store_mb
 from rlhf_suite.config.placement import Placement, Role
-from rlhf_suite.config.plan import ENGINE, REWARD, Machine, PlannedRun, WorkerPlan, is_on_ray, resolve
+from rlhf_suite.config.plan import ENGINE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import LOOPS, PLANNED, RL, TRAINED
 from rlhf_suite.doctor.gpus import Driver, read_driver
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind, gpu_count
@@ -64,8 +65,8 @@ def devices_of(run: Run, checked: Preflight) -> Devices:
 
 def placements(run: Run, devices: Devices) -> Iterator[Placement]:
     """Yield where the models and engines of a run are, or those of each stage of a loop."""
-    for one in [stage.run for stage in plan_stages(run)] if isinstance(run, LoopRun) else [run]:
-        if isinstance(one, PlannedRun):
+    for one in [stage.run for stage in plan_stages(run)] if run.task in LOOPS else [run]:
+        if one.task in PLANNED:
             yield resolve(one, devices.machine).placement
 
 
@@ -102,7 +103,7 @@ def too_few_gpus(run: Run, placement: Placement, devices: Devices) -> Problem:
     problem += f"{devices.num_gpus} {has} to {devices.place}"
     lower = ", ".join(flag_of(role) for role in roles if role.num_devices > 1)
     sizes = {role.num_devices for role in roles}
-    shares = isinstance(run, PPORun) and len(placement.pools) > 1 and len(sizes) == 1
+    shares = run.task in RL and len(placement.pools) > 1 and len(sizes) == 1
     shares = shares and max(sizes) <= (devices.num_gpus or 0)
     fixes = [f"lower {lower}"] if lower else []
     fixes += ["write train.colocate_all=true"] if shares else []
@@ -162,13 +163,13 @@ def where(run: Run, devices: Devices) -> str:
 def fit_to_gpus(run: Run) -> tuple[Run, list[str]]:
     """Return the run with what the plan decides for the GPUs of this machine, and what to say of it at its start. The
     planner imports torch, so this is asked where a run has set its environment and needs torch itself."""
-    if not isinstance(run, AnyTrainedRun) or device_kind(run.launch) != "cuda":
+    if run.task not in TRAINED or device_kind(run.launch) != "cuda":
         return run, []
     driver = read_driver() if is_first_node() and run.launch.ray_address is None else None
     return fit_to_driver(run, driver if isinstance(driver, Driver) else None)
 
 
-def fit_to_driver(run: AnyTrainedRun, driver: Driver | None) -> tuple[AnyTrainedRun, list[str]]:
+def fit_to_driver(run: Run, driver: Driver | None) -> tuple[Run, list[str]]:
     """Return the run with what the plan decides for the GPUs of a driver, and what to say of it; None, or a type of GPU
     without numbers: the plan does not know them. It is an estimate, so it refuses nothing."""
     from rlhf_suite.planner.checkpointing import models_to_decide, with_decisions
@@ -201,7 +202,7 @@ def say_what_does_not_fit(problem: str) -> str:
 
 def plan_workers(run: Run) -> WorkerPlan | None:
     """Return what is decided about a run with workers; None for others."""
-    return resolve(run, machine(run.launch), route_bytes(run)) if isinstance(run, PlannedRun) else None
+    return resolve(run, machine(run.launch), route_bytes(run)) if run.task in PLANNED else None
 
 
 def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:

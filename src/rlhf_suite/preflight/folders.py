@@ -16,7 +16,8 @@ from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
 from rlhf_suite.config.resume import changes, is_allowed, list_allowed_changes, load_earlier
-from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, TRAINED, TRAINING
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile
@@ -70,7 +71,7 @@ def for_run(checked: Preflight) -> Place | Problem:
         need = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
         return Problem("run_dir", need, "add run_dir=<folder>, or use hydra/launcher=slurm")
     outputs, note = checked.folder.parent, ""
-    if resumes(run) and not (isinstance(run, TrainedRun) and run.ckpt.path is not None):
+    if resumes(run) and not (run.task in TRAINED and run.ckpt.path is not None):
         if earlier := newest_equal(run, outputs):
             return busy(earlier) or Place(earlier, f"continuing the run in {earlier}")
         note = f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh"
@@ -92,7 +93,7 @@ def choose_folder(folder: Path, run: Run) -> Place | Problem:
             danger = f"{folder} is not a run's folder, and a run would write over its {', '.join(foreign)}"
             return Problem("run_dir", danger, "choose a new folder")
     elif RunFolder(folder).has_progress and not resumes(run):
-        can = isinstance(run, ResumableRun)
+        can = run.task in RESUMABLE
         fix = ("add ckpt.load_enable=true to continue it, or " if can else "") + "choose another folder"
         return Problem("run_dir", f"{folder} holds a run already", fix)
     return Place(folder)
@@ -140,7 +141,7 @@ def lock_folders(folder: Path, run: Run) -> Iterator[None]:
     """Keep other runs out of the folder and, where that is elsewhere, of the run's checkpoints."""
     with contextlib.ExitStack() as stack:
         if is_first_node():
-            shared = Path(run.ckpt.path).expanduser() if isinstance(run, TrainedRun) and run.ckpt.path else None
+            shared = Path(run.ckpt.path).expanduser() if run.task in TRAINED and run.ckpt.path else None
             for key, place in (("run_dir", folder), ("ckpt.path", shared)):
                 if place is not None:
                     stack.enter_context(alone_in(place, f"{key}={place}"))
@@ -149,7 +150,7 @@ def lock_folders(folder: Path, run: Run) -> Iterator[None]:
 
 def resumes(run: Run) -> bool:
     """Return whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
-    return isinstance(run, ResumableRun) and run.ckpt.load_enable
+    return run.task in RESUMABLE and run.ckpt.load_enable
 
 
 def fresh(wished: Path) -> Path:
@@ -172,7 +173,7 @@ def newest_equal(run: Run, outputs: Path) -> Path | None:
 
 def is_earlier(record: RunFolder, run: Run) -> bool:
     """Return whether the run in a folder is one that `run` may continue. A folder that cannot be read holds none."""
-    assert isinstance(run, ResumableRun)
+    assert run.task in RESUMABLE
     try:
         if record.status()["fingerprint"] == fingerprint(run):
             return True
@@ -188,7 +189,7 @@ def is_earlier(record: RunFolder, run: Run) -> bool:
 def describe_finished(run: Run, folder: Path) -> str | None:
     """Return how the run in a folder ended, if it reached its end with these flags and its result is there."""
     record = RunFolder(folder)
-    if not isinstance(run, ResumableRun) or not run.ckpt.load_enable or record.status()["state"] != "done":
+    if run.task not in RESUMABLE or not run.ckpt.load_enable or record.status()["state"] != "done":
         return None
     before, result = load_earlier(record.config), result_of(run, record)
     if isinstance(before, Problem) or changes(before, run) or not result.exists():
@@ -201,23 +202,23 @@ def describe_finished(run: Run, folder: Path) -> str | None:
     return f"the run in {folder} is finished{reached}{shown}. Its result is {result}; nothing is left to do"
 
 
-def result_of(run: ResumableRun, record: RunFolder) -> Path:
+def result_of(run: Run, record: RunFolder) -> Path:
     """Return where a run puts what it is made for: the model, or the rows."""
-    if isinstance(run, GenerateRun):
+    if run.has("generate"):
         return output_file(run.generate.output_path, run.generate.shard, record.path / "generations.jsonl")
-    if isinstance(run, ScoreRun):
+    if run.has("score"):
         return output_file(run.score.output_path, run.score.shard, record.path / "scores.jsonl")
-    assert isinstance(run, TrainedRun | LoopRun)
+    assert run.task in TRAINING
     return Path(record.status().get("outputs", {}).get("actor") or run.ckpt.output_dir or record.model)
 
 
 def how_to_continue(run: Run, folder: Path) -> str:
     """Return what to tell the user of a run that was stopped: from where it can go on, if from anywhere."""
-    if not isinstance(run, ResumableRun):
+    if run.task not in RESUMABLE:
         return ""
     record, again = RunFolder(folder), "with the same command and ckpt.load_enable=true"
-    if not isinstance(run, TrainedRun):
-        begun = record.loop if isinstance(run, LoopRun) else record.path / "progress.json"
+    if run.task not in TRAINED:
+        begun = record.loop if run.task in LOOPS else record.path / "progress.json"
         return f"; continue where it was {again}" if begun.exists() else "; nothing was saved yet"
     newest = store_of(run.ckpt, record).latest()
     if newest is not None:

@@ -29,10 +29,11 @@ from rlhf_suite.composition.presets import BEFORE_EXPERIMENT
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import PlannedRun, is_on_ray, roles
+from rlhf_suite.config.plan import is_on_ray, roles
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.references import make_unresolved_problem
-from rlhf_suite.config.runs import TASKS, LoopRun, Run
+from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.validate import assign, leaves, to_run
 from rlhf_suite.preflight.inspections.routing import hint_of_routes
 from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
@@ -266,7 +267,7 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
     """Return what is wrong with `num_nodes` nodes for `run`; `key` gave them, `fix` takes one instead."""
     if num_nodes == 1 or is_on_ray(run):
         return None
-    if isinstance(run, LoopRun):
+    if run.task in LOOPS:
         problem = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
         fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/loops.md)"
         return Problem(key, problem, fix)
@@ -275,7 +276,7 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
 
 def too_few_nodes(run: Run, num_nodes: int) -> Problem | None:
     """Return the problem of a model that wants more nodes than the run has; those of a joined cluster are not known."""
-    if not isinstance(run, PlannedRun) or run.launch.ray_address is not None:
+    if run.task not in PLANNED or run.launch.ray_address is not None:
         return None
     most = max(roles(run), key=lambda role: role.num_nodes or 1, default=None)
     if most is None or (most.num_nodes or 1) <= num_nodes:

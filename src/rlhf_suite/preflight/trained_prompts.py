@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, model_paths, model_sections
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
-from rlhf_suite.config.runs import Run, ScoreRun, ServeRMRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import first_columns, names_in
 from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.preflight.inspections.models import folder_of
@@ -36,17 +37,17 @@ def adopt_training_prompts(run: Run, given: Collection[str]) -> Adopted:
     """Return the run with the prompts that its model was trained on. `given`: the flags that the user has set; what a
     preset sets counts too."""
     known, problems = read_records(run)
-    if isinstance(run, ServeRMRun):
+    if run.task == "serve_rm":
         return Adopted(run, {}, tuple(describe_served(known)), tuple(problems))
-    if isinstance(run, ScoreRun) and hold_their_texts(run, given):
+    if run.has("score") and hold_their_texts(run, given):
         known = {}
-    leading = next(iter(known), None) if isinstance(run, ScoreRun) else ACTOR
-    values, notes = dict[str, object](), list[str]()
+    leading = next(iter(known), None) if run.has("score") else ACTOR
+    values, notes = dict[str, Any](), list[str]()
     if leading in known:
         path, trained = known[leading]
         values = adopt_prompts(run, trained, list_chosen(run, given))
         if values:
-            run = replace(run, data=replace(run.data, **values))  # type: ignore[attr-defined, call-arg]
+            run = replace(run, data=replace(run.data, **values))
             notes.append(f"{trained}, as {path} was trained ({FILE} in its folder)")
     notes += otherwise(run, known)
     return Adopted(run, {f"data.{name}": value for name, value in values.items()}, tuple(notes), tuple(problems))
@@ -96,7 +97,7 @@ def describe_served(known: Recorded) -> Iterator[str]:
         yield f"Texts are scored as they come, and {path} was trained with {trained}: clients send prompts like these"
 
 
-def hold_their_texts(run: ScoreRun, given: Collection[str]) -> bool:
+def hold_their_texts(run: Run, given: Collection[str]) -> bool:
     """Return whether rows have the text that the model is asked about (data.query_key), or may have it, and nobody
     asks for another one."""
     if list_chosen(run, given) & {"data.apply_chat_template", "data.input_template"}:

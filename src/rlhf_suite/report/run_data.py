@@ -13,7 +13,7 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.names import unread
 from rlhf_suite.config.record import read_saved_values
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import content, has_type, read_table
 from rlhf_suite.foreign_text import printable
@@ -173,8 +173,8 @@ def unread_flags(values: dict[str, Any]) -> set[str]:
 def config_rows(folder: RunFolder, values: dict[str, Any], idle: set[str]) -> list[list[str]]:
     """Return of each flag but the `idle` ones: name, value, default and who set it; "" for a default or a setter that
     is not known."""
-    task = TASKS.get(str(values.get("task")))
-    defaults = {} if task is None else all_values(task())
+    task = str(values.get("task"))
+    defaults = all_values(Run.of(task)) if task in TASKS else {}
     origins = read_table(folder.origins, {}) if folder.origins.exists() else {}
     return [
         [

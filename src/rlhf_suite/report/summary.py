@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
-from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, ServeTrainRun, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINED, TRAINING
 from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
@@ -26,7 +27,7 @@ SAMPLES = 8
 SHORT = 0.8  # of the length of responses in the next step: the first steps of a stream have less
 
 
-def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
+def summarise(folder: RunFolder, run: Run) -> list[str]:
     """Write `curves.png`, `timeline.png` of an RL run, `calls.png` where the run measured that and, where the run
     evaluated samples, `samples.md`; return the lines of the final summary."""
     if not folder.metrics.exists():  # a task that trains nothing
@@ -43,7 +44,7 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
         if run.logger.progress:
             show_samples(samples)
         places.append(f"Samples: {folder.path / 'samples.md'}")
-    if isinstance(run, ServeTrainRun):
+    if run.task == "serve_train":
         return [*describe_time(curves), *changes(curves), *places]
     outputs = folder.status().get("outputs", {})
     model = outputs.get("actor", run.ckpt.output_dir or folder.model)
@@ -53,9 +54,9 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     return [*describe_time(curves), *changes(curves), *first_steps_of_a_stream(curves), *places]
 
 
-def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
+def best_checkpoint(folder: RunFolder, run: Run) -> list[str]:
     """Return the line about the checkpoint of the best evaluation, if one is kept."""
-    checkpoints = store_of(run.ckpt, folder).all("best") if isinstance(run, TrainedRun) else []
+    checkpoints = store_of(run.ckpt, folder).all("best") if run.task in TRAINED else []
     if not checkpoints:
         return []
     last = checkpoints[-1]
@@ -63,14 +64,14 @@ def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     return [f"Best checkpoint: {last.path} ({best['metric']} {best['best_so_far']:.4g} at step {last.step})"]
 
 
-def next_command(run: TrainedRun | LoopRun, model: str | Path) -> str:
+def next_command(run: Run, model: str | Path) -> str:
     """Return a command that uses what a run has made, with the texts around a prompt that it was trained with."""
-    if isinstance(run, RMRun):
+    if run.task == "rm":
         return f"python run.py task=serve_rm {word('reward.model_name_or_path', model)}"
-    if isinstance(run, PRMRun):
+    if run.task == "prm":
         judge = word("reward.process.model_name_or_path", model)
         return f"python run.py task=score reward.process.enable=true {judge} data.dataset=<file>"
-    assert isinstance(run, AnyTrainedRun | LoopRun), "every run that trains"
+    assert run.task in TRAINING, "every run that trains"
     data, words = run.data, [word("actor.model_name_or_path", model)]
     if not data.apply_chat_template:
         words += ["data.apply_chat_template=false", word("data.input_template", data.input_template)]

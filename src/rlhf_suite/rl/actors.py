@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, Plan, judge_paths
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.engines.pool import EnginePool
@@ -56,7 +56,7 @@ class Actors:
 
 
 def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
-    run: PPORun,
+    run: Run,
     plan: Plan,
     slots: Mapping[str, list[Slot]],
     log_dir: Path,

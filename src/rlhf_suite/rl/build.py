@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Plan, makes_rollouts_ahead, round_size
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.benchmarks import Questions
 from rlhf_suite.data.sampler import BatchOrder
@@ -78,7 +78,7 @@ class Sampling:
 
 
 def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
-    config: PPORun,
+    config: Run,
     plan: Plan,
     folder: RunFolder,
     journal: Journal,
@@ -136,7 +136,7 @@ def list_controllers(credit: CreditAssigner, updater: Updater, callbacks: Callba
 
 
 def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes through
-    config: PPORun,
+    config: Run,
     plan: Plan,
     folder: RunFolder,
     journal: Journal,
@@ -172,9 +172,7 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     )
 
 
-def make_evaluator(
-    config: PPORun, data: RunData, sampler: Sampler, scorer: Scorer, files: SampleFiles
-) -> Measure | None:
+def make_evaluator(config: Run, data: RunData, sampler: Sampler, scorer: Scorer, files: SampleFiles) -> Measure | None:
     """Return what measures held-out prompts and benchmarks; None if the run has neither."""
     held_out, journal = data.prompts.held_out, scorer.journal
     measures: list[Measure] = [
@@ -187,7 +185,7 @@ def make_evaluator(
     return All(measures) if measures else None
 
 
-def build_replay(config: PPORun, data: RunData) -> Sampling:
+def build_replay(config: Run, data: RunData) -> Sampling:
     """Return the parts of a run that trains on the rollouts of another one. Its schedules of learning rates are those
     of a whole run, also where fewer rollouts were recorded."""
     assert config.rollout.replay is not None
@@ -196,7 +194,7 @@ def build_replay(config: PPORun, data: RunData) -> Sampling:
 
 
 def make_watched_episodes(
-    config: PPORun,
+    config: Run,
     engines: EnginePool,
     workers: EpisodeWorkers | None,
     data: RunData,
@@ -217,7 +215,7 @@ def make_watched_episodes(
     return episodes
 
 
-def make_schedule(config: PPORun, plan: Plan, scorer: Scorer) -> Schedule:
+def make_schedule(config: Run, plan: Plan, scorer: Scorer) -> Schedule:
     """Return what says when rollouts are made: with their steps, ahead of them, or as a stream of groups."""
     train, rollout, max_rounds = config.train, config.rollout, config.algo.dynamic_filtering_max_rounds
     if plan.rollouts_ahead and train.partial_rollout_enable:
@@ -231,7 +229,7 @@ def make_schedule(config: PPORun, plan: Plan, scorer: Scorer) -> Schedule:
     return WithTheStep(max_rounds, rests, whole)
 
 
-def make_order(config: PPORun, order: BatchOrder, steps: int) -> GroupOrder:
+def make_order(config: Run, order: BatchOrder, steps: int) -> GroupOrder:
     """Return the order of groups, in batches and in rounds of candidates."""
     is_stream = config.train.partial_rollout_enable and makes_rollouts_ahead(config.train)
     is_filtered, rounds = config.algo.filters, replace(order, batch_size=round_size(config.rollout))
@@ -239,7 +237,7 @@ def make_order(config: PPORun, order: BatchOrder, steps: int) -> GroupOrder:
 
 
 def make_sampler(
-    config: PPORun,
+    config: Run,
     data: RunData,
     engines: EnginePool,
     stop_ids: Sequence[int],
@@ -260,7 +258,7 @@ def make_sampler(
 
 
 def connect_weight_sync(
-    config: PPORun,
+    config: Run,
     plan: Plan,
     policy: PolicyGroup,
     engines: EnginePool,
@@ -286,7 +284,7 @@ def connect_weight_sync(
 
 
 def make_saver(
-    config: PPORun,
+    config: Run,
     folder: RunFolder,
     actors: Actors,
     prompts: Prompts,

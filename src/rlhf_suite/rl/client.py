@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.plan import ACTOR, REFERENCE, Plan
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.data.sampler import BatchOrder
@@ -47,7 +47,7 @@ Count = float | Mapping[str, float]
 class Started:
     """The parts of a client that is up."""
 
-    run: PPORun
+    run: Run
     plan: Plan
     record: RunFolder
     tokenizer: PreTrainedTokenizerBase

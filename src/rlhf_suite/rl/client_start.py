@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.engines.start import engine_adapter
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -23,7 +23,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 PROBE = "The engines have the weights of the policy."
 
 
-def start_client(run: PPORun, plan: Plan, record: RunFolder, stack: ExitStack, *, has_prompts: bool) -> Started:
+def start_client(run: Run, plan: Plan, record: RunFolder, stack: ExitStack, *, has_prompts: bool) -> Started:
     """Bring up the actors of a client, with the first weights in the engines; `stack` ends them. `has_prompts`: whether
     data.prompt_dataset is read.
 

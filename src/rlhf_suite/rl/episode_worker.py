@@ -17,7 +17,7 @@ import ray
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import Episodes
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -92,7 +92,7 @@ class EpisodeWorker:
     this name has left running is ended.
     """
 
-    def __init__(self, run: PPORun, model: str, name: str, log: Path | None = None) -> None:
+    def __init__(self, run: Run, model: str, name: str, log: Path | None = None) -> None:
         if log is not None:
             redirect_output(log)
         kill_marked(MARK, name)

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlhf_suite.background import in_background
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.generation import SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -242,7 +242,7 @@ def give_prompt(ledger: Trajectory, prompt: Prompt) -> Trajectory:
     return replace(ledger, prompt=prompt, **arrays)
 
 
-def start_episode_workers(run: PPORun, plan: Plan, engines: EnginePool, log_dir: Path) -> EpisodeWorkers | None:
+def start_episode_workers(run: Run, plan: Plan, engines: EnginePool, log_dir: Path) -> EpisodeWorkers | None:
     """Start the processes that run the episodes of a run; None if the driver runs them. Does not wait.
 
     They take no CPU of Ray's count: where all CPUs of a small machine are taken, they share them."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.teacher import NAMED, TeacherConfig, TeacherSourceConfig, list_teachers
 from rlhf_suite.data.batch import Example, TokenBatch, collate, require_column, take
 from rlhf_suite.data.trajectory import Experience, Trajectory
@@ -194,7 +194,7 @@ def check_teachers(config: TeacherConfig, rows: Iterable[tuple[str, str]]) -> No
             )
 
 
-def make_teachers(run: PPORun, policy: PolicyGroup, models: Mapping[str, ReferenceGroup]) -> Teachers | None:
+def make_teachers(run: Run, policy: PolicyGroup, models: Mapping[str, ReferenceGroup]) -> Teachers | None:
     """Return the teachers of a run; None without distillation. `models`: frozen models by the keys of their flags."""
     if run.algo.distill.coef == 0:
         return None

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINING
 from rlhf_suite.preflight.folders import describe_finished, is_earlier, resumes
 from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.sweeps.local_jobs import run_here
@@ -106,7 +107,7 @@ def cell(words: Iterable[str]) -> frozenset[str]:
 
 def names_for_loggers(run: Run, group: str, name: str) -> Iterator[str]:
     """Yield the words that name a job in W&B and TensorBoard, where its task logs and the user has not named it."""
-    if isinstance(run, TrainedRun | LoopRun):
+    if run.task in TRAINING:
         for key, text in (("group", group), ("run_name", name)):
             if getattr(run.logger.wandb, key) is None:
                 yield f"logger.wandb.{key}={quote(text)}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.launchers import PREFIX
-from rlhf_suite.config.runs import TASKS, ResumableRun
+from rlhf_suite.config.task_groups import RESUMABLE
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.launch.slurm import allocation
@@ -91,7 +91,7 @@ class Command:
     def can_resume(self) -> bool:
         """Return whether the task can continue from a saved state. A tool such as merge_lora starts again."""
         task = next((word.partition("=")[2] for word in self.words if word.startswith("task=")), None)
-        return task in TASKS and issubclass(TASKS[task], ResumableRun)
+        return task in RESUMABLE
 
     def checkpoint(self) -> Any:
         """Return what submitit queues in place of a job that is stopped: the same command."""

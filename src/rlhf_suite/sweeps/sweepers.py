@@ -23,7 +23,7 @@ from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.compose import hydra_ready
 from rlhf_suite.config.formatting import quote
 from rlhf_suite.config.metrics import HIGHER, LOWER, direction_of
-from rlhf_suite.config.runs import TrainedRun
+from rlhf_suite.config.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight
 from rlhf_suite.sweeps.launchers import NOT_FOR_JOBS
@@ -112,7 +112,7 @@ def job_of(number: int, fixed: list[str], varied: list[str], folder: Path) -> Jo
 def choose_key(checked: Preflight) -> str | None:
     """Return the metric by which a sweep chooses, where its flags name one."""
     run = checked.runs[0]
-    return run.ckpt.best_metric_key if isinstance(run, TrainedRun) else None
+    return run.ckpt.best_metric_key if run.task in TRAINED else None
 
 
 def check_direction(checked: Preflight, metric: str) -> None:

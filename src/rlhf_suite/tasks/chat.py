@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlhf_suite.config.runs import ChatRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError
@@ -26,7 +26,7 @@ Ctrl-C stops an answer. A line that ends with a backslash continues in the next 
 a message even if a / follows."""
 
 
-def run(config: ChatRun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Chat until /quit or the end of the input. Return the number of answers and of their tokens.
 
     Raises:

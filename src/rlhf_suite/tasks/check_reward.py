@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import CheckRewardRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
@@ -45,7 +45,7 @@ class Checked:
     seconds: float
 
 
-def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Score each row alone, then all rows as one batch; print both and return the metrics.
 
     Raises:
@@ -76,9 +76,7 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def measure_judge(
-    config: CheckRewardRun, log: Path, samples: Sequence[Sample], outcomes: Sequence[Outcome]
-) -> dict[str, float]:
+def measure_judge(config: Run, log: Path, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return how far a judge agrees with labels, and with itself when it is asked again; nothing without a judge."""
     if not any(source.rubric for source in list_sources(config.reward).values()):
         return {}
@@ -98,7 +96,7 @@ def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
     ]
 
 
-def rows(config: CheckRewardRun) -> list[RowOrError]:
+def rows(config: Run) -> list[RowOrError]:
     """Return the first `data.max_samples` rows after `data.skip_samples`; raise UserError if there are none."""
     data = config.data
     assert data.dataset is not None and data.max_samples is not None
@@ -109,7 +107,7 @@ def rows(config: CheckRewardRun) -> list[RowOrError]:
     return rows
 
 
-def score_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
+def score_alone(config: Run, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
     """Score the rows one at a time. Without a column of responses the label is scored as the response."""
     for row in given:
         try:
@@ -160,7 +158,7 @@ def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
     return result | {"rows_per_s": speed}
 
 
-def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mapping[str, Outcome]) -> Iterator[str]:
+def warnings(config: Run, checked: Sequence[Checked], in_batch: Mapping[str, Outcome]) -> Iterator[str]:
     """Yield what is not a failure, but probably a mistake or useless for training."""
     known = [row.outcome for row in checked if isinstance(row.outcome, Scored)]
     scores = [scored.reward for scored in known]

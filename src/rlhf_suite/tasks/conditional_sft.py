@@ -7,12 +7,12 @@ from typing import Any
 
 from rlhf_suite.algo.scores import standardize
 from rlhf_suite.config.loop_stages import SCORE, sft_run
-from rlhf_suite.config.runs import ConditionalSFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.response_groups import all_responses
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
-def run(config: ConditionalSFTRun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
     target = config.loop.target_reward
     recipe = Recipe(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import TEACHER, WorkerPlan
-from rlhf_suite.config.runs import DistillRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.distillation import distances, with_others
 from rlhf_suite.losses.metrics import Mean
@@ -75,13 +75,13 @@ class Distillation(Task):
         return with_others(largest.values), with_others(student.gather(1, largest.indices))
 
 
-def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> Distillation:
     assert config.teacher.model_name_or_path is not None, "checked with the flags"
     check_teacher(tokenizer, config.teacher.model_name_or_path, config.data)
     encoder = DocumentEncoder if config.actor.pretrain_mode_enable else ConversationEncoder
     return Distillation(encoder(tokenizer, config.data), config.algo, len(tokenizer))
 
 
-def run(config: DistillRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the student is in `<folder>/model`. A built-in teacher is warmed up first."""
     return run_supervised(config, folder, with_warm_starts(plan, config.data.dataset), make_task)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import REFERENCE, WorkerPlan, actor_path
-from rlhf_suite.config.runs import DPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_term
 from rlhf_suite.losses.reduce import tokens_per_sequence
@@ -49,11 +49,11 @@ class DPO(Task):
         return StepLoss.of("pairs", loss)
 
 
-def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> DPO:
     reader = vision_processor(actor_path(config), config.data.image_key)
     return DPO(PairEncoder(tokenizer, config.data, reader=reader), config.algo, config.ref.cache_enable)
 
 
-def run(config: DPORun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
     return run_supervised(config, folder, plan, make_task)

@@ -12,7 +12,7 @@ from rlhf_suite.config.object_store import AHEAD
 from rlhf_suite.config.plan import ACTOR, ENGINE, WorkerPlan
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import GenerateRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -30,7 +30,7 @@ from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.notices import chat_template_notices, embedding_notices
 
 
-def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Write the responses. Return counts, the mean score and the speed."""
     shard, samples = shard_of(config.generate.shard), config.rollout.n_samples_per_prompt
     assert shard is not None
@@ -48,7 +48,7 @@ def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]
 
 
 @contextmanager
-def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
+def answerer(config: Run, plan: WorkerPlan, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
     """Start the engines and yield what generates responses with them; stop the engines after the block."""
     journal, path = job.journal, with_warm_starts(plan, config.data.prompt_dataset).models[ACTOR].path
     tokenizer = load_tokenizer(path, config.data)

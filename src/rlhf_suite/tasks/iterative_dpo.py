@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_suite.config.loop_stages import dpo_run
-from rlhf_suite.config.runs import IterativeDPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.response_groups import best_and_worst_responses
 from rlhf_suite.tasks.loop import Recipe, first_model, run_loop
 
 
-def run(config: IterativeDPORun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
     reference = first_model(config) if config.loop.fixed_reference_enable else config.ref.model_name_or_path
     recipe = Recipe(

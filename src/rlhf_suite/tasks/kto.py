@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.plan import REFERENCE, WorkerPlan
-from rlhf_suite.config.runs import KTORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import Item, require_column, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.preference import kto_loss, reference_point
@@ -74,10 +74,10 @@ def every_second(batch: SupervisedBatch, first: int) -> SupervisedBatch:
     return take(batch, range(first, len(batch), 2))
 
 
-def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> KTO:
     return KTO(LabelledEncoder(tokenizer, config.data), config.algo, config.ref.cache_enable)
 
 
-def run(config: KTORun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
     return run_supervised(config, folder, plan, make_task)

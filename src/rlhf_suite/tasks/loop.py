@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
 from rlhf_suite.config.resume import list_allowed_changes
-from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
@@ -53,7 +53,7 @@ class Recipe:
 
     trained: str
     select: Callable[[ResponseGroup], Selected]
-    train: Callable[[str, Path, str | None], SupervisedRun]
+    train: Callable[[str, Path, str | None], Run]
     target: Callable[[list[dict[str, Any]]], float | None] = lambda rows: None
     finish: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
 
@@ -62,7 +62,7 @@ class Recipe:
 class Loop:
     """A loop that runs in its folder."""
 
-    config: LoopRun
+    config: Run
     steps: Stages
     recipe: Recipe
     sinks: MetricLogger
@@ -79,7 +79,7 @@ class Loop:
             self.evaluate(iteration + 1, model, target)
         return {name: value for metrics in self.metrics for name, value in metrics.items()}
 
-    def select(self, iteration: int, run: GenerateRun) -> list[dict[str, Any]]:
+    def select(self, iteration: int, run: Run) -> list[dict[str, Any]]:
         """Generate answers to the prompts of an iteration and return the rows to train on.
 
         Raises:
@@ -117,7 +117,7 @@ class Loop:
         passed = sum(score > 0.5 for score in scores) / len(scores)
         self.log(iteration, {"eval/pass1": passed, "eval/reward": sum(scores) / len(scores)})
 
-    def answers(self, name: str, scorer: str, run: GenerateRun) -> tuple[Path, float]:
+    def answers(self, name: str, scorer: str, run: Run) -> tuple[Path, float]:
         """Return the file of the scored answers and their mean score. A reward model scores them in its own stage."""
         stage, file = self.steps.run(name, run), "generations.jsonl"
         if self.config.reward.model_name_or_path is not None:
@@ -137,7 +137,7 @@ class Loop:
             show_line(f"{self.config.task} {place}: {text}")
 
 
-def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
+def run_loop(config: Run, folder: Path, recipe: Recipe) -> dict[str, float]:
     """Run or continue a loop and return its last metrics; the model is in `<folder>/model`."""
     with (
         stages(folder, list_allowed_changes(config)) as steps,
@@ -150,12 +150,12 @@ def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
         return metrics
 
 
-def first_model(config: LoopRun) -> str:
+def first_model(config: Run) -> str:
     """The model that the first iteration starts from; a built-in one is warmed up."""
     return warm_start(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
 
 
-def shares_of(config: LoopRun) -> list[Share]:
+def shares_of(config: Run) -> list[Share]:
     """Return the share of the prompts for each iteration; raise UserError if there are fewer prompts than
     iterations.
     """
@@ -181,7 +181,7 @@ def select_rows(results: Iterable[Selected]) -> tuple[list[dict[str, Any]], Coun
     return rows, dropped
 
 
-def apart(run: SupervisedRun, folder: Path, name: str) -> SupervisedRun:
+def apart(run: Run, folder: Path, name: str) -> Run:
     """Return the run with a name of its own in Weights & Biases and TensorBoard."""
     logger, label = run.logger, f"{folder.name}/{name}"
     wandb = replace(logger.wandb, group=logger.wandb.group or folder.name, run_name=label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_suite.config.runs import MergeLoRARun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.merge import Merged, merge_lora, read_adapter
 from rlhf_suite.tracking.console import show_line
@@ -12,7 +12,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver, final_folder
 
 
-def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Merge the adapter and write the model to `ckpt.output_dir`, or to `<folder>/model`. Return the merged layers."""
     base, path = config.actor.model_name_or_path, config.lora.path
     assert base is not None and path is not None

@@ -15,7 +15,7 @@ from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
 from rlhf_suite.config.reward import has_source, reward_models
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.teacher import list_teachers
 from rlhf_suite.data.benchmarks import load_benchmarks
 from rlhf_suite.data.sampler import BatchOrder
@@ -55,7 +55,7 @@ from rlhf_suite.train.notices import (
 )
 
 
-def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
     keep_freed_memory()
     plan = with_warm_starts(plan, config.data.prompt_dataset)
@@ -83,7 +83,7 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         return build_pipeline(config, plan, record, journal, data, actors, rewards).run()
 
 
-def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
+def load_data(config: Run, plan: Plan, journal: Journal) -> RunData:
     """Load tokenizer and prompts. Refuse prompts that no source of rewards scores, and a tokenizer with which the
     agent's conversations cannot go on."""
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
@@ -117,7 +117,7 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     return RunData(tokenizer, prompts, order, vision, benchmarks)
 
 
-def check_endpoints(config: PPORun, tokenizer: Tokenizer, journal: Journal) -> None:
+def check_endpoints(config: Run, tokenizer: Tokenizer, journal: Journal) -> None:
     """Ask the servers of teachers for their models, and refuse those whose tokens are not those of the student."""
     for key, source in list_teachers(config.teacher).items():
         if registry.teacher.needs(source.kind, "server"):
@@ -136,7 +136,7 @@ def check_datasets(config: AgentConfig, known: set[str]) -> None:
             )
 
 
-def check_metric(config: PPORun, prompts: Prompts) -> None:
+def check_metric(config: Run, prompts: Prompts) -> None:
     """Refuse a ckpt.best_metric_key of a set that the evaluation does not have."""
     key = config.ckpt.best_metric_key or NO_METRIC
     prefix = key.rpartition("/")[0]
@@ -167,7 +167,7 @@ class Judges:
         return models, ProcessRewardSource(actors.process, self.encoder, aggregate)
 
 
-def read_judges(config: PPORun, plan: Plan) -> Judges:
+def read_judges(config: Run, plan: Plan) -> Judges:
     """Read how the reward models of a run are asked, and refuse those that do not say."""
     process = plan.models.get(PROCESS)
     constants = {name: score_constants(path, config.reward) for name, path in judge_paths(config).items()}
@@ -177,7 +177,7 @@ def read_judges(config: PPORun, plan: Plan) -> Judges:
     return Judges(constants, encoder)
 
 
-def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> None:
+def announce(journal: Journal, config: Run, plan: Plan, data: RunData) -> None:
     """Tell the user what is worth knowing before the actors start."""
     journal.info(data.prompts.notes)
     notices = chat_template_notices(data.tokenizer, config.data, plan.models[ACTOR].path)
@@ -194,7 +194,7 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 
 
-def rollouts(config: PPORun, plan: Plan, order: BatchOrder) -> int:
+def rollouts(config: Run, plan: Plan, order: BatchOrder) -> int:
     """Return the RL steps of the run, some of which train the policy. Their number follows from that of the prompts."""
     steps = total_steps(order, config.train)
     if plan.critic_warm_up >= steps:

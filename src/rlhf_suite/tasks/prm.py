@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.plan import WorkerPlan
-from rlhf_suite.config.runs import PRMRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.tokens import step_loss, step_ranking
@@ -49,11 +49,11 @@ class ProcessRewardModel(Task):
         return StepLoss.of("steps", loss)
 
 
-def make_task(config: PRMRun, tokenizer: PreTrainedTokenizerBase) -> ProcessRewardModel:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> ProcessRewardModel:
     encoder, form = StepEncoder(tokenizer, config.data, config.algo), StepFormat.of(config.data, config.algo)
     return ProcessRewardModel(encoder, form)
 
 
-def run(config: PRMRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the model is in `<folder>/model`."""
     return run_supervised(config, folder, plan, make_task)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_suite.config.loop_stages import sft_run
-from rlhf_suite.config.runs import RejectionSamplingRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.response_groups import best_response
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
-def run(config: RejectionSamplingRun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
     recipe = Recipe(
         trained="sft",

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.plan import WorkerPlan, actor_path
-from rlhf_suite.config.runs import RMRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_term
 from rlhf_suite.models.forward import sequence_scores
@@ -36,12 +36,12 @@ class RewardModel(Task):
         return StepLoss.of("pairs", loss)
 
 
-def make_task(config: RMRun, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     reader = vision_processor(actor_path(config), config.data.image_key)
     encoder = PairEncoder(tokenizer, config.data, config.data.margin_key, reader)
     return RewardModel(encoder, config.algo.loss)
 
 
-def run(config: RMRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the reward model is in `<folder>/model`."""
     return run_supervised(config, folder, plan, make_task)

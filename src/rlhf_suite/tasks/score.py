@@ -10,7 +10,7 @@ from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.micro_batches import MicroBatches
 from rlhf_suite.config.plan import PROCESS, WorkerPlan, judge_paths
 from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.distributed.ranks import start_ranks
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_tokenizer
@@ -25,7 +25,7 @@ from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.scoring import REWARD_LOG, SampleScorer
 
 
-def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Write the scored rows. Return counts and the mean score."""
     shard, source = shard_of(config.score.shard), row_source(config)
     assert shard is not None
@@ -40,7 +40,7 @@ def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
 
 
 @contextmanager
-def open_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
+def open_rewards(config: Run, plan: WorkerPlan, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
     """Start the source of the scores and yield what reads the rows and what scores them; stop it after the block.
 
     Raises:

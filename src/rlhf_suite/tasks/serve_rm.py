@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.reward import TOKEN
-from rlhf_suite.config.runs import ServeRMRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
@@ -18,7 +18,7 @@ from rlhf_suite.serving.reward_service import PATH, RewardService
 from rlhf_suite.tracking.console import show_line
 
 
-def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
+def run(config: Run, folder: Path) -> dict[str, float]:
     """Serve until a signal asks to stop. Return the number of texts scored and of forward passes.
 
     The file `server.json` in `folder` has the address and the process id.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import ServeTrainRun
-from rlhf_suite.config.tools import TRAIN_TOKEN, ServeTrainConfig
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.tools import TRAIN_TOKEN, ServeConfig
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import keep_freed_memory
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 KEY = "tml-"  # with which the keys of the client package begin; it refuses others
 
 
-def run(config: ServeTrainRun, folder: Path, plan: Plan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
     """Serve until a signal asks to stop. Return the optimiser steps and the requests for samples.
 
     The file `server.json` in `folder` has the address and the process id.
@@ -65,7 +65,7 @@ def run(config: ServeTrainRun, folder: Path, plan: Plan) -> dict[str, float]:
         return {"serve/steps": float(steps.number), "serve/samples": float(requests)}
 
 
-def read_token(config: ServeTrainConfig) -> str | None:
+def read_token(config: ServeConfig) -> str | None:
     """Return the token that clients send as their key; None: only this machine can connect, and needs none."""
     token = os.environ.get(TRAIN_TOKEN) or None
     if token is None and config.host not in LOOPBACK:
@@ -80,7 +80,7 @@ def read_token(config: ServeTrainConfig) -> str | None:
     return token
 
 
-def listen(config: ServeTrainConfig) -> socket.socket:
+def listen(config: ServeConfig) -> socket.socket:
     """Return the socket of the server."""
     try:
         return open_listening_socket(config.host, config.port)

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.plan import WorkerPlan, actor_path
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.tokens import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
@@ -34,12 +34,12 @@ class SFT(Task):
         return StepLoss.of("tokens", next_token_loss(log_probs, mask))
 
 
-def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
+def make_task(config: Run, tokenizer: PreTrainedTokenizerBase) -> SFT:
     if config.actor.pretrain_mode_enable:
         return SFT(DocumentEncoder(tokenizer, config.data))
     return SFT(ConversationEncoder(tokenizer, config.data, vision_processor(actor_path(config), config.data.image_key)))
 
 
-def run(config: SFTRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
+def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the model is in `<folder>/model`."""
     return run_supervised(config, folder, plan, make_task)

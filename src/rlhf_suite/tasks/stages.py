@@ -21,7 +21,7 @@ from typing import Any
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.resume import changes, load_earlier, refusal
-from rlhf_suite.config.runs import ResumableRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import exclusive_lock, run_child
@@ -40,7 +40,7 @@ class Stages:
     lock: int  # inherited by the stages, so that no other process uses the folder before they have ended
     state: dict[str, Any] = field(default_factory=lambda: {"stages": {}})
 
-    def run(self, name: str, run: ResumableRun) -> RunFolder:
+    def run(self, name: str, run: Run) -> RunFolder:
         """Run the stage `name` in `<folder>/<name>` unless it is done. Return its run folder.
 
         Raises:
@@ -90,7 +90,7 @@ def stages(folder: Path, allowed: Collection[str] = ()) -> Iterator[Stages]:
         yield Stages(folder.absolute(), allowed, lock)
 
 
-def check_same(run: ResumableRun, stage: RunFolder, name: str, allowed: Collection[str]) -> None:
+def check_same(run: Run, stage: RunFolder, name: str, allowed: Collection[str]) -> None:
     """Raise UserError if a stage was started with other flags than `run`, except for flags that may differ."""
     if stage.status()["fingerprint"] == fingerprint(run):
         return

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.batch import Group, Item, require_column, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside
@@ -33,7 +33,7 @@ Annotations = dict[str, torch.Tensor]  # each [number of sequences]
 
 def annotate_once(
     task: Task,
-    config: SupervisedRun,
+    config: Run,
     models: Mapping[str, ModelPlan],
     actor: TrainedModel,
     sets: Mapping[str, Sequence[Item]],
@@ -55,7 +55,7 @@ def annotate_once(
     return {name: WithAnnotations(items, annotations[name]) for name, items in sets.items()}
 
 
-def cache_file(task: Task, config: SupervisedRun, models: Mapping[str, ModelPlan], items: Sequence[Item]) -> Path:
+def cache_file(task: Task, config: Run, models: Mapping[str, ModelPlan], items: Sequence[Item]) -> Path:
     """Return the file where the annotations of `items` are, or will be."""
     ds = config.ds
     digest = hashlib.sha256(f"{ds.param_dtype} {ds.load_in_4bit} {ds.attn_implementation}".encode())
@@ -69,7 +69,7 @@ def cache_file(task: Task, config: SupervisedRun, models: Mapping[str, ModelPlan
 
 
 @torch.no_grad()
-def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: Sequence[Item]) -> Annotations:
+def annotate_all(task: Task, config: Run, actor: TrainedModel, items: Sequence[Item]) -> Annotations:
     """Return `task.annotate` of all sequences; the ranks share the work and each gets all of it. Needs
     `task.frozen`."""
     ends = torch.tensor([len(sequences(item)) for item in items]).cumsum(0)

@@ -10,7 +10,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ALL_LINEAR
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.plan import ACTOR, WorkerPlan
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import unadapted_matrices, unquantised_matrices
@@ -56,7 +56,7 @@ def pass_notices(models: Mapping[str, str], limit: float) -> Iterator[str]:
         )
 
 
-def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
+def describe_rows(run: Run, plan: WorkerPlan) -> Iterator[str]:
     """Say how the actor takes its batches, and which of the other models are padded because they cannot be packed.
 
     Raises:
@@ -77,7 +77,7 @@ def describe_rows(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
             yield f"{model.flag}={model.path} ({family.title}): {rows}"
 
 
-def describe_matrices(run: AnyTrainedRun, plan: WorkerPlan) -> Iterator[str]:
+def describe_matrices(run: Run, plan: WorkerPlan) -> Iterator[str]:
     """Say which matrices of the actor have no adapter where all linear layers are to have one, and which are not in 4
     bits: this depends on how its family computes its experts and its layers."""
     model, ds = plan.models[ACTOR], run.ds

@@ -15,7 +15,7 @@ from rlhf_suite.config.flags import NAMED
 from rlhf_suite.config.metrics import LOWER, direction_of
 from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, changes, list_allowed_changes, refusal
-from rlhf_suite.config.runs import ResumableRun
+from rlhf_suite.config.task_groups import RESUMABLE
 from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.stop import Stopped, get_stop_signal
@@ -129,7 +129,7 @@ class Saver:
         if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
             return changed_flags
         now, before = load(self.folder.config), load(checkpoint.config)
-        assert isinstance(now, ResumableRun)
+        assert now.task in RESUMABLE
         changed = changes(before, now)
         if problem := refusal(changed, now, list_allowed_changes(now), checkpoint.config):
             raise UserError(f"{problem.what}: {problem.fix}")

@@ -11,7 +11,7 @@ import torch
 
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.prompt_format import format_of
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import metric_names
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.packing import PackedRows
@@ -48,7 +48,7 @@ from rlhf_suite.train.trained_worker import SupervisedGroup, TrainedWorker
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-R = TypeVar("R", bound=SupervisedRun)
+R = TypeVar("R", bound=Run)
 MakeTask = Callable[[R, "PreTrainedTokenizerBase"], Task]
 
 
@@ -194,7 +194,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     return Encoded(items, held_out, contents_digest)
 
 
-def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
+def notices(config: Run, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
     """Return what the user should know before the run trains."""
     yield from embedding_notices(tokenizer, actor_path(config))
     if not config.actor.pretrains:
@@ -210,7 +210,7 @@ def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: dict[st
     return make_task(replace(config, data=replace(config.data, **columns)), tokenizer)
 
 
-def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> Sequence[Item]:
+def in_rows(items: Sequence[Item], config: Run, journal: Journal) -> Sequence[Item]:
     """Return the items, several to a row of data.max_len tokens where data.pack_to_max_len asks for it."""
     if not config.data.has("pack_to_max_len") or not config.data.pack_to_max_len:
         return items

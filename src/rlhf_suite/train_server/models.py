@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.plan import ACTOR
-from rlhf_suite.config.runs import ServeTrainRun
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.client import Started, TrainingClient
 from rlhf_suite.rl.datum import Adam, LossOutput
@@ -61,7 +60,7 @@ class Models(TrainingClient):
         super().__init__()
         self._parts, self.log = started, log
         run = started.run
-        assert isinstance(run, ServeTrainRun)
+        assert run.task == "serve_train"
         self.run, self.policy = run, started.policy
         self.folder = Path(run.ckpt.path) if run.ckpt.path else started.record.path / "checkpoints"
         self.models: dict[str, Model] = {}

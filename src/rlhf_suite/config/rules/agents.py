@@ -21,7 +21,8 @@ from rlhf_suite.config.agent_file import (
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.rules.rewards import password_problems
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.foreign_text import hide_secrets
 from rlhf_suite.python_source import SourceError
 
@@ -34,14 +35,14 @@ MISSING = {
 }
 
 
-def agents_in(run: PPORun) -> list[ChosenAgent]:
+def agents_in(run: Run) -> list[ChosenAgent]:
     """Return the agents of a run, without those of agent.sources that a rule refuses."""
     agents = agents_of(run.agent, run.train.agent_func_path)
     return [agent for number, agent in enumerate(agents) if number == 0 or not agent.config.needs("all_rows")]
 
 
-@rule
-def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def agents_have_their_files(run: Run) -> Iterator[Problem]:
     for agent in agents_in(run):
         part, file, key = agent.config.file_part, agent.file, agent.file_flag
         url = run.agent.server_url if part == ENVIRONMENT else None
@@ -59,7 +60,7 @@ def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
             yield from file_fits(run, agent, part, file)
 
 
-def file_fits(run: PPORun, chosen: ChosenAgent, part: str, file: str) -> Iterator[Problem]:
+def file_fits(run: Run, chosen: ChosenAgent, part: str, file: str) -> Iterator[Problem]:
     """Yield a problem if the file of an agent lacks the part that it needs, or its form needs a chat template."""
     key, kind = chosen.file_flag, f"{chosen.key}.kind"
     try:
@@ -87,8 +88,8 @@ def taker(part: str) -> str:
     return registry.agent.that_need(part)[0]
 
 
-@rule
-def agents_share_the_datasets(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def agents_share_the_datasets(run: Run) -> Iterator[Problem]:
     taken: dict[str, str] = {}
     for name, source in run.agent.sources.items():
         key = f"agent.sources.{name}"
@@ -104,8 +105,8 @@ def agents_share_the_datasets(run: PPORun) -> Iterator[Problem]:
         yield Problem("agent.sources", problem, "remove them, or write another agent.kind")
 
 
-@rule
-def agents_beside_others_fit(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def agents_beside_others_fit(run: Run) -> Iterator[Problem]:
     for agent, source in zip(agents_of(run.agent)[1:], run.agent.sources.values(), strict=True):
         key, kind = agent.key, agent.config.kind
         if source.agent_func_path is not None and agent.config.file_part is None:
@@ -119,8 +120,8 @@ def agents_beside_others_fit(run: PPORun) -> Iterator[Problem]:
             yield Problem(f"{key}.kind", problem, "write another kind")
 
 
-@rule
-def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def messages_have_a_template(run: Run) -> Iterator[Problem]:
     if run.data.apply_chat_template:
         return
     key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
@@ -137,8 +138,8 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
         yield Problem("agent.history", problem, "write agent.history=append, or data.apply_chat_template=true")
 
 
-@rule
-def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def rewards_of_environments_are_used(run: Run) -> Iterator[Problem]:
     if run.agent.add_reward and not has_source(run.reward):
         problem = "there is no reward source whose reward could be added"
         yield Problem("agent.add_reward", problem, "add reward.rule=<rule> or the like, or agent.add_reward=false")
@@ -152,15 +153,15 @@ def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
             )
 
 
-@rule
-def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def allowed_calls_have_an_agent(run: Run) -> Iterator[Problem]:
     if run.eval.max_calls is not None and not run.agent.has_turns:
         problem = f"a response of agent.kind={run.agent.kind} is one turn, and nobody answers it"
         yield Problem("eval.max_calls", problem, "remove it, or set agent.kind")
 
 
-@rule
-def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def parser_of_vllm_is_named(run: Run) -> Iterator[Problem]:
     parser = run.agent.tool_parser
     needs_name = parser in registry.tool_parser.that_read("vllm_tool_parser")
     if run.agent.has_turns and needs_name and run.agent.vllm_tool_parser is None:
@@ -168,8 +169,8 @@ def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
         yield Problem("agent.vllm_tool_parser", problem, "add agent.vllm_tool_parser=<name>, such as hermes")
 
 
-@rule
-def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def servers_of_agents_have_addresses(run: Run) -> Iterator[Problem]:
     for name, url, schemes in (
         ("server_url", run.agent.server_url, ("ws", "wss")),
         ("python_url", run.agent.python_url, ("http", "https")),
@@ -181,8 +182,8 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
             yield from password_problems(f"agent.{name}", url, "remove it; these servers are asked without a password")
 
 
-@rule
-def endpoint_fits(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def endpoint_fits(run: Run) -> Iterator[Problem]:
     name = run.algo.advantage.estimator
     if run.agent.needs("whole_episodes") and name in registry.estimator.that_read("gamma"):
         problem = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
@@ -191,8 +192,8 @@ def endpoint_fits(run: PPORun) -> Iterator[Problem]:
         )
 
 
-@rule
-def servers_of_tools_are_named(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def servers_of_tools_are_named(run: Run) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
             problem = f"{name!r} is not a server of tools"

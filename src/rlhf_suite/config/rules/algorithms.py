@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from rlhf_suite import registry
 from rlhf_suite.config.plan import optimizer_steps_per_rollout
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import DPORun, PPORun, PRMRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.registry import aggregation, correction, is_own, policy_loss
 
 CORRECTION = "algo.advantage.is_correction"
 
 
-@rule
-def aggregation_fits(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def aggregation_fits(run: Run) -> Iterator[Problem]:
     loss, mode = run.actor.policy_loss_type, run.actor.loss_agg_mode
     if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
         problem = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
@@ -23,8 +24,8 @@ def aggregation_fits(run: PPORun) -> Iterator[Problem]:
         )
 
 
-@rule
-def covariances_choose_tokens(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def covariances_choose_tokens(run: Run) -> Iterator[Problem]:
     """Find a band of covariances that holds none, and a pull to the old policy where nothing has moved from it."""
     loss, band = run.actor.policy_loss_type, run.actor.clip_cov_range
     if policy_loss.needs(loss, "covariance_band") and not (len(band) == 2 and band[0] < band[1]):
@@ -36,16 +37,16 @@ def covariances_choose_tokens(run: PPORun) -> Iterator[Problem]:
         yield Problem("actor.policy_loss_type", problem, fix)
 
 
-@rule
-def entropy_bonus_has_room(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def entropy_bonus_has_room(run: Run) -> Iterator[Problem]:
     coef, most = run.actor.entropy_coef, run.actor.entropy_coef_max
     if coef is not None and run.actor.entropy_target is not None and coef > most:
         key = "actor.entropy_coef_max"
         yield Problem(key, f"{most:g} is less than actor.entropy_coef={coef:g}", f"write {key}={2 * coef:g}")
 
 
-@rule
-def correction_fits(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def correction_fits(run: Run) -> Iterator[Problem]:
     config, loss = run.algo.advantage, run.actor.policy_loss_type
     level, mode, gating = config.is_correction_level, config.is_correction_mode, config.is_correction_gating
     if level == "off":
@@ -73,24 +74,24 @@ def band_problems(given: list[float], gating: str) -> Iterator[Problem]:
         yield Problem(key, problem, f"write '{key}=[0.5,5.0]'")
 
 
-@rule
-def advantages_keep_their_signs(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def advantages_keep_their_signs(run: Run) -> Iterator[Problem]:
     given, key = run.algo.advantage.clip_range, "algo.advantage.clip_range"
     if given is not None and not (len(given) == 2 and given[0] <= 0 <= given[1] and given[0] < given[1]):
         problem = f"{given} is not [low, high] with low <= 0 <= high, so signs would change"
         yield Problem(key, problem, f"write '{key}=[-5,5]', or null")
 
 
-@rule
-def warm_up_ends(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def warm_up_ends(run: Run) -> Iterator[Problem]:
     steps, frozen = run.train.max_steps, run.critic.freezing_steps
     if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
         problem = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
         yield Problem("critic.freezing_steps", problem, f"write critic.freezing_steps={steps // 10}")
 
 
-@rule
-def groups_are_large_enough(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def groups_are_large_enough(run: Run) -> Iterator[Problem]:
     key, advantage = "rollout.n_samples_per_prompt", run.algo.advantage
     for who, compares in (
         ("dynamic filtering", run.algo.dynamic_filtering_enable),
@@ -100,8 +101,8 @@ def groups_are_large_enough(run: PPORun) -> Iterator[Problem]:
             yield Problem(key, f"{who} compares the samples of a prompt, and there is only one", f"write {key}=8")
 
 
-@rule
-def numbers_are_given(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def numbers_are_given(run: Run) -> Iterator[Problem]:
     """Find numbers that nobody can give. What own code, servers, rules and environments give is not known here, and is
     seen in the first rollout."""
     given, agents = run.reward, run.agent.has_turns
@@ -120,8 +121,8 @@ def numbers_are_given(run: PPORun) -> Iterator[Problem]:
             yield Problem("algo.advantage.estimator", problem, fix)
 
 
-@rule
-def reward_parts_are_named(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def reward_parts_are_named(run: Run) -> Iterator[Problem]:
     """Find an estimator of reward parts without parts, or with penalties that are none of them, and wrong weights."""
     config, key, penalised = run.algo.advantage, "algo.advantage.reward_parts", penalties(run)
     if not config.needs("parts"):
@@ -142,7 +143,7 @@ def reward_parts_are_named(run: PPORun) -> Iterator[Problem]:
         yield Problem(weights_key, problem, f"write '{weights_key}=[{','.join('1' for _ in parts)}]', or null")
 
 
-def penalties(run: PPORun) -> dict[str, str]:
+def penalties(run: Run) -> dict[str, str]:
     """Return the penalties that the run takes from rewards by the names of their numbers, each with its flag."""
     given = {
         "overlong_penalty": ("reward.overlong_buffer_len", run.reward.overlong_buffer_len),
@@ -151,8 +152,8 @@ def penalties(run: PPORun) -> dict[str, str]:
     return {name: flag for name, (flag, value) in given.items() if value is not None}
 
 
-@rule
-def rewards_are_successes(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def rewards_are_successes(run: Run) -> Iterator[Problem]:
     """Find penalties that make rewards negative, for an estimator that divides by how often a prompt succeeds."""
     config = run.algo.advantage
     if not config.needs("successes"):
@@ -166,8 +167,8 @@ def rewards_are_successes(run: PPORun) -> Iterator[Problem]:
         yield Problem(key, f"{coef:g} replaces rewards: {problem}", f"write {key}=0, null, or another estimator")
 
 
-@rule
-def groups_hold_k_samples(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def groups_hold_k_samples(run: Run) -> Iterator[Problem]:
     config, samples = run.algo.advantage, run.rollout.n_samples_per_prompt
     if (
         registry.estimator.reads(config.estimator, "pass_k")
@@ -179,8 +180,8 @@ def groups_hold_k_samples(run: PPORun) -> Iterator[Problem]:
         yield Problem("algo.advantage.pass_k", problem, f"write {key}={2 * config.pass_k}, or a smaller number")
 
 
-@rule
-def kl_pulls(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def kl_pulls(run: Run) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
     pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
     if kl.use_loss and kl.init_coef > 0 and not pulls:
@@ -192,8 +193,8 @@ def kl_pulls(run: PPORun) -> Iterator[Problem]:
         yield Problem("algo.kl.horizon", problem, f"write algo.kl.horizon={10 * samples}")
 
 
-@rule
-def teacher_is_used(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def teacher_is_used(run: Run) -> Iterator[Problem]:
     if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
         problem = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
         yield Problem("algo.distill.coef", problem, "write algo.distill.coef=1, or another estimator")
@@ -205,16 +206,16 @@ def teacher_is_used(run: PPORun) -> Iterator[Problem]:
         yield Problem(key, problem, f"write {key}=false")
 
 
-@rule
-def preference_loss_fits(run: DPORun) -> Iterator[Problem]:
+@rule(tasks=("dpo",))
+def preference_loss_fits(run: Run) -> Iterator[Problem]:
     loss = run.algo.loss
     if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
         problem = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
         yield Problem("algo.nll_loss_coef", problem, "write algo.nll_loss_coef=1")
 
 
-@rule
-def reward_tokens_differ(run: PRMRun) -> Iterator[Problem]:
+@rule(tasks=("prm",))
+def reward_tokens_differ(run: Run) -> Iterator[Problem]:
     if run.algo.reward_tokens is not None:
         names = run.algo.reward_tokens
         if len(names) < 2 or len(set(names)) < len(names):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import PPORun, ServeTrainRun
+from rlhf_suite.config.runs import Run
 
 # Sections of task=ppo that what trains call by call does not read: the user's loop scores and evaluates by itself.
 OF_THE_LOOP = ("agent", "critic", "eval", "reward", "teacher")
@@ -17,7 +17,7 @@ def is_of_the_loop(task: str, key: str) -> bool:
     return task == "serve_train" and key.partition(".")[0] in OF_THE_LOOP
 
 
-def list_unserved(run: PPORun) -> Iterator[Problem]:
+def list_unserved(run: Run) -> Iterator[Problem]:
     """Yield a problem for each flag of task=ppo that asks for what a client does not do."""
     asked = {
         "rollout.replay": run.replays,
@@ -50,13 +50,13 @@ def knows_last_pass(ds: DeepSpeedConfig) -> bool:
     return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm is True)
 
 
-@rule
-def only_what_calls_do_is_served(run: ServeTrainRun) -> Iterator[Problem]:
+@rule(tasks=("serve_train",))
+def only_what_calls_do_is_served(run: Run) -> Iterator[Problem]:
     yield from list_unserved(run)
 
 
-@rule
-def results_do_not_depend_on_others(run: ServeTrainRun) -> Iterator[Problem]:
+@rule(tasks=("serve_train",))
+def results_do_not_depend_on_others(run: Run) -> Iterator[Problem]:
     """Check that gradients draw no random numbers: those of one client would depend on when others call."""
     if run.ds.lora.dropout > 0:
         problem = "the gradients of a client would depend on what others ask for meanwhile"

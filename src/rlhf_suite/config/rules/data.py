@@ -14,18 +14,10 @@ from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
-    ChatRun,
-    CheckRewardRun,
-    DistillRun,
-    GenerateRun,
-    KTORun,
-    PPORun,
-    ScoreRun,
-    SFTRun,
-    SupervisedRun,
-    TextRun,
+    Run,
 )
 from rlhf_suite.config.sources import names_in, source_problems
+from rlhf_suite.config.task_groups import PLANNED, RL, SCORED, SUPERVISED
 
 
 def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
@@ -60,8 +52,8 @@ def columns(data: Any, unread: Collection[str] = ()) -> dict[str, str]:
     return {flag: column for flag, column in keys.items() if column is not None}
 
 
-@rule
-def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
+@rule(tasks=SUPERVISED)
+def has_training_data(run: Run) -> Iterator[Problem]:
     data, is_paired = run.data, run.data.is_paired
     names = columns(data, unread=("input_key", "output_key", "label_key") if is_paired else ())
     if run.actor.pretrains:
@@ -70,8 +62,8 @@ def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
     yield from evaluation_problems(run.eval, names)
 
 
-@rule
-def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
+@rule(tasks=("kto",))
+def pairs_are_whole(run: Run) -> Iterator[Problem]:
     if run.data.chosen_key is None:
         return
     data = run.data
@@ -84,8 +76,8 @@ def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
         yield Problem("data.prompt_key", problem, fix)
 
 
-@rule
-def has_prompts(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def has_prompts(run: Run) -> Iterator[Problem]:
     data, names = run.data, columns(run.data, unread=("pretrain_key",))
     if data.pretrain_dataset is not None:
         key, column = "data.pretrain_dataset", {"data.pretrain_key": data.pretrain_key}
@@ -96,8 +88,8 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
     yield from evaluation_problems(run.eval, names)
 
 
-@rule
-def benchmarks_are_known(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def benchmarks_are_known(run: Run) -> Iterator[Problem]:
     key, entries = "eval.benchmark", [*named_benchmarks(run.eval.benchmark)]
     if run.eval.benchmark is not None and not entries:
         yield Problem(key, "names no benchmark", f"write {key}=<name>:<file>; the names are {', '.join(BENCHMARKS)}")
@@ -112,21 +104,21 @@ def benchmarks_are_known(run: PPORun) -> Iterator[Problem]:
             yield Problem(key, f"names {name} twice", "name each benchmark once")
 
 
-@rule
-def benchmarks_have_one_turn(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def benchmarks_have_one_turn(run: Run) -> Iterator[Problem]:
     key = "eval.benchmark"
     if run.eval.benchmark is not None and run.agent.has_turns:
         problem = "a benchmark has prompts of one turn, and this run has an agent"
         yield Problem(key, problem, f"remove {key}, and measure the model without agent.kind")
 
 
-@rule
-def has_prompts_to_answer(run: GenerateRun) -> Iterator[Problem]:
+@rule(tasks=("generate",))
+def has_prompts_to_answer(run: Run) -> Iterator[Problem]:
     yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, columns(run.data))
 
 
-@rule
-def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+@rule(tasks=SCORED)
+def has_rows(run: Run) -> Iterator[Problem]:
     names = columns(run.data, unread=("query_key", "finish_key", "tools_key"))
     yield from source_problems("data.dataset", run.data.dataset, names)
 
@@ -138,8 +130,8 @@ FLAG = "data.chat_template_kwargs"
 TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template")
 
 
-@rule
-def template_has_one_place(run: TextRun) -> Iterator[Problem]:
+@rule(tasks=(*PLANNED, "chat"))
+def template_has_one_place(run: Run) -> Iterator[Problem]:
     key, template = "data.input_template", run.data.input_template
     if template is None or run.data.apply_chat_template:
         return
@@ -155,8 +147,8 @@ def template_has_one_place(run: TextRun) -> Iterator[Problem]:
         yield Problem(key, f"{template!r} has a backslash and an n where a new line is meant", fix)
 
 
-@rule
-def variables_are_named(run: TextRun) -> Iterator[Problem]:
+@rule(tasks=(*PLANNED, "chat"))
+def variables_are_named(run: Run) -> Iterator[Problem]:
     for setting in run.data.chat_template_kwargs:
         name, colon, _ = setting.partition(":")
         if not colon or not name.isidentifier():
@@ -165,8 +157,8 @@ def variables_are_named(run: TextRun) -> Iterator[Problem]:
             yield Problem(FLAG, f"{name} is given to the template by the suite", "remove it")
 
 
-@rule
-def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
+@rule(tasks=("sft", "distill"))
+def examples_fit_together(run: Run) -> Iterator[Problem]:
     data, is_plain = run.data, run.actor.pretrain_mode_enable
     compiled = run.ds.packing_samples is None and run.ds.deepcompile
     if data.pack_to_max_len and wanted_packing(run.ds) is False:
@@ -185,16 +177,16 @@ def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
             yield Problem(f"data.{name}", problem, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
 
 
-@rule
-def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
+@rule(tasks=SUPERVISED)
+def turns_are_marked(run: Run) -> Iterator[Problem]:
     markers = run.data.turn_markers if run.data.has("turn_markers") else None
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
         problem = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
         yield Problem("data.turn_markers", problem, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
 
 
-@rule
-def reward_has_its_place(run: SFTRun | DistillRun) -> Iterator[Problem]:
+@rule(tasks=("sft", "distill"))
+def reward_has_its_place(run: Run) -> Iterator[Problem]:
     if run.data.reward_key is None:
         return
     if run.data.multiturn:
@@ -208,8 +200,8 @@ def reward_has_its_place(run: SFTRun | DistillRun) -> Iterator[Problem]:
     yield from reward_template_problems(run.data)
 
 
-@rule
-def target_has_its_place(run: GenerateRun | ChatRun) -> Iterator[Problem]:
+@rule(tasks=("generate", "chat"))
+def target_has_its_place(run: Run) -> Iterator[Problem]:
     if run.data.target_reward is not None:
         yield from reward_template_problems(run.data)
 

@@ -7,23 +7,24 @@ from collections.abc import Iterator
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.plan import model_sections
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, RMRun, SFTRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.task_groups import RL, SEEING
 
 KEY = "data.image_key"
 WITHOUT = f"write {KEY}=null"
 
 
-@rule
-def model_reads_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
+@rule(tasks=SEEING)
+def model_reads_images(run: Run) -> Iterator[Problem]:
     path = run.actor.model_name_or_path
     if run.data.image_key is not None and path is not None and path.startswith(BUILTIN) and path != SEEING_MODEL:
         key = "actor.model_name_or_path"
         yield Problem(key, f"{path} reads no images, and {KEY} is set", f"write {key}={SEEING_MODEL}, or {KEY}=null")
 
 
-@rule
-def ranks_hold_whole_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
+@rule(tasks=SEEING)
+def ranks_hold_whole_images(run: Run) -> Iterator[Problem]:
     if run.data.image_key is not None and run.ds.ring_attn_size > 1:
         problem = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
         yield Problem("ds.ring_attn_size", problem, "write ds.ring_attn_size=1")
@@ -32,8 +33,8 @@ def ranks_hold_whole_images(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[P
         yield Problem("ds.tensor_parallel_size", problem, "write ds.tensor_parallel_size=1")
 
 
-@rule
-def experts_are_not_balanced(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[Problem]:
+@rule(tasks=SEEING)
+def experts_are_not_balanced(run: Run) -> Iterator[Problem]:
     """Refuse the loss of the balance of experts, which would count the blank image of a batch without one."""
     if run.data.image_key is None:
         return
@@ -43,14 +44,14 @@ def experts_are_not_balanced(run: SFTRun | DPORun | RMRun | PPORun) -> Iterator[
             yield Problem(f"{name}.aux_loss_coef", problem, f"write {name}.aux_loss_coef=0")
 
 
-@rule
-def distillation_reads_text(run: DistillRun) -> Iterator[Problem]:
+@rule(tasks=("distill",))
+def distillation_reads_text(run: Run) -> Iterator[Problem]:
     if run.data.image_key is not None:
         yield Problem(KEY, "task=distill reads text alone", WITHOUT)
 
 
-@rule
-def others_need_no_images(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def others_need_no_images(run: Run) -> Iterator[Problem]:
     """Refuse what would read the tokens of images as text, or has not been compared with the engines."""
     if run.data.image_key is None:
         return

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import urls
 from rlhf_suite.config.rules.rewards import list_named, url_problems
-from rlhf_suite.config.runs import LoopRun, ScoredTextRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import REWARDED
 from rlhf_suite.foreign_text import SECRET_NAMES
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -21,14 +22,14 @@ OWN_FIELDS = {
 }
 
 
-def list_rubrics(run: ScoredTextRun | LoopRun) -> Mapping[str, str]:
+def list_rubrics(run: Run) -> Mapping[str, str]:
     """Return the files of the rubrics of a run by flag."""
     named = {f"{key}.rubric": source.rubric for key, source in list_named(run).items()}
     return {key: rubric for key, rubric in named.items() if rubric is not None}
 
 
-@rule
-def judge_is_named(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
+@rule(tasks=REWARDED)
+def judge_is_named(run: Run) -> Iterator[Problem]:
     judge = run.reward.judge
     if not list_rubrics(run):
         return
@@ -41,8 +42,8 @@ def judge_is_named(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
         yield Problem("reward.judge.model", problem, "add reward.judge.model=<name of the model at the server>")
 
 
-@rule
-def judge_key_is_a_secret(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
+@rule(tasks=REWARDED)
+def judge_key_is_a_secret(run: Run) -> Iterator[Problem]:
     """Refuse a key in place of the name of its variable, and a name by which no message would hide the value."""
     key = "reward.judge.key_env"
     if not NAME.fullmatch(run.reward.judge.key_env):
@@ -54,8 +55,8 @@ def judge_key_is_a_secret(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
         yield Problem(key, problem, "name a variable with KEY or TOKEN in its name")
 
 
-@rule
-def judge_has_a_scale(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
+@rule(tasks=REWARDED)
+def judge_has_a_scale(run: Run) -> Iterator[Problem]:
     scale = run.reward.judge.scale
     if len(scale) != 2 or not -math.inf < scale[0] < scale[1] < math.inf:
         yield Problem("reward.judge.scale", f"{scale} is not [worst, best] with worst < best", "write '[0,10]'")

@@ -13,20 +13,21 @@ from rlhf_suite.config.formatting import did_you_mean, number_of
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import Ranked, is_actor, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import AnyTrainedRun, ChatRun, DistillRun, PPORun, Run, ServeRMRun, SupervisedRun
+from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.task_groups import RL, TRAINED
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
 
-@rule
+@rule()
 def model_is_named(run: Run) -> Iterator[Problem]:
-    if run.MODEL.endswith("model_name_or_path") and all_values(run)[run.MODEL] is None:
-        demo = f", or demo={run.task} for a small built-in example" if run.HAS_DEMO else ""
-        fix = f"add {run.MODEL}=<HF folder or hub name>{demo}"
-        yield Problem(run.MODEL, "no model is named", fix)
+    task = TASKS[run.task]
+    if task.model.endswith("model_name_or_path") and all_values(run)[task.model] is None:
+        demo = f", or demo={run.task} for a small built-in example" if task.has_demo else ""
+        yield Problem(task.model, "no model is named", f"add {task.model}=<HF folder or hub name>{demo}")
 
 
-@rule
+@rule()
 def model_folders_exist(run: Run) -> Iterator[Problem]:
     for key, path in all_values(run).items():
         if not key.endswith("model_name_or_path") or path is None or not path.startswith(("/", "./", "../", "~")):
@@ -36,15 +37,15 @@ def model_folders_exist(run: Run) -> Iterator[Problem]:
             yield Problem(key, f"the folder {path} does not exist", fix)
 
 
-@rule
-def teacher_is_named(run: DistillRun) -> Iterator[Problem]:
+@rule(tasks=("distill",))
+def teacher_is_named(run: Run) -> Iterator[Problem]:
     if run.teacher.model_name_or_path is None:
         key = "teacher.model_name_or_path"
         yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")
 
 
-@rule
-def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def four_bits_fit(run: Run) -> Iterator[Problem]:
     key = "ds.load_in_4bit"
     if not run.ds.load_in_4bit:
         return
@@ -57,8 +58,8 @@ def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
         yield from without_bitsandbytes(key)
 
 
-@rule
-def four_bits_can_be_loaded(run: ServeRMRun | ChatRun) -> Iterator[Problem]:
+@rule(tasks=("serve_rm", "chat"))
+def four_bits_can_be_loaded(run: Run) -> Iterator[Problem]:
     if run.ds.load_in_4bit:
         yield from without_bitsandbytes("ds.load_in_4bit")
 
@@ -68,8 +69,8 @@ def without_bitsandbytes(key: str) -> Iterator[Problem]:
         yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
 
 
-@rule
-def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def liger_fits(run: Run) -> Iterator[Problem]:
     key = "ds.use_liger_kernel"
     if run.ds.use_liger_kernel and run.launch.device == "cpu":
         yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
@@ -80,8 +81,8 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[gpu]'")
 
 
-@rule
-def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
+@rule(tasks=(*TRAINED, "serve_rm"))
+def attention_fits(run: Run) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
     if name is None:
         return  # the best that the model can do
@@ -98,7 +99,7 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
         yield Problem(key, problem, f"write {key}=varlen")
 
 
-def packing_demand(run: AnyTrainedRun | ServeRMRun) -> str | None:
+def packing_demand(run: Run) -> str | None:
     """Return the flag and value by which a run wants packed rows; None if its model may pad them."""
     ds = run.ds
     if ds.splits_tokens:
@@ -122,8 +123,8 @@ def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[
         yield Problem(key, problem, f"install it, or write {key}=varlen, which uses the kernels of torch")
 
 
-@rule
-def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def policy_is_not_drawn(run: Run) -> Iterator[Problem]:
     if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
         problem = (
             f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
@@ -131,9 +132,9 @@ def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
         yield Problem("ds.lora.dropout", problem, "write ds.lora.dropout=0.0")
 
 
-@rule
-def models_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
-    sections = {"actor": run.actor} | ({"critic": run.critic} if isinstance(run, PPORun) else {})
+@rule(tasks=TRAINED)
+def models_can_be_trained(run: Run) -> Iterator[Problem]:
+    sections = {"actor": run.actor} | ({"critic": run.critic} if run.task in RL else {})
     for name, section in sections.items():
         if len(section.adam.betas) != 2:
             problem = f"needs 2 values, not {len(section.adam.betas)}"
@@ -181,8 +182,8 @@ def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Itera
         yield Problem(key, problem, f"write {key}=false")
 
 
-@rule
-def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def offloads_fit(run: Run) -> Iterator[Problem]:
     for name in ("ref", "teacher", "reward"):
         section = getattr(run, name, None)
         if section is None or not section.offload:
@@ -199,8 +200,8 @@ def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
         yield Problem(key, problem, f"write {key}=false")
 
 
-@rule
-def actor_has_its_ranks(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def actor_has_its_ranks(run: Run) -> Iterator[Problem]:
     """Check that a frozen model that is the actor without its adapters is asked for no other ranks than the actor's."""
     for name, section in model_sections(run).items():
         if isinstance(section, Ranked) and is_actor(run, name, section):

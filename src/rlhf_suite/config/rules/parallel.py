@@ -9,14 +9,15 @@ from rlhf_suite.config.formatting import next_multiple, number_of
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import AnyTrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import TRAINED
 
 SEQUENCE, TENSOR = "ds.ring_attn_size", "ds.tensor_parallel_size"
 WHOLE = f"write {TENSOR}=1"
 
 
-@rule
-def ranks_form_groups(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def ranks_form_groups(run: Run) -> Iterator[Problem]:
     sizes = {SEQUENCE: run.ds.ring_attn_size, TENSOR: run.ds.tensor_parallel_size}
     size = run.ds.ring_attn_size * run.ds.tensor_parallel_size
     named = " x ".join(f"{key}={value}" for key, value in sizes.items() if value > 1)
@@ -27,8 +28,8 @@ def ranks_form_groups(run: AnyTrainedRun) -> Iterator[Problem]:
             yield Problem(f"{name}.num_gpus_per_node", problem, fix)
 
 
-@rule
-def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def sequences_split(run: Run) -> Iterator[Problem]:
     """Check that attention knows the borders of packed sequences whose tokens several ranks have."""
     size = run.ds.ring_attn_size
     if size == 1:
@@ -41,8 +42,8 @@ def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem("ds.attn_implementation", problem, "write ds.attn_implementation=varlen")
 
 
-@rule
-def matrices_split(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def matrices_split(run: Run) -> Iterator[Problem]:
     """Check that nothing needs a whole matrix on one rank. Without DeepSpeed there is only one rank."""
     ds = run.ds
     if ds.tensor_parallel_size == 1:

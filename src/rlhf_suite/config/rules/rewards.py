@@ -21,8 +21,9 @@ from rlhf_suite.config.reward import (
     reward_models,
     urls,
 )
-from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
+from rlhf_suite.config.task_groups import JUDGED, LOOPS, RL, SCORED, SCORED_TEXTS
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 
@@ -33,9 +34,9 @@ FIX = (
 )
 
 
-def list_named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
+def list_named(run: Run) -> Mapping[str, SourceConfig]:
     """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
-    if isinstance(run, PPORun) and run.replays:
+    if run.task in RL and run.replays:
         return {}
     if run.reward.sources:
         return {key_of(name): source for name, source in run.reward.sources.items()}
@@ -59,8 +60,8 @@ def scores_episodes(agent: AgentConfig) -> bool:
     return agent.reads("add_reward")
 
 
-@rule
-def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def policy_has_a_reward(run: Run) -> Iterator[Problem]:
     if run.replays:
         return  # the rollouts have their rewards
     if not has_source(run.reward) and all(scores_episodes(agent.config) for agent in agents_of(run.agent)):
@@ -72,12 +73,12 @@ def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
         yield Problem("reward", problem, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
 
 
-@rule
-def rows_have_a_reward(run: ScoreRun | CheckRewardRun | LoopRun) -> Iterator[Problem]:
+@rule(tasks=(*LOOPS, "score", "check_reward"))
+def rows_have_a_reward(run: Run) -> Iterator[Problem]:
     yield from one_reward(run)
 
 
-def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
+def one_reward(run: Run) -> Iterator[Problem]:
     """Yield what keeps a run from having one source of rewards, or several that are named."""
     beside = list_given("reward", run.reward)
     if run.reward.sources and beside:
@@ -93,8 +94,8 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
             yield Problem(key, problem, "keep one, and set the others to null")
 
 
-@rule
-def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+@rule(tasks=(*RL, *SCORED))
+def sources_fit_together(run: Run) -> Iterator[Problem]:
     sources = run.reward.sources
     of_steps = [name for name, source in sources.items() if source.process]
     enabled = run.reward.scores_steps
@@ -111,8 +112,8 @@ def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Pr
             yield Problem("reward.sources", problem, "use only letters, digits, - and _ in the names of sources")
 
 
-@rule
-def best_sources_are_several(run: ScoredTextRun) -> Iterator[Problem]:
+@rule(tasks=SCORED_TEXTS)
+def best_sources_are_several(run: Run) -> Iterator[Problem]:
     shared = [source.best_of for source in run.reward.sources.values() if source.best_of is not None]
     for name, source in run.reward.sources.items():
         if source.best_of is not None and shared.count(source.best_of) == 1:
@@ -120,8 +121,8 @@ def best_sources_are_several(run: ScoredTextRun) -> Iterator[Problem]:
             yield Problem(f"reward.sources.{name}.best_of", problem, "give another source the same name, or remove it")
 
 
-@rule
-def reward_key_is_there(run: ScoredTextRun) -> Iterator[Problem]:
+@rule(tasks=SCORED_TEXTS)
+def reward_key_is_there(run: Run) -> Iterator[Problem]:
     key, sources = run.reward.reward_key, run.reward.sources
     if key is None:
         return
@@ -134,8 +135,8 @@ def reward_key_is_there(run: ScoredTextRun) -> Iterator[Problem]:
         yield Problem("reward.reward_key", problem, "write <source>, or <source>/<name of one of its numbers>")
 
 
-@rule
-def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
+@rule(tasks=SCORED_TEXTS)
+def remote_url_is_usable(run: Run) -> Iterator[Problem]:
     for name, source in list_named(run).items():
         key = f"{name}.remote_url"
         if is_http(source.remote_url):
@@ -182,8 +183,8 @@ def what_is_wrong(url: str) -> str | None:
     return "has a port that is not a number from 1 to 65535" if port == 0 else None
 
 
-@rule
-def rule_has_what_it_needs(run: ScoredTextRun) -> Iterator[Problem]:
+@rule(tasks=SCORED_TEXTS)
+def rule_has_what_it_needs(run: Run) -> Iterator[Problem]:
     for key, source in list_named(run).items():
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
             problem = f"{key}.rule={source.rule} compares with a label"
@@ -192,37 +193,37 @@ def rule_has_what_it_needs(run: ScoredTextRun) -> Iterator[Problem]:
             yield from gym_problems(f"{key}.rule")
 
 
-@rule
-def process_has_a_model(run: PPORun | ScoreRun) -> Iterator[Problem]:
+@rule(tasks=(*RL, "score"))
+def process_has_a_model(run: Run) -> Iterator[Problem]:
     key = "reward.process.model_name_or_path"
     if run.reward.process.enable and run.reward.process.model_name_or_path is None:
         yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
 
 
-@rule
-def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
+@rule(tasks=JUDGED)
+def constants_have_a_model(run: Run) -> Iterator[Problem]:
     if run.reward.normalize_enable and not reward_models(run.reward):
         problem = "the constants are stored in a reward model, and no reward model is named"
         yield Problem("reward.normalize_enable", problem, "remove it, or name reward.model_name_or_path")
 
 
-@rule
-def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
+@rule(tasks=("generate", "score"))
+def model_stays(run: Run) -> Iterator[Problem]:
     """Refuse to move the reward model to host memory where no other model needs the room."""
     if run.reward.offload:
         yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
-@rule
-def pattern_is_one(run: ScoredTextRun) -> Iterator[Problem]:
+@rule(tasks=SCORED_TEXTS)
+def pattern_is_one(run: Run) -> Iterator[Problem]:
     try:
         re.compile(run.reward.rules.format_pattern)
     except re.error as error:
         yield Problem("reward.rules.format_pattern", f"is not a regular expression: {error}", "correct it")
 
 
-@rule
-def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+@rule(tasks=SCORED)
+def sources_read_text(run: Run) -> Iterator[Problem]:
     for name, source in run.reward.sources.items():
         if source.model_name_or_path is not None or source.process:
             problem = "several sources can only score text here, which a reward model does not do"
@@ -232,16 +233,16 @@ def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
             yield Problem(f"reward.sources.{name}", problem, fix)
 
 
-@rule
-def no_model_scores(run: CheckRewardRun) -> Iterator[Problem]:
+@rule(tasks=("check_reward",))
+def no_model_scores(run: Run) -> Iterator[Problem]:
     key = "reward.model_name_or_path"
     if run.reward.model_name_or_path is not None:
         fix = "use task=score, or a served one: task=serve_rm, reward.remote_url"
         yield Problem(key, "this task loads no model", fix)
 
 
-@rule
-def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
+@rule(tasks=("check_reward",))
+def something_is_scored(run: Run) -> Iterator[Problem]:
     """Check that there is a response, or a label that can be scored as its own answer."""
     if run.data.output_key is not None:
         return
@@ -253,8 +254,8 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
             yield Problem(key, f"a label of {name}.rule={source.rule} contains tests, which are not an answer", fix)
 
 
-@rule
-def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
+@rule(tasks=("generate",))
+def reward_is_a_rule(run: Run) -> Iterator[Problem]:
     if reward_models(run.reward):
         problem = "samples are scored by rules, files, servers and judges only"
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
@@ -263,16 +264,16 @@ def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
         yield from one_reward(run)
 
 
-@rule
-def penalties_fit(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def penalties_fit(run: Run) -> Iterator[Problem]:
     buffer, longest = run.reward.overlong_buffer_len, run.rollout.max_new_tokens or run.data.max_len
     if buffer is not None and buffer >= longest:
         problem = f"{buffer} tokens would penalise every response: the longest has {longest}"
         yield Problem("reward.overlong_buffer_len", problem, f"write reward.overlong_buffer_len={max(1, longest // 5)}")
 
 
-@rule
-def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def ranges_are_ordered(run: Run) -> Iterator[Problem]:
     for key, given, example, is_read in (
         ("reward.clip_range", run.reward.clip_range, "[-10,10]", True),
         ("algo.dynamic_filtering_range", run.algo.dynamic_filtering_range, "[0,1]", run.algo.dynamic_filtering_enable),

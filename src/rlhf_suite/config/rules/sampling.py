@@ -18,27 +18,21 @@ from rlhf_suite.config.plan import makes_rollouts_ahead, round_size
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import (
-    ChatRun,
-    GenerateRun,
-    IterativeDPORun,
-    MergeLoRARun,
-    PPORun,
-    RejectionSamplingRun,
-    SamplingRun,
-    ScoreRun,
+    Run,
 )
+from rlhf_suite.config.task_groups import RL, SAMPLING
 
 
-@rule
-def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
+@rule(tasks=SAMPLING)
+def room_for_a_prompt(run: Run) -> Iterator[Problem]:
     new = run.rollout.max_new_tokens
     if new is not None and new >= run.data.max_len:
         problem = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
         yield Problem("rollout.max_new_tokens", problem, f"write less than {run.data.max_len}, or raise data.max_len")
 
 
-@rule
-def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def sampling_is_unchanged(run: Run) -> Iterator[Problem]:
     """Refuse sampling from another distribution than the one whose log-probs are trained."""
     rollout = run.rollout
     for name, value, neutral in (
@@ -58,8 +52,8 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
             yield Problem(key, problem, fix)
 
 
-@rule
-def rounds_fit(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def rounds_fit(run: Run) -> Iterator[Problem]:
     """Check that a round of sampling without filters is as large as a step, and that no sample of it gets too old."""
     key, train = "rollout.vllm_generate_batch_size", run.train
     prompts, size, bound = round_size(run.rollout), run.rollout.batch_size, train.async_queue_size
@@ -90,8 +84,8 @@ def rounds_fit(run: PPORun) -> Iterator[Problem]:
         yield Problem(key, problem, f"write train.async_queue_size={later} or more, or leave {key} out")
 
 
-@rule
-def engines_fit(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def engines_fit(run: Run) -> Iterator[Problem]:
     vllm = run.vllm
     if vllm.sync_backend == "ipc" and not run.train.colocate_all:
         problem = "ipc needs trainer and engine on the same GPU"
@@ -104,24 +98,24 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
         yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto")
 
 
-@rule
-def engine_arguments_are_free(run: PPORun | SamplingRun) -> Iterator[Problem]:
+@rule(tasks=SAMPLING)
+def engine_arguments_are_free(run: Run) -> Iterator[Problem]:
     """Refuse arguments of the engines that the suite decides, and weights that they do not quantise."""
     yield from owned_problems(run.vllm.engine_args, run.launch.device)
     if run.vllm.quantization is not None and run.ds.param_dtype == "fp32":
         problem = f"{run.vllm.quantization} quantises weights of bf16, and ds.param_dtype is fp32"
         yield Problem(QUANTIZATION, problem, f"write ds.param_dtype=bf16, or {QUANTIZATION}=null")
-    sees = isinstance(run, PPORun) and run.data.image_key is not None
-    replays = isinstance(run, PPORun) and run.actor.routing_replay
+    sees = run.task in RL and run.data.image_key is not None
+    replays = run.task in RL and run.actor.routing_replay
     others = {"rollout.min_p": run.rollout.min_p > 0, "data.image_key": sees, "actor.routing_replay": replays}
     yield from speculation_problems(run.vllm.speculative_config, others)
-    if isinstance(run, PPORun):
+    if run.task in RL:
         is_corrected = run.algo.advantage.is_correction_level != "off" and run.algo.mismatch_max is not None
         yield from rounding_problems(run.vllm.quantization, run.vllm.engine_args, is_corrected)
 
 
-@rule
-def routes_come_back(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def routes_come_back(run: Run) -> Iterator[Problem]:
     """Check that the engines can say to which experts they sent each token."""
     key, vllm = "actor.routing_replay", run.vllm
     if not run.actor.routing_replay:
@@ -133,9 +127,9 @@ def routes_come_back(run: PPORun) -> Iterator[Problem]:
         yield Problem(key, "it has not been tried with images (data.image_key)", f"write {key}=false")
 
 
-@rule
-def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
-    section, output = run.task, run.generate if isinstance(run, GenerateRun) else run.score
+@rule(tasks=("generate", "score"))
+def output_is_writable(run: Run) -> Iterator[Problem]:
+    section, output = run.task, run.generate if run.has("generate") else run.score
     key = f"{section}.output_path"
     if shard_of(output.shard) is None:
         fix = f"write {section}.shard=0/4 for the first of four parts, or remove it"
@@ -151,8 +145,8 @@ def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
             yield Problem(key, f"{path} exists already", "choose another file, or remove that one")
 
 
-@rule
-def samples_can_be_compared(run: GenerateRun) -> Iterator[Problem]:
+@rule(tasks=("generate",))
+def samples_can_be_compared(run: Run) -> Iterator[Problem]:
     key, samples = "generate.best_of_n", run.rollout.n_samples_per_prompt
     if run.rollout.temperature == 0 and samples > 1:
         problem = f"{samples} samples at rollout.temperature=0 would all be the same"
@@ -166,8 +160,8 @@ def samples_can_be_compared(run: GenerateRun) -> Iterator[Problem]:
         yield Problem(key, "there is only one sample of each prompt", fix)
 
 
-@rule
-def scores_fit(run: ScoreRun) -> Iterator[Problem]:
+@rule(tasks=("score",))
+def scores_fit(run: Run) -> Iterator[Problem]:
     if run.score.pairs and run.score.best_of_n:
         problem = "a pair already contains the best response"
         yield Problem("score.best_of_n", problem, "write score.best_of_n=false, or score.pairs=false")
@@ -179,22 +173,22 @@ def scores_fit(run: ScoreRun) -> Iterator[Problem]:
         yield Problem("score.max_tokens_per_gpu", problem, fix)
 
 
-@rule
-def there_is_a_choice(run: RejectionSamplingRun | IterativeDPORun) -> Iterator[Problem]:
+@rule(tasks=("rejection_sampling", "iterative_dpo"))
+def there_is_a_choice(run: Run) -> Iterator[Problem]:
     if run.rollout.n_samples_per_prompt < 2:
         problem = "there is only one answer to each prompt, so none can be better"
         yield Problem("rollout.n_samples_per_prompt", problem, "write rollout.n_samples_per_prompt=8")
 
 
-@rule
-def there_is_one_reference(run: IterativeDPORun) -> Iterator[Problem]:
+@rule(tasks=("iterative_dpo",))
+def there_is_one_reference(run: Run) -> Iterator[Problem]:
     if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
         problem = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
         yield Problem("loop.fixed_reference_enable", problem, "remove one of the two")
 
 
-@rule
-def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
+@rule(tasks=("merge_lora",))
+def adapter_is_named(run: Run) -> Iterator[Problem]:
     key, path = "lora.path", run.lora.path
     if path is None:
         yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
@@ -202,8 +196,8 @@ def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
         yield Problem(key, f"{path} has no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
 
 
-@rule
-def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
+@rule(tasks=("chat",))
+def room_for_a_message(run: Run) -> Iterator[Problem]:
     if run.chat.max_len is not None and run.chat.max_len <= run.chat.max_new_tokens:
         problem = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
         fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"

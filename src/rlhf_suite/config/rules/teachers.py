@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import is_http, urls
 from rlhf_suite.config.rules.rewards import password_problems
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.config.teacher import NAMED, TOKEN, TeacherSourceConfig, list_teachers
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import teacher
@@ -16,8 +17,8 @@ from rlhf_suite.registry import teacher
 PROMPT, SOURCES = "data.teacher_prompt_key", NAMED.removesuffix(".")
 
 
-@rule
-def teachers_are_named(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def teachers_are_named(run: Run) -> Iterator[Problem]:
     for key, source in list_teachers(run.teacher).items() if run.algo.distill.coef > 0 else ():
         yield from weights_are_named(key, source)
         yield from teacher_has_what_it_needs(run, key, source)
@@ -46,7 +47,7 @@ def weights_are_named(key: str, source: TeacherSourceConfig) -> Iterator[Problem
                 yield Problem(flag, f"is not read by {key}.kind={source.kind}", "remove it, or choose another kind")
 
 
-def teacher_has_what_it_needs(run: PPORun, key: str, source: TeacherSourceConfig) -> Iterator[Problem]:
+def teacher_has_what_it_needs(run: Run, key: str, source: TeacherSourceConfig) -> Iterator[Problem]:
     """Yield what the kind of a teacher needs of the rest of the run."""
     if teacher.needs(source.kind, "prompt") and run.data.teacher_prompt_key is None:
         problem = f"{key}.kind={source.kind} says of a token what the policy says, unless it reads another prompt"
@@ -59,8 +60,8 @@ def teacher_has_what_it_needs(run: PPORun, key: str, source: TeacherSourceConfig
         yield Problem("rollout.temperature", problem, "write rollout.temperature=1")
 
 
-@rule
-def teachers_share_rows(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def teachers_share_rows(run: Run) -> Iterator[Problem]:
     """Find rows of several teachers, and a teacher beside those of teacher.sources."""
     sources, own = run.teacher.sources, run.teacher
     if not sources or run.algo.distill.coef == 0:
@@ -79,8 +80,8 @@ def teachers_share_rows(run: PPORun) -> Iterator[Problem]:
         yield Problem(SOURCES, problem, f"keep {dataset} in the datasets of one of them")
 
 
-@rule
-def teachers_read_other_prompts(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def teachers_read_other_prompts(run: Run) -> Iterator[Problem]:
     if run.data.teacher_prompt_key is None or run.algo.distill.coef == 0:
         return
     if run.agent.has_turns:

@@ -13,12 +13,13 @@ from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.record import resume_of
-from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PPORun, ResumableRun
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.sources import metric_names, names_in
+from rlhf_suite.config.task_groups import RESUMABLE, RL, TRAINED, TRAINING
 
 
-@rule
-def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def batches_divide(run: Run) -> Iterator[Problem]:
     """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches. Ranks that split the tokens of a
     batch count as one."""
     ranks = max(data_ranks(run, run.actor), 1)
@@ -32,11 +33,11 @@ def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem("train.batch_size", problem, f"write train.batch_size={next_multiple(size, ranks * micro)}")
 
 
-@rule
-def micro_batches_have_a_limit(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def micro_batches_have_a_limit(run: Run) -> Iterator[Problem]:
     if run.train.dynamic_batch_enable is not False:
         return
-    sections = {"train": run.train} | ({"rollout": run.rollout} if isinstance(run, PPORun) else {})
+    sections = {"train": run.train} | ({"rollout": run.rollout} if run.task in RL else {})
     for name, section in sections.items():
         if section.micro_batch_size is None:
             key = f"{name}.micro_batch_size"
@@ -44,20 +45,20 @@ def micro_batches_have_a_limit(run: AnyTrainedRun) -> Iterator[Problem]:
             yield Problem(key, problem, f"add {key}=<number>, or write train.dynamic_batch_enable=null")
 
 
-@rule
-def average_is_whole(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def average_is_whole(run: Run) -> Iterator[Problem]:
     if run.train.enable_ema and run.ds.zpg > 1:
         problem = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
         yield Problem("train.enable_ema", problem, "write ds.zpg=1, or remove train.enable_ema")
 
 
-def parts(run: PPORun) -> dict[str, int]:
+def parts(run: Run) -> dict[str, int]:
     """Return into how many parts the ranks of each model split a batch."""
     return {name: data_ranks(run, section) for name, section in ranked_sections(run).items()}
 
 
-@rule
-def rollouts_divide(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def rollouts_divide(run: Run) -> Iterator[Problem]:
     """Check that a step has a whole number of optimiser steps, and that the ranks of each model get equal shares."""
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
@@ -71,8 +72,8 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
             yield Problem(f"{name}.num_gpus_per_node", f"{said} cannot be shared evenly by {count} ranks", fix)
 
 
-@rule
-def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def critic_batches_divide(run: Run) -> Iterator[Problem]:
     """Check a critic with another number of ranks than the actor; `batches_divide` checks the actor's."""
     count = parts(run).get("critic")
     if not count or count == parts(run)["actor"]:
@@ -85,8 +86,8 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
         yield Problem("critic.num_gpus_per_node", problem, "give the critic as many ranks as the actor")
 
 
-@rule
-def shared_devices_match(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def shared_devices_match(run: Run) -> Iterator[Problem]:
     sizes = {name: num_ranks(section) for name, section in ranked_sections(run).items()}
     engines = run.vllm.num_engines * run.vllm.devices
     groups = (
@@ -108,8 +109,8 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
             yield Problem(f"train.{name}", f"shared devices need equal nodes: {said}", "make num_nodes equal")
 
 
-@rule
-def engines_fit_on_nodes(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def engines_fit_on_nodes(run: Run) -> Iterator[Problem]:
     """Check that no engine that shares the actor's devices, and that a node could hold, would have some of two."""
     wide, per_node = run.vllm.devices, run.actor.num_gpus_per_node
     if run.train.colocate_all and run.actor.num_nodes > 1 and wide < per_node and per_node % wide:
@@ -123,8 +124,8 @@ def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
     return {name: sizes[name] for name in names if name in sizes}
 
 
-@rule
-def older_rollouts_fit(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def older_rollouts_fit(run: Run) -> Iterator[Problem]:
     """Check that rollouts of another policy than the one that the loss compares with are corrected, and are trained on
     in time."""
     train, is_corrected = run.train, run.algo.advantage.is_correction_level != "off"
@@ -142,8 +143,8 @@ def older_rollouts_fit(run: PPORun) -> Iterator[Problem]:
         yield Problem("train.async_run_ahead", problem, fix)
 
 
-@rule
-def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def engines_have_their_own_devices(run: Run) -> Iterator[Problem]:
     if run.train.async_enable and run.train.colocate_all:
         problem = "engines that share their devices with the models cannot generate while the policy trains"
         fix = "write train.colocate_all=false, or train.async_enable=false"
@@ -152,15 +153,15 @@ def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
         yield Problem("train.colocate_all", f"{problem} (train.async_enable=true)", fix)
 
 
-@rule
-def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def steps_count(run: Run) -> Iterator[Problem]:
     for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
         if steps == 0:
             yield Problem(key, "0 is not an interval", f"write {key}=-1 (see --help) or a number of steps")
 
 
-@rule
-def callbacks_differ(run: AnyTrainedRun | LoopRun) -> Iterator[Problem]:
+@rule(tasks=TRAINING)
+def callbacks_differ(run: Run) -> Iterator[Problem]:
     """A checkpoint keeps the state of a callback by its name."""
     names = run.train.callbacks
     for name in dict.fromkeys(names):
@@ -168,8 +169,8 @@ def callbacks_differ(run: AnyTrainedRun | LoopRun) -> Iterator[Problem]:
             yield Problem("train.callbacks", f"{name} is listed {names.count(name)} times", "list it once")
 
 
-@rule
-def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def evaluation_has_data(run: Run) -> Iterator[Problem]:
     waiting = (
         ("eval.steps is set, but there is nothing to evaluate on", "eval.steps=-1", run.eval.steps > 0),
         (
@@ -184,18 +185,18 @@ def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
         ),
     )
     first = next(((reason, off) for reason, off, waits in waiting if waits), None)
-    if first is not None and run.eval.dataset is None and not (isinstance(run, PPORun) and run.eval.benchmark):
+    if first is not None and run.eval.dataset is None and not (run.task in RL and run.eval.benchmark):
         yield Problem("eval.dataset", first[0], f"add eval.dataset=<source>, or {first[1]}")
 
 
-@rule
-def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def best_metric_is_measured(run: Run) -> Iterator[Problem]:
     """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
     if name in (None, NO_METRIC) or run.eval.dataset is None:
         return
-    measured = [f"eval/{metric}" for metric in run.EVALUATED]
-    if isinstance(run, PPORun):
+    measured = [f"eval/{metric}" for metric in TASKS[run.task].evaluated]
+    if run.task in RL:
         samples = run.eval.n_samples_per_prompt
         measured += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
     known = [metric for metric in measured if direction_of(metric) is not None]
@@ -215,22 +216,22 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem(key, f"{problem}it has {', '.join(known)}", fix)
 
 
-def sets_of(run: AnyTrainedRun) -> list[str]:
+def sets_of(run: Run) -> list[str]:
     """Return the beginnings of the metrics of each evaluation set. In task=ppo rows may name others (datasource), so
     the task itself looks for them when it has read its rows."""
-    names = [] if isinstance(run, PPORun) else metric_names(names_in(run.eval.dataset))
+    names = [] if run.task in RL else metric_names(names_in(run.eval.dataset))
     return [f"eval/{name}" for name in names]
 
 
-@rule
-def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def stopping_has_a_metric(run: Run) -> Iterator[Problem]:
     if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == NO_METRIC:
         problem = "with none there is no metric for train.early_stopping_patience"
         yield Problem("ckpt.best_metric_key", problem, "write ckpt.best_metric_key=null, or the name of a metric")
 
 
-@rule
-def allowed_changes_are_flags(run: ResumableRun) -> Iterator[Problem]:
+@rule(tasks=RESUMABLE)
+def allowed_changes_are_flags(run: Run) -> Iterator[Problem]:
     key, flags = "ckpt.allow_changes", flags_of(run.task)
     known = {*all_values(run), *flags}
     tables = tuple(f"{name}." for name, info in flags.items() if info.type.base is dict)  # an entry may be gone

@@ -9,11 +9,12 @@ from rlhf_suite.config.formatting import spell
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import AnyTrainedRun, PPORun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL, TRAINED
 
 
-@rule
-def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
+@rule(tasks=RL)
+def optimiser_states_can_move(run: Run) -> Iterator[Problem]:
     """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1."""
     if run.ds.enable_sleep and run.ds.zero_stage not in (2, 3):
         problem = f"DeepSpeed moves optimiser states with ds.zero_stage=2 or 3, but it is {spell(run.ds.zero_stage)}"
@@ -23,8 +24,8 @@ def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
         yield Problem("ds.enable_sleep", problem, "write ds.enable_sleep=false, or ds.adam_offload=false")
 
 
-@rule
-def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def zero_stage_fits(run: Run) -> Iterator[Problem]:
     stage = run.ds.zero_stage
     for name, is_on, least in (("adam_offload", run.ds.adam_offload, 1), ("zpg", run.ds.zpg > 1, 3)):
         if is_on and (stage or 0) < least:
@@ -59,8 +60,8 @@ def reduction_overlaps(ds: DeepSpeedConfig) -> Iterator[Problem]:
         yield Problem(key, problem, f"write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or {off}")
 
 
-@rule
-def reduction_compiles(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def reduction_compiles(run: Run) -> Iterator[Problem]:
     """DeepCompile takes the hooks of ZeRO away, so all of a model must be in its graphs, and nothing else may move the
     gradients."""
     key = "ds.deepcompile"
@@ -77,7 +78,7 @@ def reduction_compiles(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem(key, f"{why} ({remedy.partition('=')[0]})", f"write {remedy}, or {key}=false")
 
 
-def beside_compiled(run: AnyTrainedRun) -> Iterator[tuple[str, str]]:
+def beside_compiled(run: Run) -> Iterator[tuple[str, str]]:
     """Yield flags with the values that DeepCompile needs where they have others, and why."""
     ds = run.ds
     for remedy, differs, why in (
@@ -97,8 +98,8 @@ def beside_compiled(run: AnyTrainedRun) -> Iterator[tuple[str, str]]:
             yield f"{name}.optim=adam", "muon has not been tried with it"
 
 
-@rule
-def torch_trains_alone(run: AnyTrainedRun) -> Iterator[Problem]:
+@rule(tasks=TRAINED)
+def torch_trains_alone(run: Run) -> Iterator[Problem]:
     if run.ds.zero_stage is not None:
         return
     for name, ranked in ranked_sections(run).items():

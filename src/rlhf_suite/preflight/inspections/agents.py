@@ -13,7 +13,8 @@ from pathlib import Path
 from rlhf_suite.config.agent import ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of, methods
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import SHELL
 from rlhf_suite.launch.slurm import is_first_node
@@ -44,14 +45,14 @@ BUILT_IN = {
 
 def agent_files_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield the problems of the class in the file of each agent."""
-    if not isinstance(run, PPORun):
+    if run.task not in RL:
         return
     for agent in agents_of(run.agent, run.train.agent_func_path):
         if agent.config.needs("environment") and agent.file is not None:
             yield from class_problems(run, agent, agent.file)
 
 
-def class_problems(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
+def class_problems(run: Run, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
     """Yield what a class lacks of its form. One that is derived from others may have it from these."""
     try:
         export = export_of(file)
@@ -84,7 +85,7 @@ def class_problems(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Prob
 
 def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if nothing accepts connections at agent.server_url. Only the node that will use it asks."""
-    if folder is None or not is_first_node() or not isinstance(run, PPORun) or run.agent.server_url is None:
+    if folder is None or not is_first_node() or run.task not in RL or run.agent.server_url is None:
         return
     url = run.agent.server_url.replace("ws", "http", 1)
     for (host, port), reason in unreachable([first_hop(url)], CONNECT_S).items():
@@ -95,7 +96,7 @@ def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Proble
 def commands_can_run(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for a command of episodes that the shell cannot read, or whose program is not there. A relative
     path would be looked for in the folder of an episode."""
-    if folder is None or not is_first_node() or not isinstance(run, PPORun):
+    if folder is None or not is_first_node() or run.task not in RL:
         return
     for name, command in (("command", run.agent.command), ("score_command", run.agent.score_command)):
         if command is not None:

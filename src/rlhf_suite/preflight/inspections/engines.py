@@ -9,7 +9,8 @@ from pathlib import Path
 from rlhf_suite.config.engine_arguments import KEY, QUANTIZATION
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run, SamplingRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import SAMPLING
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.python_source import module_file, parse_file
 
@@ -20,7 +21,7 @@ CPU_QUANTIZATION = "fp8_per_channel"  # others need AMX, or operations that vLLM
 def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each name in vllm.engine_args that vLLM's EngineArgs does not have. vLLM is read, not
     imported; where it is not installed nothing is known."""
-    if not isinstance(run, SamplingRun) or not run.vllm.engine_args:
+    if run.task not in SAMPLING or not run.vllm.engine_args:
         return
     known = names_of_arguments()
     for name in run.vllm.engine_args if known else ():
@@ -32,7 +33,7 @@ def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
 def runs_on_cpus(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem of engines that vLLM's build for CPUs does not run: split by layers, or quantised otherwise than
     its kernels can. Nothing is known where another machine will run the job."""
-    if folder is None or not isinstance(run, SamplingRun) or device_kind(run.launch) != "cpu":
+    if folder is None or run.task not in SAMPLING or device_kind(run.launch) != "cpu":
         return
     if run.vllm.pipeline_parallel_size > 1:
         problem = "the CPU build of vLLM does not run the stages of a pipeline"

@@ -16,7 +16,8 @@ from rlhf_suite.config.plan import is_on_ray, model_sections
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.rules.agents import MCP
-from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, RL
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT
@@ -35,10 +36,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Return what the machine lacks that the job runs on; nothing where that machine is not known yet."""
-    if folder is None or not isinstance(run, ResumableRun):
+    if folder is None or run.task not in RESUMABLE:
         return
     yield from network()
-    if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
+    if run.launch.ray_address is None and (is_on_ray(run) or run.task in LOOPS):
         if (problem := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
             yield Problem("TMPDIR", problem, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run)
@@ -46,7 +47,7 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield what keeps a run from the GPUs of this machine. A folder is known where the run itself will be."""
-    if folder is None or not isinstance(run, ResumableRun) or run.launch.ray_address is not None:
+    if folder is None or run.task not in RESUMABLE or run.launch.ray_address is not None:
         return
     if device_kind(run.launch) != "cuda" or not gpu_count():
         return
@@ -67,7 +68,7 @@ def gpu_problems(facts: Facts) -> Iterator[Problem]:
 
 def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each MCP server in agent.tools whose command this machine does not have."""
-    for server in run.agent.tools if isinstance(run, PPORun) else ():
+    for server in run.agent.tools if run.task in RL else ():
         try:
             command = next(iter(shlex.split(server.removeprefix(MCP))), "")
         except ValueError as error:
@@ -119,7 +120,7 @@ def shared_memory(run: Run) -> Iterator[Problem]:
     elif (free_mb := shutil.disk_usage(SHARED_MEMORY).free >> 20) < needed_mb:
         problem = f"{SHARED_MEMORY} has {free_mb} MiB free, and Ray's object store takes {needed_mb} MiB"
         fix = f"remove files of dead programs there; {container}"
-        if run.launch.object_store_mb is None and isinstance(run, PPORun):
+        if run.launch.object_store_mb is None and run.task in RL:
             problem += (
                 f" for the {samples_of_step(run)} samples of a step, if all have data.max_len={run.data.max_len} tokens"
             )

@@ -12,24 +12,14 @@ from rlhf_suite.config.plan import (
     PROCESS,
     REWARD,
     TEACHER,
-    PlannedRun,
     model_paths,
     model_sections,
 )
 from rlhf_suite.config.runs import (
-    AnyTrainedRun,
-    ChatRun,
-    GenerateRun,
-    LoopRun,
-    MergeLoRARun,
-    PPORun,
-    RMRun,
     Run,
-    SamplingRun,
-    ScoreRun,
-    ServeRMRun,
 )
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.task_groups import LOOPS, PROMPTED, RESUMABLE, RL, TRAINED, TRAINING
 
 
 @dataclass(frozen=True)
@@ -67,10 +57,10 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
         for key, path in model_paths(run, name, section).items():
             if path is not None and not path.startswith(BUILTIN):
                 use = ModelUse(f"{key}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
-                if isinstance(run, AnyTrainedRun):
+                if run.task in TRAINED:
                     split = (run.ds.ring_attn_size, run.ds.ring_attn_mode)
                     use = replace(use, split=split, tensor=run.ds.tensor_parallel_size)
-                if isinstance(run, AnyTrainedRun | LoopRun | ServeRMRun):
+                if run.task in (*TRAINING, "serve_rm"):
                     use = replace(use, attention=run.ds.attn_implementation, packed=run.ds.packing_samples)
                 use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
                 yield with_length(run, name, use)
@@ -83,40 +73,40 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
         return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
     if name == ACTOR:
         use = replace(use, fills_rows=bool(getattr(getattr(run, "data", None), "pack_to_max_len", False)))
-    head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
+    head = "any" if name == CRITIC or run.task in ("rm", "merge_lora") else "language"
     use = replace(use, head=head, has_tokenizer=name == ACTOR)
-    if isinstance(run, AnyTrainedRun | LoopRun):
+    if run.task in TRAINING:
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
-    if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
+    if run.task in (*TRAINING, "generate"):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
-    if name == ACTOR and isinstance(run, SamplingRun | LoopRun):
+    if name == ACTOR and run.task in PROMPTED:
         use = replace(use, is_sampled=True, dtype=run.ds.param_dtype)
     return use
 
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:
     """Add what a run needs of its reward model."""
-    assert isinstance(run, PPORun | ScoreRun | LoopRun | ServeRMRun)
+    assert run.task in (*RL, *LOOPS, "score", "serve_rm")
     use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
-    if isinstance(run, ServeRMRun):
+    if run.task == "serve_rm":
         return replace(use, has_tokenizer=True)
-    if isinstance(run, PPORun):  # it scores the tokens of the policy
+    if run.task in RL:  # it scores the tokens of the policy
         return replace(use, reads_images=run.data.image_key is not None)
-    return replace(use, has_tokenizer=True, needs_template=isinstance(run, ScoreRun) and renders(run.data))
+    return replace(use, has_tokenizer=True, needs_template=run.has("score") and renders(run.data))
 
 
 def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
     """Add the longest sequence that the model reads, unless the model itself limits it."""
-    if isinstance(run, ChatRun):
+    if run.has("chat"):
         if run.chat.max_len is None:  # a message has a token at least
             return replace(use, length_key="chat.max_new_tokens", length=run.chat.max_new_tokens + 1)
         return replace(use, length_key="chat.max_len", length=run.chat.max_len)
-    if isinstance(run, ServeRMRun) and run.serve.max_len is not None:
+    if run.task == "serve_rm" and run.serve.max_len is not None:
         return replace(use, length_key="serve.max_len", length=run.serve.max_len)
-    if isinstance(run, PPORun) and run.data.teacher_prompt_key is not None and name in (ACTOR, TEACHER):
+    if run.task in RL and run.data.teacher_prompt_key is not None and name in (ACTOR, TEACHER):
         response = run.rollout.max_new_tokens or run.data.max_len
         return replace(use, length_key="data.max_len", length=run.data.max_len + response)
-    if name != PROCESS and isinstance(run, PlannedRun | LoopRun):
+    if name != PROCESS and run.task in RESUMABLE:
         return replace(use, length_key="data.max_len", length=run.data.max_len)
     return use
 

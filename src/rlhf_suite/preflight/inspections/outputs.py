@@ -16,7 +16,8 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import changes, list_allowed_changes, load_earlier, refusal
-from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, RL, TRAINED, TRAINING
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
@@ -56,13 +57,13 @@ def outputs_change_nothing(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def targets(run: Run) -> Iterator[Target]:
     """Yield what the run will write outside of its own folder. Symbolic links are followed."""
-    if isinstance(run, TrainedRun | LoopRun | MergeLoRARun) and run.ckpt.output_dir is not None:
+    if run.task in (*TRAINING, "merge_lora") and run.ckpt.output_dir is not None:
         output = resolve(run.ckpt.output_dir)
         for suffix in model_suffixes(run):
             yield Target("ckpt.output_dir", output.with_name(output.name + suffix) if suffix else output)
     for section, options in (
-        ("generate", run.generate if isinstance(run, GenerateRun) else None),
-        ("score", run.score if isinstance(run, ScoreRun) else None),
+        ("generate", run.generate if run.has("generate") else None),
+        ("score", run.score if run.has("score") else None),
     ):
         if options is not None and options.output_path:
             path = output_file(options.output_path, options.shard, Path())
@@ -72,12 +73,12 @@ def targets(run: Run) -> Iterator[Target]:
 def model_suffixes(run: Run) -> list[str]:
     """Return the suffixes of the folders of all models that a run writes; the main model has no suffix."""
     suffixes = [""]
-    if isinstance(run, TrainedRun) and run.ckpt.best_metric_key not in (None, NO_METRIC):
+    if run.task in TRAINED and run.ckpt.best_metric_key not in (None, NO_METRIC):
         suffixes += ["_best"]
-    averages = [f"{suffix}_ema" for suffix in suffixes if isinstance(run, PPORun) and run.train.enable_ema]
-    if isinstance(run, PPORun):
+    averages = [f"{suffix}_ema" for suffix in suffixes if run.task in RL and run.train.enable_ema]
+    if run.task in RL:
         suffixes += ["_critic"] * run.critic.save_value_network
-    if isinstance(run, TrainedRun) and run.ckpt.save_adapter:
+    if run.task in TRAINED and run.ckpt.save_adapter:
         suffixes += [f"{suffix}_adapter" for suffix in suffixes]
     suffixes += averages
     return suffixes
@@ -97,7 +98,7 @@ def find_foreign_output(target: Target, run: Run, folder: Path | None) -> str | 
         return f"cannot be written: {error.strerror}"
     if target.is_folder:
         return find_foreign_model(target.path, run, folder)
-    continues = isinstance(run, ResumableRun) and run.ckpt.load_enable and target.path.is_file()
+    continues = run.task in RESUMABLE and run.ckpt.load_enable and target.path.is_file()
     has_begun = folder is None or (folder / "progress.json").exists()
     return None if continues and has_begun else "exists already"
 
@@ -119,15 +120,15 @@ def find_foreign_model(path: Path, run: Run, folder: Path | None) -> str | None:
 
 def checkpoints_within(path: Path, run: Run) -> Path | None:
     """Return the folder of the run's checkpoints if it is inside the folder of a model, where it stays."""
-    keep = resolve(run.ckpt.path) if isinstance(run, TrainedRun) and run.ckpt.path is not None else None
+    keep = resolve(run.ckpt.path) if run.task in TRAINED and run.ckpt.path is not None else None
     return keep if keep is not None and is_within(keep, path) else None
 
 
 def run_ids(run: Run, folder: Path) -> set[str]:
     """Return the ids of this run, of its stages if it is a loop, and of the run whose checkpoints it continues."""
-    folders = [folder, *folder.glob("iter_*/*/")] if isinstance(run, LoopRun) else [folder]
+    folders = [folder, *folder.glob("iter_*/*/")] if run.task in LOOPS else [folder]
     ids = {RunFolder(run_folder).run_id for run_folder in folders}
-    if isinstance(run, TrainedRun) and run.ckpt.load_enable and run.ckpt.path is not None:
+    if run.task in TRAINED and run.ckpt.load_enable and run.ckpt.path is not None:
         for state in resolve(run.ckpt.path).glob("*/state.json"):
             try:
                 ids.add(read_table(state, {"run": str})["run"])
@@ -158,7 +159,7 @@ def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
             for name in value.split(","):
                 if path := local(name.strip().partition("@")[0]):
                     yield key, path, path.is_dir()
-    if isinstance(run, TrainedRun) and run.ckpt.path is not None:
+    if run.task in TRAINED and run.ckpt.path is not None:
         yield "ckpt.path", resolve(run.ckpt.path), True
     try:
         cache = resolve(cache_root())
@@ -186,7 +187,7 @@ def explain_refusal(target: Target) -> str | None:
 
 def checkpoints_have_a_place(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if ckpt.path is not writable or has checkpoints of another run."""
-    if not isinstance(run, TrainedRun) or run.ckpt.path is None:
+    if run.task not in TRAINED or run.ckpt.path is None:
         return
     path = resolve(run.ckpt.path)
     if reason := unwritable(path):
@@ -214,7 +215,7 @@ def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if a continued run has other flags than the earlier run, except for ckpt.allow_changes."""
-    if folder is None or not isinstance(run, ResumableRun) or not run.ckpt.load_enable:
+    if folder is None or run.task not in RESUMABLE or not run.ckpt.load_enable:
         return
     record = RunFolder(folder)
     source = earlier_config(run, record)
@@ -225,7 +226,7 @@ def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
         yield before
         return
     problem = refusal(changes(before, run), run, list_allowed_changes(run), source)
-    if problem is None and isinstance(run, TrainedRun) and (newest := store_of(run.ckpt, record).latest()) is not None:
+    if problem is None and run.task in TRAINED and (newest := store_of(run.ckpt, record).latest()) is not None:
         problem = optimizer_problem(newest, run.ckpt)
     if problem is not None:
         yield problem
@@ -233,13 +234,13 @@ def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def earlier_config(run: Run, record: RunFolder) -> Path | None:
     """Return the configuration file of the run that is continued, or None if that run has done nothing yet."""
-    if isinstance(run, TrainedRun):
+    if run.task in TRAINED:
         newest = store_of(run.ckpt, record).latest()
         if newest is not None and newest.config.exists():
             return newest.config
         is_done = record.status()["state"] == "done"
         return record.config if is_done and record.config.exists() else None
-    begun = record.loop if isinstance(run, LoopRun) else record.path / "progress.json"
+    begun = record.loop if run.task in LOOPS else record.path / "progress.json"
     return record.config if begun.exists() and record.config.exists() else None
 
 

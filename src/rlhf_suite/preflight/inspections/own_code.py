@@ -22,7 +22,8 @@ from rlhf_suite.config.agent_file import has_tools
 from rlhf_suite.config.flags import with_values
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind, runtime_env
 from rlhf_suite.launch.slurm import is_first_node
@@ -52,7 +53,7 @@ def pieces_of(run: Run) -> Iterator[Piece]:
         if meta.algorithms is not None:
             kind = meta.algorithms.name
             yield from (Piece(key, partial(trial.algorithm, kind, own), IMPORT_S) for own in own_names(name))
-    for chosen in agents_of(run.agent, run.train.agent_func_path) if isinstance(run, PPORun) else ():
+    for chosen in agents_of(run.agent, run.train.agent_func_path) if run.task in RL else ():
         config, file, servers = chosen.config, chosen.file, len(chosen.config.tools)
         if config.file_part is not None and file is not None:
             yield Piece(chosen.file_flag, partial(trial.agent_file, chosen), IMPORT_S)

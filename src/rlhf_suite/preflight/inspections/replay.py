@@ -9,7 +9,8 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import show_value
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import load_earlier
-from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.tracking.run_folder import RunFolder
 
 KEY = "rollout.replay"
@@ -19,7 +20,7 @@ SAME = ("rollout.temperature", "data.prompt_dataset", "data.prompt_split", "data
 
 def replay_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield the reasons why a run cannot train on the rollouts of the run that it names."""
-    if not isinstance(run, PPORun) or run.rollout.replay is None:
+    if run.task not in RL or run.rollout.replay is None:
         return
     record = RunFolder(Path(run.rollout.replay))
     if not record.config.exists() or not any(record.rollouts.glob("step_*.parquet")):
@@ -29,13 +30,13 @@ def replay_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     earlier = load_earlier(record.config)
     if isinstance(earlier, Problem):
         yield Problem(KEY, earlier.what, "give the folder of another run")
-    elif not isinstance(earlier, PPORun):
+    elif earlier.task not in RL:
         yield Problem(KEY, f"{record.path} is a run of task={earlier.task}", "give the folder of a run of task=ppo")
     else:
         yield from differences(run, earlier)
 
 
-def differences(run: PPORun, earlier: PPORun) -> Iterator[Problem]:
+def differences(run: Run, earlier: Run) -> Iterator[Problem]:
     """Yield what the recorded run has otherwise than this one would need it."""
     now, before = all_values(run), all_values(earlier)
     for key in SAME:

@@ -15,7 +15,8 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, is_http, urls
 from rlhf_suite.config.rules.judges import list_rubrics
 from rlhf_suite.config.rules.rewards import list_named
-from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import REWARDED, RL
 from rlhf_suite.config.teacher import list_teachers
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
@@ -32,14 +33,14 @@ VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 def remote_urls(run: Run) -> Mapping[str, str]:
     """Return the reward file or the servers of each source of rewards, by flag."""
-    if not isinstance(run, ScoredTextRun | LoopRun):
+    if run.task not in REWARDED:
         return {}
     return {f"{key}.remote_url": source.remote_url for key, source in list_named(run).items() if source.remote_url}
 
 
 def teacher_urls(run: Run) -> Mapping[str, str]:
     """Return the servers of each teacher behind an endpoint, by flag."""
-    if not isinstance(run, PPORun) or run.algo.distill.coef == 0:
+    if run.task not in RL or run.algo.distill.coef == 0:
         return {}
     return {
         f"{key}.remote_url": source.remote_url
@@ -50,14 +51,14 @@ def teacher_urls(run: Run) -> Mapping[str, str]:
 
 def judge_urls(run: Run) -> Mapping[str, str]:
     """Return the servers of the judge, by flag."""
-    if not isinstance(run, ScoredTextRun | LoopRun) or not list_rubrics(run) or not run.reward.judge.url:
+    if run.task not in REWARDED or not list_rubrics(run) or not run.reward.judge.url:
         return {}
     return {"reward.judge.url": run.reward.judge.url}
 
 
 def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each file of a rubric that cannot be read, or is not a rubric."""
-    rubrics = list_rubrics(run) if isinstance(run, ScoredTextRun | LoopRun) else {}
+    rubrics = list_rubrics(run) if run.task in REWARDED else {}
     for key, name in rubrics.items():
         try:
             rubric = read_rubric(Path(name).read_text(encoding="utf-8"))
@@ -69,7 +70,7 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
         except RubricError as error:
             yield Problem(key, f"{name}: {error}", "correct it (docs/rewards.md)")
         else:
-            if "{label}" in rubric.text and isinstance(run, ScoredTextRun | LoopRun) and run.data.label_key is None:
+            if "{label}" in rubric.text and run.task in REWARDED and run.data.label_key is None:
                 problem = f"the rubric {name} shows a label"
                 yield Problem("data.label_key", problem, "add data.label_key=<column>, or remove {label} from it")
 
@@ -126,7 +127,7 @@ def servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
 def tokens_fit_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for a token that cannot be sent in an HTTP header: the error of the HTTP library would quote
     it."""
-    judges = {run.reward.judge.key_env} if isinstance(run, ScoredTextRun | LoopRun) and judge_urls(run) else set()
+    judges = {run.reward.judge.key_env} if run.task in REWARDED and judge_urls(run) else set()
     for name in sorted(judges | ({TOKEN} if uses_token(run) else set())):
         token = os.environ.get(name, "")
         place = next((place for place, char in enumerate(token, 1) if char not in VISIBLE), None)
@@ -138,20 +139,20 @@ def tokens_fit_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def uses_token(run: Run) -> bool:
     """Return whether the run sends the token to reward servers, or requires it as a server."""
-    if isinstance(run, ScoredTextRun | LoopRun):
+    if run.task in REWARDED:
         return any(is_http(source.remote_url) for source in list_named(run).values())
-    return isinstance(run, ServeRMRun)
+    return run.task == "serve_rm"
 
 
 def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if programs of the model would run, and this machine does not offer them a full jail."""
-    if folder is None or not isinstance(run, ScoredTextRun | LoopRun):
+    if folder is None or run.task not in REWARDED:
         return
     using = [key for key, source in list_named(run).items() if source.rule and reward_rule.needs(source.rule, "tests")]
     if using:
         weaker = "reward.rules.code_allow_weaker", run.reward.rules.code_allow_weaker
         yield from jail_problems(f"{using[0]}.rule", *weaker, "use another rule")
-    agents = agents_of(run.agent) if isinstance(run, PPORun) else []
+    agents = agents_of(run.agent) if run.task in RL else []
     in_python = [agent for agent in agents if agent.config.needs("jail") and agent.config.python_url is None]
     if in_python:
         weaker = "agent.python_allow_weaker", in_python[0].config.python_allow_weaker

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import AnyTrainedRun, PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL, TRAINED
 from rlhf_suite.engines.spec import caches_prefixes
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import bytes_of_routes, num_experts
@@ -19,10 +20,10 @@ REPLAY, CACHE = "actor.routing_replay", "vllm.enable_prefix_caching"
 
 def routers_are_known(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem of a model without routers that are known, and of engines that lose routes."""
-    if not isinstance(run, AnyTrainedRun):
+    if run.task not in TRAINED:
         return
     asked = [f"{name}.freeze_router" for name in ("actor", "critic") if has_frozen_router(run, name)]
-    if isinstance(run, PPORun) and run.actor.routing_replay:
+    if run.task in RL and run.actor.routing_replay:
         asked.append(REPLAY)
         yield from routes_are_kept(run)
     uses = {use.key.partition(".")[0]: use for use in model_uses(run)}
@@ -35,7 +36,7 @@ def routers_are_known(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def route_bytes(run: Run) -> int:
     """Return the bytes that the routes of a token take; 0 for a run that replays none, or before its model is here."""
-    if not isinstance(run, PPORun) or not run.actor.routing_replay:
+    if run.task not in RL or not run.actor.routing_replay:
         return 0
     folder = None if run.actor.model_name_or_path is None else folder_of(run.actor.model_name_or_path)
     return 0 if folder is None else bytes_of_routes(files_of(folder).setting)
@@ -43,7 +44,7 @@ def route_bytes(run: Run) -> int:
 
 def hint_of_routes(run: Run) -> Iterator[str]:
     """Yield what would bring engine and trainer together where a mixture of experts chooses its own routes twice."""
-    if not isinstance(run, PPORun) or run.actor.routing_replay or run.replays:
+    if run.task not in RL or run.actor.routing_replay or run.replays:
         return
     path = run.actor.model_name_or_path
     folder = None if path is None else folder_of(path)
@@ -55,7 +56,7 @@ def hint_of_routes(run: Run) -> Iterator[str]:
     )
 
 
-def has_frozen_router(run: AnyTrainedRun, name: str) -> bool:
+def has_frozen_router(run: Run, name: str) -> bool:
     """Return whether a model of the run is to keep its routers."""
     section = getattr(run, name, None)
     return section is not None and section.freeze_router
@@ -72,7 +73,7 @@ def without_routers(key: str, use: ModelUse, files: ModelFiles) -> Iterator[Prob
         )
 
 
-def routes_are_kept(run: PPORun) -> Iterator[Problem]:
+def routes_are_kept(run: Run) -> Iterator[Problem]:
     """Yield a problem of a prefix cache for whose tokens an engine has no routes, or without which it keeps none."""
     device = device_kind(run.launch)
     caches = caches_prefixes(run.vllm, device)

@@ -9,8 +9,9 @@ from typing import Any
 from rlhf_suite.config.benchmarks import BENCHMARKS, named_benchmarks
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import DistillRun, GenerateRun, KTORun, LoopRun, PPORun, Run, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import first_columns, first_row, is_glob, match_files, names_in
+from rlhf_suite.config.task_groups import LOOPS, RL, SUPERVISED, TRAINING, WITH_ANSWERS
 
 TEMPLATE = "data.apply_chat_template"
 
@@ -18,7 +19,7 @@ TEMPLATE = "data.apply_chat_template"
 def answers_are_named(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if nothing says where an answer begins: it has no column of its own, and is not the last turn of
     messages or of a dialogue."""
-    if not isinstance(run, SFTRun | DistillRun | KTORun) or pretrains(run):
+    if run.task not in WITH_ANSWERS or pretrains(run):
         return
     data: Any = run.data
     if data.output_key is not None or getattr(data, "chosen_key", None) is not None or data.turn_markers is not None:
@@ -41,11 +42,7 @@ def answers_are_named(run: Run, folder: Path | None) -> Iterator[Problem]:
 def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if a column of the first row holds messages, and no chat template makes text of them."""
     data: Any = getattr(run, "data", None)
-    if (
-        not isinstance(run, SupervisedRun | PPORun | GenerateRun | LoopRun)
-        or data.apply_chat_template
-        or pretrains(run)
-    ):
+    if run.task not in (*TRAINING, "generate") or data.apply_chat_template or pretrains(run):
         return
     if getattr(data, "row_format", None) is not None:
         return
@@ -64,7 +61,7 @@ def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def benchmarks_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each file of eval.benchmark that is not there."""
-    if not isinstance(run, PPORun):
+    if run.task not in RL:
         return
     for name, place in named_benchmarks(run.eval.benchmark):
         if name in BENCHMARKS and place and not Path(place).exists():
@@ -74,12 +71,12 @@ def benchmarks_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
     """Yield the flag of each source of rows, the source, and the columns that an evaluation set calls otherwise."""
-    trains = "dataset" if isinstance(run, SupervisedRun) else "prompt_dataset"
+    trains = "dataset" if run.task in SUPERVISED else "prompt_dataset"
     yield f"data.{trains}", getattr(run.data, trains), {}
-    if isinstance(run, LoopRun):
+    if run.task in LOOPS:
         own = {"input_key": run.eval.input_key} if run.eval.input_key is not None else {}
         yield "eval.dataset", run.eval.dataset, own
-    elif not isinstance(run, GenerateRun):
+    elif not run.has("generate"):
         names = names_in(run.eval.dataset)
         yield from (("eval.dataset", *name) for name in zip(names, run.eval.columns_of_sets(len(names)), strict=True))
 
@@ -93,7 +90,7 @@ def text_flags(data: DataConfig) -> tuple[str, ...]:
 
 def pretrains(run: Run) -> bool:
     """Return whether a run trains on every token of a text, which has no answer."""
-    return bool(getattr(getattr(run, "actor", None), "pretrain_mode_enable", False))
+    return run.has("actor") and run.actor.pretrains
 
 
 def files_of(dataset: str | None) -> list[Path]:

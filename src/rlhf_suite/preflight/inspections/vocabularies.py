@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.task_groups import RL
 from rlhf_suite.preflight.inspections.model_files import files_of
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 from rlhf_suite.preflight.inspections.models import folder_of
@@ -19,7 +20,7 @@ TEXT_READER = (
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if a reward model of a policy, which scores its tokens, reads other words in them."""
-    if not isinstance(run, PPORun):
+    if run.task not in RL:
         return
     uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
     policy = folder_of(uses[ACTOR].path) if ACTOR in uses else None
