@@ -170,7 +170,9 @@ class Service:
         async def work() -> Answer:
             adam = adam_of(body.get("adam_params") or body.get("optimizer_params") or {})
             metrics = await self.jobs.in_thread(lambda: self.models.update(name, adam))
-            return {"metrics": {key.removeprefix("train/actor_"): value for key, value in metrics.items()}}
+            return {
+                "metrics": {key.removeprefix("train/").removeprefix("actor_"): value for key, value in metrics.items()}
+            }
 
         return self.in_order(name, body.get("seq_id"), work)
 
