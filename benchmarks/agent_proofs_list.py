@@ -247,7 +247,7 @@ ROWS = (
     ),
     Row(
         "The client of OpenAI works unchanged: tools, streams, repetitions after a cut connection, 64 sessions at a "
-        "time; a wrong key and a sampling of its own are refused.",
+        "time; a wrong key is refused, and a sampling of its own too if agent.sampling says so.",
         (
             ENDPOINT,
             "tests/agents/test_endpoint_requests.py",
