@@ -89,7 +89,7 @@ class Servers:
         """Raise RunError when every server of `flag` is left out."""
         if all(server.is_out for server in self.all):
             errors = "; ".join(server.last_error for server in self.all)
-            raise RunError(f"no reward server answers. {errors}. Start it again, or change {flag}")
+            raise RunError(f"no server of {flag} answers. {errors}. Start it again, or change {flag}")
 
 
 class GivenUp(Exception):
