@@ -180,7 +180,9 @@ def test_a_judge_that_is_down_ends_the_run_and_keeps_what_it_said(serve, judge):
 
     server = serve(answer)
     rows = [row(str(number)) for number in range(20)]
-    with pytest.raises(RunError, match=r"no server of reward\.judge\.url answers\. .*HTTP 500: down.*reward\.judge\.url"):
+    with pytest.raises(
+        RunError, match=r"no server of reward\.judge\.url answers\. .*HTTP 500: down.*reward\.judge\.url"
+    ):
         judge(server, http=HttpConfig(num_retries=3, concurrency=1)).score(rows)
     assert len(server.seen) == 3 + 4  # the others are not asked
     back = serve(fine)
