@@ -134,6 +134,7 @@ ROWS = {
     "chats.jsonl": {"input": "1 + 1", "output": "2"},
     "mixed.jsonl": {"input": "1 + 1", "answer": "2", "label": "2", "datasource": "gsm8k"},
     "texts/a.jsonl": {"text": "once"},
+    "MATH-500/test.jsonl": {"problem": "1 + 1", "answer": "2"},
 }
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "tools": None}
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.0] * len(queries)}\n"
@@ -172,6 +173,9 @@ def write_files(folder: Path) -> None:
     shutil.copytree(ROOT / "experiments" / "callbacks", folder / "experiments" / "callbacks")
     images = [{"input": [{"role": "user", "content": "what?"}], "images": [], "answer": "2"}]
     parquet.write_table(pyarrow.Table.from_pylist(images), folder / "my.parquet")
+    (folder / "gsm8k").mkdir()
+    questions = [{"question": "1 + 1", "answer": "2\n#### 2"}]
+    parquet.write_table(pyarrow.Table.from_pylist(questions), folder / "gsm8k" / "test.parquet")
     for name in ("game.py", "games.py"):
         (folder / name).write_text((folder / "second_try.py").read_text())
     write_models(folder)

@@ -182,7 +182,10 @@ def test_a_failure_that_passes_costs_a_try(monkeypatch):
         ((400, b"too long"), r"HTTP 400: too long\. Start it again"),
         ((401, b""), "export the server's token as RLHF_SUITE_TEACHER_TOKEN"),
         ((200, {"choices": []}), "has not one choice for each of 2 prompts"),
-        ((200, {"choices": [{"prompt_logprobs": None}] * 2}), r"no prompt_logprobs of each token .*docs/rl\.md"),
+        (
+            (200, {"choices": [{"prompt_logprobs": None}] * 2}),
+            r"no prompt_logprobs of each token .*rl_distillation\.md",
+        ),
         (
             (200, {"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -1}}, {"3": {"logprob": -1}}]}] * 2}),
             "no log-prob of token 2 at place 1 of a prompt .*student's vocabulary",

@@ -18,6 +18,7 @@ from rlhf_suite.train.task import Forward, Objective, StepLoss
 TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
 HORIZON = 64  # the longest a response may be
 DPPO = {"tv": 5e-4, "kl": 1e-4}  # so that random models' probabilities of about 1 / 256 pass them
+DRO_BETA = 0.05
 DPPO_RATIO, KL_COV = 1.3, 0.4
 TAU = {True: 0.7, False: 1.3}  # of sapo, where the advantage is positive, and elsewhere
 
@@ -113,8 +114,9 @@ def value_terms(s: Sequence) -> torch.Tensor:
 def token_terms(loss: str, s: Sequence) -> torch.Tensor:
     """The loss of each token of a sequence, [L-1]."""
     log_ratio, mask = s.log_probs - s.old_log_probs, s.mask
-    if loss == "reinforce":
-        return -s.advantages * s.log_probs
+    if loss in ("reinforce", "dro"):
+        pull = DRO_BETA / 2 * log_ratio**2 if loss == "dro" else 0.0
+        return -s.advantages * s.log_probs + pull
     if loss == "gspo":  # what a token's own log-prob does to the sequence's ratio, times the length
         mean = ((log_ratio * mask).sum() / mask.sum()).detach()
         ratio = torch.exp(mean) * torch.exp(s.log_probs - s.log_probs.detach())

@@ -16,7 +16,7 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.references import guard_environment
 from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.sections import class_of
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
@@ -34,6 +34,8 @@ def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:
 def load(path: Path) -> Run:
     """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
     saved = read_saved(path)
+    if saved.get("task") not in TASKS:
+        raise LookupError(f"there is no task {saved.get('task')}")
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
     with guard_environment():
         run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
