@@ -17,7 +17,6 @@ from rlhf_suite.agents.request import (
     Refused,
     Wishes,
     call_of,
-    check_characters,
     check_conversation,
     check_tools,
     event,
@@ -55,17 +54,13 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     Raises:
         Refused: the request asks for what cannot be, with the reason.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    check_characters(given, "the request")
-    wishes.check(given, FIELDS)
-    choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        wishes.add(f"tool_choice={choice!r}", ": a turn cannot be forced into a call", "Write auto or none")
+    given = wishes.read_fields(body, FIELDS)
+    may_call = wishes.allow_calls(given.get("tool_choice", "auto"))
     options = given.get("stream_options")
     return ChatRequest(
         messages_of(given.get("messages")),
         check_tools([tool(item) for item in list_of(given.get("tools", []), "tools")]),
-        choice != "none",
+        may_call,
         limit_of(given, "max_completion_tokens", "max_tokens"),
         stop_of(given.get("stop"), "stop"),
         given.get("stream") is True,

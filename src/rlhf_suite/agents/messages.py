@@ -21,7 +21,6 @@ from rlhf_suite.agents.request import (
     Refused,
     Wishes,
     call_of,
-    check_characters,
     check_conversation,
     check_tools,
     event,
@@ -58,13 +57,9 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     Raises:
         Refused: the request asks for what cannot be, with the reason.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    check_characters(given, "the request")
-    wishes.check(given, FIELDS)
+    given = wishes.read_fields(body, FIELDS)
     choice = given.get("tool_choice", {})
-    kind = choice.get("type", "auto") if isinstance(choice, dict) else choice
-    if kind not in ("auto", "none"):
-        wishes.add(f"tool_choice={kind!r}", ": a turn cannot be forced into a call", "Write auto or none")
+    may_call = wishes.allow_calls(choice.get("type", "auto") if isinstance(choice, dict) else choice)
     system = text_of(given.get("system"), "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for place, item in enumerate(list_of(given.get("messages"), "messages")):
@@ -72,7 +67,7 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     return ChatRequest(
         check_conversation(messages, "messages"),
         check_tools(tools_of(given.get("tools", []), wishes)),
-        kind != "none",
+        may_call,
         limit_of(given, "max_tokens"),
         stop_of(given.get("stop_sequences"), "stop_sequences"),
         given.get("stream") is True,

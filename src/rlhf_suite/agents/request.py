@@ -102,6 +102,28 @@ class Wishes:
             raise Refused(f"{wish}{reason}. {remedy}")
         self.collected.append(wish)
 
+    def read_fields(self, body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
+        """Return the fields of a request that have a value; those that its API does not read are checked.
+
+        Raises:
+            Refused: the run refuses what one asks for, no answer has the form that one asks for, or a text has
+                characters that cannot be encoded.
+        """
+        given = {name: value for name, value in body.items() if value is not None}
+        check_characters(given, "the request")
+        self.check(given, fields)
+        return given
+
+    def allow_calls(self, choice: Any) -> bool:
+        """Return whether a turn may call tools by the `tool_choice` of a request; one cannot be forced into a call.
+
+        Raises:
+            Refused: the run refuses such requests.
+        """
+        if choice not in ("auto", "none"):
+            self.add(f"tool_choice={choice!r}", ": a turn cannot be forced into a call", "Write auto or none")
+        return bool(choice != "none")
+
     def check(self, given: Mapping[str, Any], fields: Fields) -> None:
         """Check the fields of a request that its API does not read.
 

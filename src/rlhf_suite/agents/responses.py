@@ -23,7 +23,6 @@ from rlhf_suite.agents.request import (
     Refused,
     Wishes,
     call_of,
-    check_characters,
     check_conversation,
     check_tools,
     event,
@@ -58,12 +57,8 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     Raises:
         Refused: the request asks for what cannot be, with the reason.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    check_characters(given, "the request")
-    wishes.check(given, FIELDS)
-    choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        wishes.add(f"tool_choice={choice!r}", ": a turn cannot be forced into a call", "Write auto or none")
+    given = wishes.read_fields(body, FIELDS)
+    may_call = wishes.allow_calls(given.get("tool_choice", "auto"))
     text = given.get("text")
     form = text.get("format") if isinstance(text, dict) else None
     if isinstance(form, dict) and form.get("type", "text") != "text":
@@ -74,7 +69,7 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     return ChatRequest(
         check_conversation([*before, *messages_of(given.get("input"))], "input"),
         check_tools(tools_of(given.get("tools", []), wishes)),
-        choice != "none",
+        may_call,
         limit_of(given, "max_output_tokens"),
         streams=given.get("stream") is True,
         previous=None if previous is None else str(previous).removeprefix(PREFIX),
