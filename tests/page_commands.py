@@ -15,7 +15,8 @@ import pyarrow
 from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Translations, such as first_run.zh.md, have the blocks of their pages (tests/config/test_translations.py).
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.suffixes == [".md"])]
 BLOCK = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(r"<([a-zA-Z][^<>\n]*)>")
 SERVER = re.compile(r"\b(http|ws)://[^/\s\"'}]+")
