@@ -4,13 +4,16 @@ change of the one is a failure until the others have it too."""
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
-TRANSLATIONS = ("zh", "ja")
+SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
+LANGUAGES = SITE["LANGUAGES"]
+TRANSLATIONS = [code for code in LANGUAGES if code != "en"]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text()
 NOT_YET = {
     "agents.md",
@@ -90,6 +93,26 @@ def test_a_page_begins_with_its_languages(page):
 def test_the_site_has_every_translation_in_the_order_of_the_english_pages():
     for code in TRANSLATIONS:
         assert pages_below(LANGUAGES[code]) == [in_language(Path(name), code).name for name in LEARN]
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "links"),
+    [
+        ("first_run.md", "en", ["first_run.html", "first_run.zh.html", "first_run.ja.html"]),
+        ("first_run.ja.md", "ja", ["first_run.html", "first_run.zh.html", "first_run.ja.html"]),
+        ("flags.md", "en", []),
+    ],
+)
+def test_the_site_offers_a_page_in_its_languages(page, language, links):
+    config = SimpleNamespace(theme={}, extra={}, docs_dir=str(ROOT / "docs"))
+    SITE["on_page_context"]({}, page=SimpleNamespace(file=SimpleNamespace(src_uri=page)), config=config, nav=None)
+    assert config.theme == {"language": language}
+    assert [link["link"] for link in config.extra["alternate"]] == links
+
+
+def test_the_site_leaves_out_the_line_of_languages():
+    text = (ROOT / "docs" / "first_run.zh.md").read_text()
+    assert SITE["on_page_markdown"](text, page=None).startswith("# ")
 
 
 @pytest.mark.parametrize(
