@@ -91,7 +91,7 @@ LINES = {
     ),
 }
 LINE_S = 2.0
-# What a jail cannot stop, by its kind; docs/rewards.md says so.
+# What a jail cannot stop, by its kind; docs/rewards_code.md says so.
 NOT_STOPPED = {"spaces": set[str](), "bare": {"ask_whether_a_file_exists"}}
 
 

@@ -24,7 +24,7 @@ from rlhf_suite.waits import waiting
 OPEN, CLOSE = "```python", "```"
 BEFORE, AFTER = "\n```output\n", "\n```\n"
 NO_OUTPUT = "(no output)"
-REMEDY = "set agent.python_allow_weaker=true to use it, or run where namespaces are allowed (docs/agents.md)"
+REMEDY = "set agent.python_allow_weaker=true to use it, or run where namespaces are allowed (docs/agents_tools.md)"
 LASTING = (
     "Run Python code. Names persist between calls. The printed output and the value of the last expression are "
     "returned."

@@ -77,7 +77,8 @@ class AgentConfig:
     """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
     command: str | None = flag(None)
     """Shell command that plays an episode in place of train.agent_func_path: a process with a folder of its own, which
-    finds the URL and the key of its episode in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like (docs/agents.md)"""
+    finds the URL and the key of its episode in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like
+    (docs/agents_command.md)"""
     command_memory_mb: int = flag(4096, ge=64, resume=FREE, when=COMMANDED)
     """Memory of all that a command has started, in MiB; one that holds more is killed"""
     score_command: str | None = flag(None, when=COMMANDED)

@@ -32,7 +32,7 @@ FORMS = (
 )
 RUN_AGENT = "run_agent"
 SIGNATURE = f"{RUN_AGENT}(task, base_url, api_key)"
-FIX = "define one of these: " + FORMS + " (docs/agents.md)"
+FIX = "define one of these: " + FORMS + " (docs/agents_environments.md)"
 
 
 @dataclass(frozen=True)

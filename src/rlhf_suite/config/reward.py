@@ -60,7 +60,7 @@ class RuleConfig:
     code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
     code_memory_mb: int = flag(1024, "Memory of the program in MiB, all of its processes together", ge=64)
     code_allow_weaker: bool = flag(False)
-    """Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards.md)"""
+    """Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards_code.md)"""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class RewardConfig(NormalizationConfig, SourceConfig):
     task=score, a process reward model), and in task=ppo its shape"""
 
     sources: dict[str, NamedSourceConfig] = flag({})
-    """Several sources by name, instead of rule, remote_url, rubric and model_name_or_path (docs/rewards.md)"""
+    """Several sources by name, instead of rule, remote_url, rubric and model_name_or_path (docs/rewards_sources.md)"""
     reward_key: str | None = flag(None)
     """The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all
     parts of the reward, by reward.combine"""
@@ -136,7 +136,8 @@ class RewardConfig(NormalizationConfig, SourceConfig):
     judge: JudgeConfig = group(JudgeConfig, when=JUDGED)
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, gt=0)
-    """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more (docs/rewards.md)"""
+    """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more
+    (docs/rewards_failures.md)"""
     num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
     """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
     num_retries: int = flag(

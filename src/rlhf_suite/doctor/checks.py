@@ -148,7 +148,7 @@ def check_jail(facts: Facts) -> Iterator[Finding]:
     if offered.options is None or offered.is_weaker:
         kind = "a weaker one" if offered.is_weaker else "none"
         text = f"this machine offers {kind}: {'; '.join(offered.missing)}"
-        yield Finding(NOTE, "jail for programs", text, "docs/rewards.md says what a container must allow")
+        yield Finding(NOTE, "jail for programs", text, "docs/rewards_code.md says what a container must allow")
     else:
         yield Finding(GOOD, "jail for programs", "namespaces, Landlock and seccomp hold")
 

@@ -80,7 +80,7 @@ VARIABLES = {
     "MAX_RETRIES": "agent.on_error: an episode that fails is not tried again",
     **dict.fromkeys(("GENERATE_METHOD", "ENV_GENERATE_CONFIG"), "agent.kind and agent.sources"),
     "TEMPLATE_NAME": "data.input_template, or a chat template",
-    **dict.fromkeys(("STRUCTURED_REWARD", "USE_MODEL_REWARD"), "named parts of rewards (docs/rewards.md)"),
+    **dict.fromkeys(("STRUCTURED_REWARD", "USE_MODEL_REWARD"), "named parts of rewards (docs/rewards_sources.md)"),
 }
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 

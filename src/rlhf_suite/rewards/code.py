@@ -101,14 +101,14 @@ def tests_of(label: str) -> Tests:
         value = json.loads(label)
         tests = read(value)
     except (ValueError, KeyError, TypeError) as error:
-        raise LabelError(f"the label holds no tests ({error}); see rule code in docs/rewards.md") from None
+        raise LabelError(f"the label holds no tests ({error}); see docs/rewards_code.md") from None
     if lent := [name for name in names_of(tests.asserts) if HELPER.match(name)]:
         says = f"they use {', '.join(lent)}, which they do not define: the program would decide by defining it"
         raise LabelError(f"the label's tests cannot judge: {says}; import or define it in the tests")
     if any(len(wanted) > MAX_PROGRAM_OUTPUT_BYTES for _, wanted in tests.pairs):
         raise LabelError(f"the label wants more output than is kept of a program ({MAX_PROGRAM_OUTPUT_BYTES} bytes)")
     if not tests.pairs and not tests.asserts:
-        raise LabelError("the label holds no tests: its lists are empty; see rule code in docs/rewards.md")
+        raise LabelError("the label holds no tests: its lists are empty; see docs/rewards_code.md")
     return tests
 
 

@@ -20,7 +20,7 @@ PRELOADED = {"numpy": ("numpy", "np."), "sympy": ("sympy",)}  # imported by a te
 MAX_PROGRAM_OUTPUT_BYTES = 16 << 20  # of a program that prints its answer; the rest is dropped
 EXIT_S = 1.0  # how long a program whose tests have ended is given to end too
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-REMEDY = "set reward.rules.code_allow_weaker=true to use it, or run where namespaces are allowed (docs/rewards.md)"
+REMEDY = "set reward.rules.code_allow_weaker=true to use it, or run where namespaces are allowed (docs/rewards_code.md)"
 
 
 @dataclass(frozen=True)

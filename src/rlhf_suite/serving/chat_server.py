@@ -1,4 +1,4 @@
-"""The endpoint of agents over HTTP: a URL and a key for each episode (docs/agents.md).
+"""The endpoint of agents over HTTP: a URL and a key for each episode (docs/agents_program.md).
 
     POST /sessions/{id}/v1/chat/completions    a turn of the model, also as a stream
     POST /sessions/{id}/v1/messages            the same as Messages of Anthropic

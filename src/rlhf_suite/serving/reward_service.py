@@ -1,4 +1,4 @@
-"""The route of a served reward model: texts in, scores out (docs/rewards.md).
+"""The route of a served reward model: texts in, scores out (docs/rewards_servers.md).
 
 POST /get_reward {"query": [text, ...]} -> {"rewards": [number or null, ...], "errors": [null or reason, ...]}
 

@@ -1,4 +1,4 @@
-"""task=serve_rm: serve a reward model over HTTP, for `reward.remote_url` of another run (docs/rewards.md)."""
+"""task=serve_rm: serve a reward model over HTTP, for `reward.remote_url` of another run (docs/rewards_servers.md)."""
 
 from __future__ import annotations
 

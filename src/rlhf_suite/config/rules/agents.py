@@ -29,9 +29,10 @@ from rlhf_suite.python_source import SourceError
 MCP = "mcp:"
 ENVIRONMENT = OURS
 MISSING = {
-    ENVIRONMENT: "add {key}=<file.py> (docs/agents.md)",
+    ENVIRONMENT: "add {key}=<file.py> (docs/agents_environments.md)",
     TOOLS: "add {key}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]",
-    PROGRAM: "add agent.command=<command>, or {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)",
+    PROGRAM: "add agent.command=<command>, or {key}=<file.py with run_agent(task, base_url, api_key)> "
+    "(docs/agents_program.md)",
 }
 
 

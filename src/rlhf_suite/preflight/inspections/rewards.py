@@ -64,11 +64,11 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
             rubric = read_rubric(Path(name).read_text(encoding="utf-8"))
         except OSError as error:
             problem = f"{name} cannot be read (seen from {Path.cwd()}): {error.strerror}"
-            yield Problem(key, problem, "give a text file with the rubric (docs/rewards.md)")
+            yield Problem(key, problem, "give a text file with the rubric (docs/rewards_judge.md)")
         except UnicodeDecodeError:
-            yield Problem(key, f"{name} is not UTF-8 text", "give a text file with the rubric (docs/rewards.md)")
+            yield Problem(key, f"{name} is not UTF-8 text", "give a text file with the rubric (docs/rewards_judge.md)")
         except RubricError as error:
-            yield Problem(key, f"{name}: {error}", "correct it (docs/rewards.md)")
+            yield Problem(key, f"{name}: {error}", "correct it (docs/rewards_judge.md)")
         else:
             if "{label}" in rubric.text and run.task in REWARDED and run.data.label_key is None:
                 problem = f"the rubric {name} shows a label"
@@ -167,11 +167,11 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
     lacks = "; ".join(offer().missing)
     if offer().is_weaker:
         problem = f"programs of the model would run in a weaker jail than they should: {lacks}"
-        fix = f"write {weaker}=true to accept that, or run where namespaces are allowed (docs/rewards.md)"
+        fix = f"write {weaker}=true to accept that, or run where namespaces are allowed (docs/rewards_code.md)"
         yield Problem(weaker, problem, fix)
     else:
         problem = f"this machine offers no jail for programs of the model: {lacks}"
-        yield Problem(key, problem, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
+        yield Problem(key, problem, f"run on a machine that offers one (docs/rewards_code.md), or {otherwise}")
 
 
 REWARDS = (tokens_fit_a_header, reward_files_define, rubrics_are_usable, servers_answer, programs_have_a_jail)
