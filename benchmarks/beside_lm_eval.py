@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from common import publish
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Sample, Scored
 

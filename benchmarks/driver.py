@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from common import publish
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.models import ActorConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt

@@ -24,8 +24,8 @@ import ray
 from common import publish, scratch
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.plan import ACTOR, Machine, resolve
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, Machine, resolve
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gpu_rows import FLAGS, random_examples, supervised
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import Group, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh

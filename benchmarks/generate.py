@@ -19,7 +19,7 @@ import json, sys
 from pathlib import Path
 from vllm import LLM, SamplingParams
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 model, prompts, output = sys.argv[1:]
 tokenizer = load_tokenizer(model, DataConfig.of("ppo"))
 rows = [json.loads(line)["input"] for line in Path(prompts).read_text().splitlines()]

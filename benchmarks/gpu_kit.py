@@ -130,7 +130,7 @@ def measured(chosen: argparse.Namespace, device: str) -> Iterator[Line]:
     if not chosen.no_tests:
         yield {"row": "tests"} | gpu_tests()
     from gpu_rows import ROWS, VARIANTS, Bench, measure
-    from rlhf_suite.config.formatting import literal
+    from rlhf_suite.config.declarations.flag_types import literal
 
     is_dry = device == "cpu"
     possible = ["plain"] if is_dry or find_spec("liger_kernel") is None else [*VARIANTS]

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from qwen3 import random_qwen3
-from rlhf_suite.config.plan import ACTOR, Machine, ModelPlan, resolve
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.plan.run_plan import ACTOR, Machine, ModelPlan, resolve
 from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common import ROOT, publish, scratch, suite_run
-from rlhf_suite.config.plan import IMAGE_RECIPE
+from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE
 from rlhf_suite.tasks.warm_start import warm_start
 from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 

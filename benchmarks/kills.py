@@ -42,8 +42,8 @@ from rlhf_suite.cli.app import main as main_of_the_suite  # noqa: E402
 from rlhf_suite.disk import file_digest  # noqa: E402
 from rlhf_suite.launch.environment import runtime_env  # noqa: E402
 from rlhf_suite.models.builtin import create_tiny  # noqa: E402
+from rlhf_suite.run_folders.run_folder import RunFolder  # noqa: E402
 from rlhf_suite.tracking.metrics import read_rows  # noqa: E402
-from rlhf_suite.tracking.run_folder import RunFolder  # noqa: E402
 
 POLL_S = 0.02
 DEADLINE_S = 3600.0  # of a run that is not killed

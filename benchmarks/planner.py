@@ -17,10 +17,10 @@ from common import ROOT, Run, publish, scratch, suite_run, write_section
 from gpu_rows import FLAGS, ROWS, Row
 from qwen3 import SHAPES as MODELS
 from qwen3 import random_qwen3
-from rlhf_suite.config.plan import ACTOR, ENGINE
-from rlhf_suite.config.runs import Run as Flags
-from rlhf_suite.config.sections import section_of
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.declarations.runs import Run as Flags
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.declarations.task_groups import TRAINED
+from rlhf_suite.config.plan.run_plan import ACTOR, ENGINE
 from rlhf_suite.planner.memory import GIB, GPU_PROCESS
 
 PAGE, HEADING = ROOT / "docs" / "planner_measured.md", "## Against measured memory"

@@ -23,8 +23,8 @@ import psutil
 from common import ROOT, publish, scratch, suite_run, write_section
 from planner import LENGTH, SHAPES, Shape, checked, words_of, write_data
 from qwen3 import random_qwen3
-from rlhf_suite.config.plan import ACTOR
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
 from rlhf_suite.planner.needs import Target

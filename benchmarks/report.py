@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from common import ROOT, publish, scratch
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.report.html import choose_runs, content_of
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import MetricLogger
-from rlhf_suite.tracking.run_folder import RunFolder
 
 VOCABULARY = 30_000
 WORDS = (ROOT / "README.md").read_text().split()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.rl.rollout_tasks import REJECTED, STATE
 from rlhf_suite.rl.slots import GroupOrder
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 ROWS, SIZE, STEPS = 96, 4, 10  # so many rows that no prompt comes twice
 BATCHES = BatchOrder(ROWS, SIZE, Run.of("ppo").train.seed)

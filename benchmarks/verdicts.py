@@ -24,7 +24,7 @@ Rule = Callable[[Sequence[Answer]], list[float | None]]
 
 def own(answers: Sequence[Answer]) -> list[float | None]:
     """The suite's `reward.rule=math`."""
-    from rlhf_suite.config.reward import RuleConfig
+    from rlhf_suite.config.declarations.reward import RuleConfig
     from rlhf_suite.rewards.base import Sample
     from rlhf_suite.rewards.rules import make_scorer
 

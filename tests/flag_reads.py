@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.flags import all_values, walk
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.flags import all_values, walk
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.jobs import preflight
 
 RECORDING = Path(__file__).parent / "recording"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.metrics import is_known
+from rlhf_suite.config.declarations.metrics import is_known
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
@@ -30,7 +30,7 @@ def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
 def check_declared(rows: list[dict[str, Any]]) -> None:
     """Assert that each metric of a run is declared."""
     unknown = {name for row in rows for name in row if "/" in name and not is_known(name)}
-    assert not unknown, f"metrics that config/metrics.py does not declare: {unknown}"
+    assert not unknown, f"metrics that config/declarations/metrics.py does not declare: {unknown}"
 
 
 def column(rows: list[dict[str, float]], name: str) -> list[float]:

@@ -11,12 +11,12 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.cli.execute import tell
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 HOSTILE = "\x1b]0;owned\x07[/red]\ud800\x9b31m\u202e"
 SHOWN = r"\x1b]0;owned\x07[/red]\ud800\x9b31m\u202e"

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlhf_suite import python_source
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.record import own_code
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows, Row
 from rlhf_suite.data.sources import Sources
@@ -18,6 +17,7 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.models.load import model_digest
 from rlhf_suite.python_source import SourceError, import_file, own_files
 from rlhf_suite.registry import digests
+from rlhf_suite.run_folders.record import own_code
 
 
 def write(folder, **files):

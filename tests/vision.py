@@ -10,8 +10,8 @@ import torch
 from PIL import Image as Pillow
 
 from image_families import make_seeing
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.images import expand_placeholders
 from rlhf_suite.models.builtin import SHAPES, create

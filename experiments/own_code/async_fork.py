@@ -31,7 +31,7 @@ from rlhf_suite.algo.advantage import (
     whiten,
     whole_rewards,
 )
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 from rlhf_suite.rl.filtering import Candidate

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, compute_reward_to_go, whole_rewards
 from rlhf_suite.algo.correction import CorrectionInput, band
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
-from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.declarations.models import ActorConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
 from rlhf_suite.losses.preference import Answers
 from rlhf_suite.registry import correction, estimator, policy_loss, preference_loss, reward_rule, schedule

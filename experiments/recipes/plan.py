@@ -17,8 +17,8 @@ import yaml
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import DeviceUse, Estimate, Target, gib

@@ -21,10 +21,10 @@ from typing import Any
 import yaml
 from plan import FOLDER, RECIPES
 
-from rlhf_suite.config.flags import flat
-from rlhf_suite.config.formatting import quote, spell
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.check.formatting import quote, spell
+from rlhf_suite.config.declarations.flags import flat
+from rlhf_suite.config.declarations.runs import flags_of
 
 # Sizes for two processors; a recipe takes those of the flags that its task has.
 SIZES: dict[str, Any] = {

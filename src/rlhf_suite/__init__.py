@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlhf_suite.api.sweeps import Sweep as Sweep
     from rlhf_suite.api.sweeps import load_sweep as load_sweep
     from rlhf_suite.api.sweeps import sweep as sweep
-    from rlhf_suite.config.problems import ConfigurationError as ConfigurationError
-    from rlhf_suite.config.problems import Problem as Problem
+    from rlhf_suite.config.check.problems import ConfigurationError as ConfigurationError
+    from rlhf_suite.config.check.problems import Problem as Problem
     from rlhf_suite.errors import RunError as RunError
     from rlhf_suite.errors import UserError as UserError
     from rlhf_suite.rl.datum import Adam as Adam
@@ -36,7 +36,7 @@ NAMES = {
     **dict.fromkeys(("explain", "plan"), "rlhf_suite.api.plans"),
     **dict.fromkeys(("Run", "load", "write_report"), "rlhf_suite.api.runs"),
     **dict.fromkeys(("Sweep", "load_sweep", "sweep"), "rlhf_suite.api.sweeps"),
-    **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.problems"),
+    **dict.fromkeys(("ConfigurationError", "Problem"), "rlhf_suite.config.check.problems"),
     **dict.fromkeys(("RunError", "UserError"), "rlhf_suite.errors"),
     **dict.fromkeys(("Evaluate", "Save", "Stop"), "rlhf_suite.train.callbacks"),
 }

@@ -17,7 +17,7 @@ from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Session, Shared
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 

@@ -14,7 +14,7 @@ from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Session, Shared
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.images import open_image
 from rlhf_suite.data.row import Row

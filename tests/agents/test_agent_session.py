@@ -13,7 +13,7 @@ from scripted import STOP, Scripted, chat_task, open_session, run
 from given import prompt
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.episodes import with_outcome
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, to_batch

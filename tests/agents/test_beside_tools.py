@@ -10,7 +10,7 @@ import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.build import make_agent, roles
-from rlhf_suite.config.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 from rlhf_suite.rewards.base import RewardFailure, Scored
 
 pytestmark = pytest.mark.stack

@@ -7,7 +7,7 @@ from chat_templates import FAMILIES
 from scripted import make_tokenizer
 
 from rlhf_suite.agents.bridge import TRIED, Bridge
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.render import tokens
 from rlhf_suite.errors import UserError
 from tokenizer_kinds import KINDS, tokenizer_of

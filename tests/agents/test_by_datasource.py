@@ -6,8 +6,8 @@ import pytest
 from scripted import Scripted, run
 
 from rlhf_suite.agents.build import make_episodes
-from rlhf_suite.config.agent import AgentSourceConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.agent import AgentSourceConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -71,7 +71,7 @@ def played(config, tokenizer, datasource, replies, allowed=None):
 )
 @pytest.mark.notices(
     "an agent of some datasets has the number of turns of the others",
-    "config/agent.py",
+    "config/declarations/agent.py",
     "max_turns=source.max_turns or config.max_turns",
     "max_turns=config.max_turns",
 )

@@ -10,9 +10,9 @@ from scripted import Scripted, chat_task, open_session, run
 from foreign_agents import BASES, FILES
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent, make_episodes
-from rlhf_suite.config.agent import AgentConfig, agents_of
-from rlhf_suite.config.agent_file import Export, export_of
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.agent_file import Export, export_of
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
@@ -62,7 +62,7 @@ def test_an_agent_file_of_openrlhf(tokenizer, written):
 HOLDER = """
 from rlhf_suite.agents.base import Start
 from rlhf_suite.agents.kinds import environment_maker
-from rlhf_suite.config.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 
 MAKE = environment_maker(agents_of(AgentConfig(kind="environment"), INNER)[0])[0]
 

@@ -21,7 +21,7 @@ from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.environment import EnvironmentFailure
 from rlhf_suite.agents.mcp_tools import McpServer
 from rlhf_suite.agents.tools import ToolError
-from rlhf_suite.config.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 from rlhf_suite.rewards.base import RewardFailure
 
 pytestmark = pytest.mark.stack

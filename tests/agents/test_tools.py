@@ -15,8 +15,8 @@ from rlhf_suite.agents.base import Task, ToolCall, Turn
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment, schema_of
-from rlhf_suite.config.agent_file import export_of
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.agent_file import export_of
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import torch
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.registry import estimator
 
 WHITENED = ("gae", "reinforce", "reinforce_baseline")

@@ -12,7 +12,7 @@ import torch
 
 from given import prompt
 from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, whiten
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import UserError

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
-from rlhf_suite.config.algo import AdvantageConfig, KLConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, KLConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.objectives import PolicyObjective
 

@@ -15,7 +15,7 @@ from rlhf_suite.algo.correction import (
     correction_weights,
     mismatch,
 )
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 
 RATIOS = [1.0, 4.0, 0.25, 9.0, 1.1, 1.2]  # of trainer to engine; the fourth token is not the model's
 MASK = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]

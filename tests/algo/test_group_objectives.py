@@ -13,7 +13,7 @@ import torch
 from rlhf_suite.algo.advantage import Credit, CreditInput, Numbers, assign_credit
 from rlhf_suite.algo.group_objectives import best_of_k
 from rlhf_suite.algo.scores import pass_at_k
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 
 float64 = torch.float64

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, estimate_unbiased_kl, make_kl_controller
-from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.declarations.algo import KLConfig
 from rlhf_suite.errors import UserError
 
 LOG_RATIOS = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)

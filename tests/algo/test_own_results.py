@@ -13,8 +13,8 @@ from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.algo.advantage import CreditInput, assign_credit
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregate
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
-from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.declarations.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.distillation import distances

@@ -11,7 +11,7 @@ import torch
 from given import prompt
 from rlhf_suite.algo.advantage import CreditInput, assign_credit, whiten
 from rlhf_suite.algo.scores import are_equal, normalize_scores, standardize, teaches
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, KLConfig
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rl.credit import CreditAssigner

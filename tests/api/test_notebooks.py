@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.polling import poll_until
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

@@ -13,7 +13,7 @@ import pytest
 
 import rlhf_suite as rs
 from rlhf_suite.polling import poll_until
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {

@@ -16,7 +16,7 @@ from rlhf_suite.api.sweeps import words_of_grid, words_of_seeds
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.polling import poll_until
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 START_S = 120.0
 

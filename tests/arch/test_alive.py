@@ -4,25 +4,25 @@ import ast
 from pathlib import Path
 
 import rlhf_suite
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.declarations.flags import walk
+from rlhf_suite.config.declarations.runs import TASKS, Run
 
 # Read by the command line itself.
 READ_BY_CLI = {
-    "ds.use_universal_ckpt": "config/resume.py lets the shape differ from that of the checkpoint",
+    "ds.use_universal_ckpt": "run_folders/resume.py lets the shape differ from that of the checkpoint",
     "explain": "cli/app.py shows the plan instead of running",
-    "own_code": "config/resume.py compares it with the files of a continued run",
+    "own_code": "run_folders/resume.py compares it with the files of a continued run",
     "plan": "cli/app.py prints what the run would need instead of running",
     "run_dir": "preflight/jobs.py makes it the folder of the run or of the sweep",
 }
 # What only checks and starts runs does not count.
-ABOVE = ("config", "composition", "preflight", "sweeps", "cli")
+ABOVE = ("config", "run_folders", "composition", "preflight", "sweeps", "cli")
 SOURCE = Path(rlhf_suite.__file__).parent
 
 
 def attributes_read() -> set[str]:
     below = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ABOVE]
-    files = [*below, SOURCE / "config" / "plan.py", SOURCE / "config" / "micro_batches.py"]
+    files = [*below, *(SOURCE / "config" / "plan" / f"{name}.py" for name in ("run_plan", "micro_batches"))]
     trees = [ast.parse(path.read_text()) for path in files]
     return {
         node.attr

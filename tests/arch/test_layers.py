@@ -30,8 +30,8 @@ ROOMS = {
         "weight_sync/read_back.py",
     ),
     "deepspeed": ("train/strategy.py", "train/state_moves.py"),
-    "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/", "config/"),
-    "omegaconf": ("foreign_files.py", "cli/", "sweeps/", "preflight/", "composition/", "config/"),
+    "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/"),
+    "omegaconf": ("foreign_files.py", "run_folders/", "cli/", "sweeps/", "preflight/", "composition/", "config/check/"),
     "submitit": ("sweeps/slurm_jobs.py",),
     "wandb": ("tracking/metrics.py",),
 }

@@ -27,7 +27,7 @@ IRREGULAR |= {
 }
 VERBS = {"bleed", "breed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
 # Fields of records that are written as JSON, and of problems, which have a key, a what and a fix.
-FIELDS = {"config/problems.py", "tracking/timeline.py", "waits.py"}
+FIELDS = {"config/check/problems.py", "tracking/timeline.py", "waits.py"}
 
 LATER = {"rl/slots.py"}  # its functions are transitions: what has happened to a group
 

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.declarations.flags import walk
+from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.registry import KINDS
 
 SOURCE = Path(__file__).parents[2] / "src" / "rlhf_suite"

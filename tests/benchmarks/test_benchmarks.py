@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.task_groups import SUPERVISED
+from rlhf_suite.config.declarations.task_groups import SUPERVISED
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

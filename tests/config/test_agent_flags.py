@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.agent import AgentConfig, AgentSourceConfig
+from rlhf_suite.config.declarations.agent import AgentConfig, AgentSourceConfig
 
 RUN = "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse algo.advantage.estimator=rloo"
 RUN += " rollout.n_samples_per_prompt=2 rollout.batch_size=4 train.batch_size=8 data.max_len=64"
@@ -40,7 +40,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
 
 @pytest.mark.notices(
     "environments get no columns without a reward file",
-    "config/data.py",
+    "config/declarations/data.py",
     ' | needs("agent.kind", registry.agent, "columns")',
     "",
 )

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.inspections.agents import agent_files_fit, commands_can_run, environment_server_answers
 
 TRL = """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlhf_suite.config.check import check
-from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.generate import shard_of
+from rlhf_suite.config.declarations.reward import NamedSourceConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.rules.check_run import check
 
 
 def sets(**flags: Any) -> Callable[[Run], None]:
@@ -91,7 +91,10 @@ def test_the_border_of_a_rule_is_where_it_says(task, key, flags, name, good, bad
 
 
 @pytest.mark.notices(
-    "a part of n may have the number n", "config/generate.py", "if part < parts else None", "if part <= parts else None"
+    "a part of n may have the number n",
+    "config/declarations/generate.py",
+    "if part < parts else None",
+    "if part <= parts else None",
 )
 def test_parts_of_n_are_numbered_from_0_to_n_less_1():
     assert [shard_of(text) for text in (None, "0/4", "3/4")] == [(0, 1), (0, 4), (3, 4)]
@@ -100,7 +103,7 @@ def test_parts_of_n_are_numbered_from_0_to_n_less_1():
 
 @pytest.mark.notices(
     "a flag that is switched off is reported as without effect",
-    "config/check.py",
+    "config/rules/check_run.py",
     " and values.get(key) not in OFF",
     "",
 )
@@ -116,7 +119,7 @@ def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
 
 @pytest.mark.notices(
     "a flag that one of two others needs is reported as without effect",
-    "config/flags.py",
+    "config/declarations/flags.py",
     " or any(alternative.holds(values) for alternative in self.alternatives)",
     "",
 )
@@ -134,7 +137,7 @@ def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
 
 @pytest.mark.notices(
     "a flag of one of several sources is reported as without effect",
-    "config/flags.py",
+    "config/declarations/flags.py",
     "for key in (flag, *named)]",
     "for key in (flag,)]",
 )

@@ -20,13 +20,13 @@ from rlhf_suite.cli.migrate import INCOMPLETE
 from rlhf_suite.cli.plan import OPTIONS
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.problems import report
-from rlhf_suite.config.record import fingerprint, save
+from rlhf_suite.config.check.problems import report
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import extend_sweep
+from rlhf_suite.run_folders.record import fingerprint, save
+from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.sweep_folder import extend_sweep
 
 pytestmark = pytest.mark.stack
 

@@ -6,9 +6,8 @@ import pytest
 from preset_keys import keys_set
 
 from rlhf_suite.composition.presets import preset_names
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.presets import conf_dir
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 pytestmark = pytest.mark.stack
 

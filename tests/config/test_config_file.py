@@ -6,10 +6,10 @@ import pytest
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.record import save
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.run_folders.record import save
 
 SFT = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse"]
 PPO = [

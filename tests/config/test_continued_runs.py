@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.resume import changes
-from rlhf_suite.config.runs import Run
-from rlhf_suite.preflight.folders import Place, describe_finished, for_run, how_to_continue, keep_other_config
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.preflight.folders import Place, for_run, how_to_continue
 from rlhf_suite.preflight.inspections import inspect
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.earlier_runs import describe_finished, keep_other_config
+from rlhf_suite.run_folders.record import fingerprint, load, save
+from rlhf_suite.run_folders.resume import changes
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
 pytestmark = pytest.mark.stack

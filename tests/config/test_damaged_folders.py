@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from report import made_run
 from rlhf_suite.cli import main
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resume import load_earlier
+from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.preflight.folders import for_run
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.resume import load_earlier
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
 pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")

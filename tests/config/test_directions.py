@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.metrics import FAMILIES, HIGHER, LOWER, METRICS, direction_of, is_known, is_share, metric_of
-from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.declarations.metrics import (
+    FAMILIES,
+    HIGHER,
+    LOWER,
+    METRICS,
+    direction_of,
+    is_known,
+    is_share,
+    metric_of,
+)
+from rlhf_suite.config.declarations.runs import TASKS
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.tracking.console import HEADLINES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "rlhf_suite"
@@ -22,7 +31,7 @@ def test_every_metric_of_an_evaluation_and_every_headline_is_declared():
 
 @pytest.mark.notices(
     "the direction of a metric is looked up by the name of its set",
-    "config/metrics.py",
+    "config/declarations/metrics.py",
     'last = name.rpartition("/")[2]\n    if PASS',
     'last = name.split("/")[1]\n    if PASS',
 )

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.cli import main
 from rlhf_suite.cli.schema import USAGE, schema
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.declarations.runs import TASKS
 from rlhf_suite.config.export import DOCS, markdown, metrics
-from rlhf_suite.config.presets import conf_dir
-from rlhf_suite.config.runs import TASKS
 
 SCHEMA = schema()
 PRESETS = [file for file in conf_dir().rglob("*.yaml") if file.parent != conf_dir()]

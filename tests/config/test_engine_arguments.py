@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.engine_arguments import BY_FLAG, BY_SUITE, NOT_ON_CPU
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.record import load, save
-from rlhf_suite.config.resume import changes
-from rlhf_suite.config.rollout import QUANTIZATIONS, VLLMConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.engine_arguments import BY_FLAG, BY_SUITE, NOT_ON_CPU
+from rlhf_suite.config.declarations.rollout import QUANTIZATIONS, VLLMConfig
+from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus
+from rlhf_suite.run_folders.record import load, save
+from rlhf_suite.run_folders.resume import changes
 
 PPO = "task=ppo demo=ppo launch.device=cpu"
 MERGED = {"hf_overrides"}  # settings of config.json, of which a user may write others
@@ -98,7 +97,7 @@ def test_a_cache_of_lower_precision_needs_a_correction(checked):
 
 @pytest.mark.notices(
     "quantised engines train without a correction",
-    "config/engine_arguments.py",
+    "config/check/engine_arguments.py",
     'QUANTIZATION: quantization or "auto"',
     'QUANTIZATION: "auto"',
 )

@@ -12,10 +12,10 @@ import pytest
 
 from full_disk import fill
 from rlhf_suite.cli.execute import execute
-from rlhf_suite.config.record import fingerprint, load
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.record import fingerprint, load
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 
 def a_run():

@@ -9,13 +9,13 @@ import pytest
 
 from rlhf_suite.api.explanation import batches, decisions
 from rlhf_suite.cli.app import main
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 
 
 @pytest.mark.notices(
     "explain counts one epoch of optimiser steps",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "-(-samples // run.train.batch_size) * run.train.max_epochs",
     "-(-samples // run.train.batch_size)",
 )

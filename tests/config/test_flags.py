@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite import config
-from rlhf_suite.config.flags import flag, walk, walk_section
-from rlhf_suite.config.names import MOVED, RENAMED, flags_of, rename, unread
-from rlhf_suite.config.problems import RULES
-from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.validate import value_problems
+from rlhf_suite.config.check.names import MOVED, RENAMED, rename, unread
+from rlhf_suite.config.check.problems import RULES
+from rlhf_suite.config.check.validate import value_problems
+from rlhf_suite.config.declarations.flags import flag, walk, walk_section
+from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 
 FLAGS = [(f"task={task} {info.key}", info) for task in TASKS for info in walk(Run.of(task))]
 
 
-@pytest.mark.notices("a bound that is included is refused", "config/formatting.py", "value >= bound", "value > bound")
+@pytest.mark.notices(
+    "a bound that is included is refused", "config/check/formatting.py", "value >= bound", "value > bound"
+)
 def test_every_flag_accepts_its_own_default():
     for name, info in FLAGS:
         expected = info.type

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import fingerprint
+from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.locks import InUse, alone_in, holder_of
-from rlhf_suite.preflight.folders import Place, for_run, for_sweep, fresh, lock_folders
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.preflight.folders import Place, for_run, for_sweep, lock_folders
+from rlhf_suite.run_folders.earlier_runs import fresh
+from rlhf_suite.run_folders.record import fingerprint
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_run_goes_below_outputs_by_task_and_time(checked, here):
 
 @pytest.mark.notices(
     "the oldest run is continued",
-    "preflight/folders.py",
+    "run_folders/earlier_runs.py",
     "key=lambda path: path.stat().st_mtime, reverse=True)",
     "key=lambda path: path.stat().st_mtime)",
 )

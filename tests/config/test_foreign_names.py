@@ -10,9 +10,9 @@ import pytest
 from rlhf_suite.cli.app import TOOLS, main
 from rlhf_suite.cli.help import COMMANDS
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.names import flags_of, unknown_flag
-from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED, VALUES
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.check.names import unknown_flag
+from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED, VALUES
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.migrate import fork, handlers
 from rlhf_suite.preflight.jobs import Preflight, preflight
 
@@ -106,7 +106,7 @@ def test_a_sweep_is_accepted_with_a_launcher_of_submitit(launcher):
 
 @pytest.mark.notices(
     "a value of elsewhere is only a likeness",
-    "config/validate.py",
+    "config/check/validate.py",
     "if known is not None or spelt is not None:",
     "if spelt is not None:",
 )
@@ -124,7 +124,7 @@ def test_values_of_elsewhere_are_told_and_exist():
 
 @pytest.mark.notices(
     "one of several flags with the same last word is guessed",
-    "config/names.py",
+    "config/check/names.py",
     'if several := [name for name in known if name.rpartition(".")[2] == key]:',
     "if several := [name for name in known if name == key]:",
 )
@@ -135,13 +135,13 @@ def test_a_word_that_ends_several_flags_names_them():
 
 @pytest.mark.notices(
     "the remedy for a renamed flag keeps the value that is called otherwise",
-    "config/names.py",
+    "config/check/names.py",
     "known or spell(",
     "spell(",
 )
 @pytest.mark.notices(
     "the remedy for a renamed flag does not quote its value",
-    "config/names.py",
+    "config/check/names.py",
     "words if PLAIN.fullmatch(words) else quote(words)",
     "words",
 )
@@ -153,7 +153,7 @@ def test_a_word_that_ends_several_flags_names_them():
 )
 @pytest.mark.notices(
     "the remedy for a renamed flag has a value that it does not take",
-    "config/names.py",
+    "config/check/names.py",
     "if known is None and (is_odd or",
     "if False and (is_odd or",
 )

@@ -8,8 +8,7 @@ from preset_keys import keys_set
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.composition.presets import CHOICES, group_names, preset_names
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.preflight.jobs import preflight
 
 pytestmark = pytest.mark.stack

@@ -8,9 +8,8 @@ import pytest
 
 from rlhf_suite.cli.help import CORE, print_help
 from rlhf_suite.composition.arguments import parse
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.config.export import markdown
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.runs import TASKS
 
 REFERENCE = markdown()
 

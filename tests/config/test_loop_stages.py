@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def loop() -> Run:
 
 @pytest.mark.notices(
     "each iteration of a loop draws the same answers",
-    "config/loop_stages.py",
+    "config/plan/loop_stages.py",
     "seed=run.rollout.seed + iteration",
     "seed=run.rollout.seed",
 )
@@ -38,18 +38,18 @@ def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(l
 
 @pytest.mark.notices(
     "a loop evaluates with the temperature of its training",
-    "config/loop_stages.py",
+    "config/plan/loop_stages.py",
     "n_samples_per_prompt=1, temperature=0.0)",
     "n_samples_per_prompt=1)",
 )
 @pytest.mark.notices(
     "a loop evaluates on as many rows as it trains on",
-    "config/loop_stages.py",
+    "config/plan/loop_stages.py",
     "max_samples=held_out.max_samples",
     "max_samples=run.data.max_samples",
 )
 @pytest.mark.notices(
-    "a loop evaluates behind the rows that training skips", "config/loop_stages.py", "skip_samples=0,", ""
+    "a loop evaluates behind the rows that training skips", "config/plan/loop_stages.py", "skip_samples=0,", ""
 )
 def test_an_evaluation_answers_the_held_out_prompts_once_and_greedily(loop):
     run = evaluate_run(loop, "model")

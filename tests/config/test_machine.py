@@ -80,7 +80,7 @@ def test_a_folder_for_temporary_files_that_cannot_hold_sockets_is_named(name, sa
 
 
 def test_a_run_without_ray_may_have_its_temporary_files_anywhere(tmp_path, monkeypatch):
-    from rlhf_suite.config.runs import Run
+    from rlhf_suite.config.declarations.runs import Run
     from rlhf_suite.preflight.inspections.machine import machine
 
     monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "t" * 40)

@@ -26,20 +26,20 @@ each_mistake = pytest.mark.parametrize(
 
 @pytest.mark.notices(
     "a bound that is excluded is allowed",
-    "config/formatting.py",
+    "config/check/formatting.py",
     "value > bound",
     "value >= bound",
     cases="algo.beta",
 )
 @pytest.mark.notices(
     "the name least like a misspelt one is offered",
-    "config/formatting.py",
+    "config/check/formatting.py",
     "key=lambda pair: -pair[0])",
     "key=lambda pair: pair[0])",
 )
 @pytest.mark.notices(
     "the next multiple is the one before",
-    "config/formatting.py",
+    "config/check/formatting.py",
     "-(-number // factor) * factor",
     "number // factor * factor",
     cases="batch_size",
@@ -53,7 +53,7 @@ each_mistake = pytest.mark.parametrize(
 )
 @pytest.mark.notices(
     "problems that are reported twice stay twice",
-    "config/problems.py",
+    "config/check/problems.py",
     "return list(dict.fromkeys(problems))",
     "return list(problems)",
 )
@@ -89,7 +89,7 @@ def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
 
 
 def test_a_missing_package_of_a_source_and_of_its_rule_is_named_with_its_flag(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.sources.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.check.sources.find_spec", lambda _: None)
     for line, key in (
         (SFT + "data.dataset=reasoning_gym:chain_sum", "data.dataset"),
         (PPO + "data.prompt_dataset=reasoning_gym:chain_sum", "data.prompt_dataset"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, outputs_change_nothing
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.output import deliver
 
 SFT = "task=sft actor.model_name_or_path={here}/base data.dataset={here}/data/rows.jsonl data.output_key=output"

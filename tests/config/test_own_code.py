@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.record import fingerprint, list_recorded_values, load, save
-from rlhf_suite.config.resume import changes
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.flags import walk
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
+from rlhf_suite.run_folders.record import fingerprint, list_recorded_values, load, save
+from rlhf_suite.run_folders.resume import changes
 
 pytestmark = pytest.mark.stack
 

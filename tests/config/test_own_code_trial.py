@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_suite.cli.app import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.polling import poll_until
 from rlhf_suite.preflight.inspections import own_code
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.names import SECRETS, flags_of
+from rlhf_suite.config.check.names import SECRETS
+from rlhf_suite.config.declarations.runs import flags_of
 
 ROOT = Path(__file__).parents[2]
 QUOTING = "faults_measured.md"  # it quotes messages about flags that do not exist

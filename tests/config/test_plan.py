@@ -2,13 +2,13 @@
 
 import pytest
 
-from rlhf_suite.config.placement import Placement
-from rlhf_suite.config.plan import Machine, ModelPlan, Plan, resolve
-from rlhf_suite.config.record import load, save
-from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.reward import NamedSourceConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.placement import Placement
+from rlhf_suite.config.plan.run_plan import Machine, ModelPlan, Plan, resolve
 from rlhf_suite.engines.spec import EngineSpec, sleep_level
+from rlhf_suite.run_folders.record import load, save
 
 
 def resolved(config: Run, device: str = "cuda", num_gpus: int | None = None) -> Plan:
@@ -35,13 +35,13 @@ def config() -> Run:
 
 @pytest.mark.notices(
     "engines discard weights that the next sync does not bring",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "brings_all = run.ds.lora.rank == 0 or not run.vllm.sync_adapters",
     "brings_all = True",
 )
 @pytest.mark.notices(
     "engines discard weights although a step may need another round of samples",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "not run.algo.filters and ",
     "",
 )
@@ -64,7 +64,7 @@ def test_sleeping_engines_discard_their_weights_where_a_sync_brings_all_of_them(
 
 @pytest.mark.notices(
     "engines discard the weights of a model that guesses tokens",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     " and not has_other_weights(run.vllm)",
     "",
 )
@@ -97,7 +97,7 @@ def test_the_level_of_sleep_says_what_becomes_of_the_weights(device, sleeps, dis
 
 @pytest.mark.notices(
     "a reference runs without a KL term",
-    "config/runs.py",
+    "config/declarations/runs.py",
     'when=is_positive("algo.kl.init_coef"),',
     "when=(),",
 )
@@ -111,13 +111,13 @@ def test_only_the_roles_that_are_needed_exist(config):
 
 @pytest.mark.notices(
     "an engine on several devices is counted as one",
-    "config/placement.py",
+    "config/plan/placement.py",
     "self.num_actors * self.devices_per_actor",
     "self.num_actors",
 )
 @pytest.mark.notices(
     "ranks of further nodes are forgotten",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "return section.num_nodes * section.num_gpus_per_node",
     "return section.num_gpus_per_node",
 )
@@ -224,7 +224,7 @@ def test_the_ranks_of_all_nodes_count_for_every_role(config):
 
 @pytest.mark.notices(
     "a run of several nodes sends weights through one node's memory",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     '"gloo" if machine.num_gpus is None else "shm"',
     '"shm"',
 )

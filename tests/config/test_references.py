@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from rlhf_suite.cli.app import main
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.record import load, save
-from rlhf_suite.config.references import from_environment
+from rlhf_suite.config.check.references import from_environment
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.run_folders.record import load, save
 
 SECRET = "sk-4f9a/secret+value"
 SFT = "task=sft demo=sft logger.wandb.enable=true"
@@ -40,7 +40,7 @@ PLACES = [
 
 @pytest.mark.notices(
     "a secret of the environment is a value",
-    "config/references.py",
+    "config/check/references.py",
     "    if not is_plain(name, value):",
     "    if False:",
 )
@@ -67,7 +67,7 @@ def test_a_secret_of_the_environment_is_refused_without_being_shown(place, tmp_p
 
 @pytest.mark.notices(
     "the configuration of a foreign run reads the environment",
-    "config/record.py",
+    "run_folders/record.py",
     "    with guard_environment():\n",
     "    if True:\n",
 )
@@ -106,13 +106,13 @@ def test_paths_numbers_and_names_are_read(name, value, tmp_path, monkeypatch):
 
 @pytest.mark.notices(
     "a number of a secret name is a value",
-    "config/references.py",
+    "config/check/references.py",
     "    if SECRET_NAMES.search(name):\n        return False\n",
     "",
 )
 @pytest.mark.notices(
     "a reference to a path of elsewhere is read",
-    "config/references.py",
+    "config/check/references.py",
     'value.startswith("/") and os.path.exists(value)',
     'value.startswith("/")',
 )
@@ -173,7 +173,7 @@ def test_a_reference_to_nothing_names_its_flag(word, key, monkeypatch):
 
 @pytest.mark.notices(
     "own code cannot read keys of the environment any more",
-    "config/references.py",
+    "config/check/references.py",
     "        if not GUARDS:\n",
     "        if GUARDS:\n",
 )

@@ -11,9 +11,8 @@ from remedies import advised
 from rlhf_suite.composition.arguments import quote
 from rlhf_suite.composition.compose import hydra_ready
 from rlhf_suite.composition.overrides import parser
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.validate import is_path
+from rlhf_suite.config.check.validate import is_path
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 pytestmark = pytest.mark.stack
 

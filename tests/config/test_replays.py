@@ -7,11 +7,11 @@ import shlex
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.record import save
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.preflight.inspections.replay import replay_fits
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.run_folder import RunFolder, samples_file
+from rlhf_suite.run_folders.record import save
+from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.sections import Section
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.flags import walk
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
+from rlhf_suite.config.declarations.sections import Section
 
 SETTINGS = [
     (task, info.owner, field)
@@ -29,7 +28,7 @@ SETTINGS = [
 
 @pytest.mark.notices(
     "a section has the flags of other tasks",
-    "config/sections.py",
+    "config/declarations/sections.py",
     """if declared["tasks"] and task not in declared["tasks"]""",
     """if declared["tasks"] == task""",
 )
@@ -47,7 +46,7 @@ def test_a_flag_of_another_task_can_be_neither_read_nor_set():
 
 @pytest.mark.notices(
     "a section has the defaults of other tasks",
-    "config/sections.py",
+    "config/declarations/sections.py",
     """of_task = with_default(declared["defaults"][task], declared)""",
     "pass",
 )
@@ -62,7 +61,7 @@ def test_a_section_has_the_defaults_of_its_task():
 
 @pytest.mark.notices(
     "a section says that it has the flags of other tasks",
-    "config/sections.py",
+    "config/declarations/sections.py",
     "return any(field.name == name for field in fields(self))",
     "return True",
 )
@@ -87,7 +86,7 @@ def test_a_run_has_the_sections_of_its_task():
 
 @pytest.mark.notices(
     "a flag has the bounds of other tasks",
-    "config/sections.py",
+    "config/declarations/sections.py",
     """dataclasses.replace(declared["meta"], **changes)""",
     """declared["meta"]""",
 )
@@ -105,7 +104,7 @@ def test_a_section_that_differs_between_tasks_is_made_for_one():
 
 @pytest.mark.notices(
     "a flag without a value is null where a task never has null",
-    "config/sections.py",
+    "config/declarations/sections.py",
     """if task in field.metadata.get("never_null", ()):""",
     "if False:",
 )
@@ -127,7 +126,7 @@ def test_a_condition_that_always_holds_is_not_one():
 
 @pytest.mark.notices(
     "a stage does not take over the flags that it has in common with its loop",
-    "config/sections.py",
+    "config/declarations/sections.py",
     "section: Self = cls(**shared | changes)",
     "section: Self = cls(**changes)",
 )

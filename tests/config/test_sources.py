@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rlhf_suite.config.sources import first_columns, is_missing, source_problems
+from rlhf_suite.config.check.sources import first_columns, is_missing, source_problems
 
 ROW = {"question": "2+2", "answer": "4"}
 

@@ -10,17 +10,17 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import fingerprint, save
+from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.folders import for_sweep
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.run_folders.record import fingerprint, save
+from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep, choose_metric, extend_sweep
 from rlhf_suite.sweeps.launchers import jobs_of, places
 from rlhf_suite.sweeps.local_jobs import gpu_slots, run_here
 from rlhf_suite.sweeps.slurm_jobs import GONE_POLLS, watch
 from rlhf_suite.sweeps.table import finish
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, Sweep, choose_metric, extend_sweep
 
 SITE = """# @package _global_
 hydra:
@@ -151,7 +151,7 @@ def test_a_sweep_may_continue_to_more_steps(checked, tmp_path):
 
 @pytest.mark.notices(
     "the job of a sweep that was killed counts as running",
-    "tracking/sweep_folder.py",
+    "run_folders/sweep_folder.py",
     'status["state"] == "running" and is_alive(status)',
     'status["state"] == "running"',
 )
@@ -193,7 +193,7 @@ def test_slots_split_the_visible_gpus(monkeypatch):
 
 @pytest.mark.notices(
     "a run is judged by its training loss, though it was evaluated",
-    "tracking/sweep_folder.py",
+    "run_folders/sweep_folder.py",
     "(*CHOSEN, *evaluated, *metrics)",
     "metrics",
 )

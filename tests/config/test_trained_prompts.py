@@ -7,10 +7,10 @@ import json
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.loop_stages import plan_stages
-from rlhf_suite.config.prompt_format import FILE, PromptFormat, format_of, read
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.runs import TASKS, Run
+from rlhf_suite.config.plan.loop_stages import plan_stages
+from rlhf_suite.models.prompt_format import FILE, PromptFormat, format_of, read
 from rlhf_suite.preflight.jobs import preflight
 
 TEMPLATE = "Q: {}\nA: "
@@ -52,7 +52,7 @@ def found_for(*words):
 
 @pytest.mark.notices(
     "the template that a model was trained with is forgotten",
-    "config/prompt_format.py",
+    "models/prompt_format.py",
     'values["input_template"] = recorded.input_template',
     "pass",
 )
@@ -74,7 +74,7 @@ def test_a_model_that_was_trained_with_its_chat_template_is_asked_with_it(task, 
 
 @pytest.mark.notices(
     "a template that the user chooses gives way to that of the model",
-    "config/prompt_format.py",
+    "models/prompt_format.py",
     "if not {*CHOICES} & {*chosen}:",
     "if True:",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config import conf_dir
 
 ROOT = Path(__file__).parents[2]
 

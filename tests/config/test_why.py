@@ -16,14 +16,14 @@ from rlhf_suite.agents.base import Task, ToolCall
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.api.why import read_record
 from rlhf_suite.cli import main
-from rlhf_suite.config.record import save
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.polling import poll_until
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.reward_process import IsolatedScorer
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.record import save
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 from rlhf_suite.waits import keep, open_waits, record, record_waits, waiting
 

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.sources import DATASET, locate

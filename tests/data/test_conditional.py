@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 from rlhf_suite.errors import UserError

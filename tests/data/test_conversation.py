@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.files import TEXT_BYTES
 from rlhf_suite.data.row import BadRows, Row, RowError

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, DataError, Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data import images
 from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 from rlhf_suite.data.images import (

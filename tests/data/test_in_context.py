@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.render import begin_ids, encode_after, pieces, tokens
 from rlhf_suite.data.row import Row

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data import builtin, store
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.files import num_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.batch import Group
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import PairEncoder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.sources import hub_names, source_problems
+from rlhf_suite.config.check.sources import hub_names, source_problems
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.sources import PROMPTS, locate
 from rlhf_suite.errors import UserError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.steps import StepEncoder

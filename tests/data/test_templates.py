@@ -7,8 +7,8 @@ import json
 import pytest
 from templates import LLAMA3, MISTRAL, QWEN3, R1
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.ckpt import CheckpointConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.ray_cluster import ray_cluster
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint_files import Entries
 from rlhf_suite.train.parts import load_tensors, write_tensors
 from rlhf_suite.train.saving import Saver, TrainingRows

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import flag_reads
 from actor_processes import process_of
 from rlhf_suite.polling import poll_until
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import is_measured, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0

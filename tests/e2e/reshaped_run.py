@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jobs
 
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 DEADLINE_S = 900.0
 SAVED, STEPS = 3, 5  # the step of the checkpoint, and the last one

@@ -59,10 +59,10 @@ READ_ELSEWHERE = {
     "reward.rules.code_allow_weaker": "where code runs: tests/sandbox",
     "reward.rules.code_memory_mb": "where code runs: tests/rewards",
     "reward.rules.code_timeout_s": "as reward.rules.code_memory_mb",
-    "reward.process.enable": "config/reward.py says whether steps are scored: tests/rl/test_reward_models.py",
+    "reward.process.enable": "declarations/reward.py says whether steps are scored: tests/rl/test_reward_models.py",
     "reward.on_error": "where a sample has no reward: tests/e2e/test_reward_sources.py",
     "reward.max_error_rate": "as reward.on_error",
-    "teacher.sources": "config/teacher.py lists the teachers for plan and driver: tests/rl/test_teachers.py",
+    "teacher.sources": "declarations/teacher.py lists the teachers for plan and driver: tests/rl/test_teachers.py",
     "vllm.gpu_memory_utilization": "on GPUs",
 }
 

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from rlhf_suite.agents.build import make_agent
-from rlhf_suite.config.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 
 HERE = Path(__file__).parent
 ENVIRONMENT, TOOLS = AgentConfig(kind="environment"), AgentConfig(kind="tools")

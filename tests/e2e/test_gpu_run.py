@@ -9,7 +9,7 @@ import jobs
 import numpy as np
 import pytest
 
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytest.importorskip("vllm", reason="bare machines with a GPU have no engines")
 STEPS, STOP_AT = 16, 6

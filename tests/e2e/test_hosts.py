@@ -18,8 +18,8 @@ import jobs
 import pytest
 import slurm_cluster
 
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.proof,

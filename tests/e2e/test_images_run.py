@@ -9,8 +9,8 @@ import jobs
 import pytest
 
 from image_families import make_seeing
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 SMALL = [
     "task=ppo",

@@ -8,7 +8,7 @@ import jobs
 import pytest
 
 from judge_server import JudgeServer, quoted, verdict
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 RUBRIC = """Question: {prompt}
 Answer: {response}

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pages import Page
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.declarations.runs import TASKS
 from rlhf_suite.tracking.metrics import read_rows
 
 PHASES = ("generation", "reward", "make_experience", "ppo_train", "weight_sync", "step_total")

@@ -16,7 +16,7 @@ import pytest
 import slurm_cluster
 
 from rlhf_suite.polling import poll_until
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 REWARD = """

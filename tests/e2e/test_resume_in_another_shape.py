@@ -7,7 +7,7 @@ import pytest
 from reshaped_run import SHAPES, go_on, run
 from same_numbers import check_same_numbers
 
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.proof
 

@@ -14,7 +14,7 @@ import forking_agent
 from families import make_typed
 from forking_agent import add_stops, write_program
 from rlhf_suite.data.trajectory import MODEL
-from rlhf_suite.tracking.run_folder import RunFolder, samples_file
+from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
 
 pytestmark = pytest.mark.proof
 FLAGS = [

@@ -16,8 +16,8 @@ import pytest
 import slurm_cluster
 
 from actor_processes import process_of
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 sys.path.insert(0, str(jobs.ROOT / "benchmarks"))
 

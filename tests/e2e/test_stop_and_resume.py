@@ -9,7 +9,7 @@ import jobs
 import psutil
 import pytest
 
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 SFT = ["task=sft", "demo=sft", "train.max_steps=30", "eval.steps=1000"]
 GONE_S = 20.0

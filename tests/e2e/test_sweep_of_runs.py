@@ -12,8 +12,8 @@ import jobs
 import pytest
 
 from pages import Page
-from rlhf_suite.config.record import load
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.record import load
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 
 def sweep(folder, rates, *words):

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_suite.models.builtin import Shape, create
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import is_measured, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = pytest.mark.proof
 COMMON = (

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import families
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec

@@ -13,7 +13,7 @@ import torch
 from family_engines import STATES, Served
 
 from image_families import SHAPES
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.images import expand_placeholders

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool

@@ -39,7 +39,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool

@@ -16,8 +16,8 @@ from probed_engines import CONFIGS, MAX_LEN, gap, log_probs_of, requests
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from actor_processes import kill_actor
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.build import engine_args

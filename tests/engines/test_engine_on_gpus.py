@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 from probed_engines import MAX_LEN, gap, make_model, requests  # noqa: E402 - it needs them
 
 from local_ray import local_ray  # noqa: E402
-from rlhf_suite.config.placement import Placement, Pool, Role  # noqa: E402
-from rlhf_suite.config.rollout import VLLMConfig  # noqa: E402
+from rlhf_suite.config.declarations.rollout import VLLMConfig  # noqa: E402
+from rlhf_suite.config.plan.placement import Placement, Pool, Role  # noqa: E402
 from rlhf_suite.engines.pool import EnginePool  # noqa: E402
 from rlhf_suite.engines.spec import EngineSpec  # noqa: E402
 from rlhf_suite.engines.start import start  # noqa: E402

@@ -13,8 +13,8 @@ import torch
 from probed_engines import MAX_LEN, ProbedEngine, Trainer, checkpoint, gap, make_model, requests
 
 from ray_nodes import ray_nodes
-from rlhf_suite.config.placement import Placement, Pool, Role
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
+from rlhf_suite.config.plan.placement import Placement, Pool, Role
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env

@@ -81,7 +81,7 @@ def fail(error, log, lines):
 STARTS = """
 import asyncio, os, sys
 from pathlib import Path
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.spec import EngineSpec
 

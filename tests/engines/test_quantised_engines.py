@@ -8,7 +8,7 @@ import ray
 import torch
 from probed_engines import MAX_LEN, PROMPT, checkpoint, log_probs_of, make_model
 
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env

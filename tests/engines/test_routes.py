@@ -10,8 +10,8 @@ import pytest
 import torch
 from probed_engines import PROMPT, make_model, requests, save_tokenizer, start, sync
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory, to_batch

@@ -8,8 +8,8 @@ import ray
 import torch
 
 from families import make_typed
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.actor import Engine

@@ -8,7 +8,7 @@ import ray
 import torch
 from probed_engines import PROMPT, VOCAB, make_model, start, sync
 
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 
 pytestmark = pytest.mark.proof

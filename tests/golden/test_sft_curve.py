@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.models import AdamConfig
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.models import AdamConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 from small_runs import run_task
 
 # `python -m pytest tests/golden -s` prints the curve of today.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.launch.ray_cluster import ray_cluster
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.plan import Machine
+from rlhf_suite.config.declarations.launch import LaunchConfig
+from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limit_rights, runtime_env
 from rlhf_suite.launch.ray_cluster import machine
 

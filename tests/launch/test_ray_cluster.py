@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import ray_cluster as ray_cluster_module
 from rlhf_suite.launch.environment import cpu_count
@@ -29,7 +29,7 @@ DRIVER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it as ignored
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.launch.stop import stoppable
 import ray
@@ -86,7 +86,7 @@ def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
     code = """if True:
         import signal, sys
         from pathlib import Path
-        from rlhf_suite.config.launch import LaunchConfig
+        from rlhf_suite.config.declarations.launch import LaunchConfig
         from rlhf_suite.launch.ray_cluster import ray_cluster
         from rlhf_suite.launch.stop import SIGNALS, Stopped, stoppable
         config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)

@@ -4,7 +4,7 @@ import pytest
 import ray
 from ray.util import remove_placement_group
 
-from rlhf_suite.config.placement import Placement, Pool, Role
+from rlhf_suite.config.plan.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve, resources
 
@@ -29,7 +29,7 @@ def test_a_device_without_gpu_is_a_share_of_cpu():
 
 
 @pytest.mark.notices(
-    "roles that share a device take all of it", "config/placement.py", "return 1 / len(self.roles)", "return 1.0"
+    "roles that share a device take all of it", "config/plan/placement.py", "return 1 / len(self.roles)", "return 1.0"
 )
 def test_the_roles_of_a_pool_divide_its_devices():
     pool = Pool((Role("engine", 2, 4), Role("actor", 8)))

@@ -7,7 +7,7 @@ import ray
 from ray.util import remove_placement_group
 
 from local_ray import local_ray
-from rlhf_suite.config.placement import Placement, Pool, Role
+from rlhf_suite.config.plan.placement import Placement, Pool, Role
 from rlhf_suite.launch.placement import reserve, show_own_gpus
 
 

@@ -4,7 +4,7 @@ import pytest
 from ray.util import placement_group_table, remove_placement_group
 
 from ray_nodes import ray_nodes
-from rlhf_suite.config.placement import Placement, Pool, Role
+from rlhf_suite.config.plan.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve
 

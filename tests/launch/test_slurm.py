@@ -17,7 +17,7 @@ TASK = """
 import sys
 from pathlib import Path
 import ray
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.launch.nodes import join_node, lead_nodes
 from rlhf_suite.launch.ray_cluster import ray_cluster
 folder, config = Path(sys.argv[1]), LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80, timeout_s=120)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.losses.policy import PolicyTokens, clip_range, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, num_units, token_weights
 from rlhf_suite.registry import aggregation, policy_loss

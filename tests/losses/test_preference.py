@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.losses.preference import Answers, preference_term, reward_term

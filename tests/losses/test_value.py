@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.models import CriticConfig
+from rlhf_suite.config.declarations.models import CriticConfig
 from rlhf_suite.losses.tokens import value_loss, value_range
 
 ONE = torch.ones(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.cli.app import main
-from rlhf_suite.config.names import SECRETS
+from rlhf_suite.config.check.names import SECRETS
 from rlhf_suite.migrate.convert import migrate
 from rlhf_suite.migrate.script import commands_in
 from rlhf_suite.migrate.shell import statements

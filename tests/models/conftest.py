@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import LanguageModel, ScalarModel

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.forward import ScalarModel, sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model

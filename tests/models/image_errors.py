@@ -14,7 +14,7 @@ from family_errors import Gradients, gradients, largest, of_pairs, preference
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model

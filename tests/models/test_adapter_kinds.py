@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import families
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.merge import merge_lora, read_adapter

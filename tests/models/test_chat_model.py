@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.tools import LONGEST, ChatConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model

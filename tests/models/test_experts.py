@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model

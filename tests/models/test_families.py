@@ -12,9 +12,9 @@ import transformers.models
 from family_errors import adapter_error, alone, batch, language_errors, next_token, score_error
 
 import families
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import adapted_modules
 from rlhf_suite.models.builtin import SHAPES, builtin_folder

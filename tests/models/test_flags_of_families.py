@@ -11,8 +11,8 @@ from family_errors import batch
 
 import families
 from image_families import make_seeing
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import unadapted_matrices
 from rlhf_suite.models.forward import LanguageModel, token_log_probs

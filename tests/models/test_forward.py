@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.prepare import make_trainable
 

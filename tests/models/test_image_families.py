@@ -7,8 +7,8 @@ import torch
 from image_errors import alone, answers, batch_of, ours, scorer, scores_alone
 
 from image_families import SHAPES
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
 from rlhf_suite.data.images import expand_placeholders, open_image
 from rlhf_suite.models.forward import sequence_scores, token_log_probs

@@ -12,9 +12,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import sequence_scores, token_log_probs

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.reward_model import reward_stats

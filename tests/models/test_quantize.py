@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.tools import ChatConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.tools import ChatConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 from rlhf_suite.models.forward import sequence_scores, token_log_probs

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import families
 from families import plain_tokenizer
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from families import make_typed
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model

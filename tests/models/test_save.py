@@ -13,9 +13,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.disk import DiskError, write_aside
 from rlhf_suite.errors import UserError

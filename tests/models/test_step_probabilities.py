@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from plain_judge import PlainJudge
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch, collate
 from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import UserError

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.render import NUM_EMBEDDINGS, NoEmbedding, tokens
 from rlhf_suite.data.row import BadRows, Row

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from PIL import Image as Pillow
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
 from rlhf_suite.data.images import collapse_images, image_file, open_image
 from rlhf_suite.errors import UserError

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import RunError
@@ -19,8 +19,8 @@ from rlhf_suite.offline.answers import Answerer
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 
 class Pool:

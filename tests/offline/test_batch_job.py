@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_suite.config.generate import OutputConfig
+from rlhf_suite.config.declarations.generate import OutputConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.offline.batch_job import BatchJob, Done
 

@@ -19,7 +19,7 @@ from reference import Case, cases, check, gap
 from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit
 from rlhf_suite.algo.kl import AdaptiveKL, estimate_kl
 from rlhf_suite.algo.scores import overlong_penalty, stop_properly
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 
 LAMBDA = 0.95
 FULL = ("contiguous", "gaps")

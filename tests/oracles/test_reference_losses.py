@@ -11,8 +11,8 @@ from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
-from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
 from rlhf_suite.losses.tokens import next_token_loss, value_loss

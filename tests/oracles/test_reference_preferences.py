@@ -8,7 +8,7 @@ from reference import check, gap
 from reference import supervised_cases as cases
 
 from rlhf_suite import registry
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.losses.distillation import forward_kl
 from rlhf_suite.losses.preference import Answers, kto_loss, preference_term, reference_point, reward_term
 from rlhf_suite.losses.tokens import step_loss

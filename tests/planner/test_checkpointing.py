@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
 from rlhf_suite.planner.checkpointing import FREE, with_decisions
 from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import estimate

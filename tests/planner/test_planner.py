@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.plan import resolve
-from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.plan.run_plan import resolve
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device

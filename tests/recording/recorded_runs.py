@@ -16,7 +16,7 @@ import sitecustomize
 
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from small_runs import run_task
 
 

@@ -13,8 +13,8 @@ import sys
 
 FILE = "RLHF_SUITE_FLAG_READS"
 OURS = "rlhf_suite."
-LOOKED_THROUGH = (f"{OURS}config.plan", f"{OURS}config.micro_batches")
-NOT_COUNTED = tuple(f"{OURS}{name}" for name in ("config.", "composition", "preflight", "sweeps", "cli"))
+LOOKED_THROUGH = (f"{OURS}config.plan.run_plan", f"{OURS}config.plan.micro_batches")
+NOT_COUNTED = tuple(f"{OURS}{name}" for name in ("config.", "run_folders", "composition", "preflight", "sweeps", "cli"))
 seen = set()
 
 

@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from pages import Page
 from report import made_run
 from rlhf_suite.cli import execute, main
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.report import html
 from rlhf_suite.report.run_data import curve
 from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
 from rlhf_suite.report.timeline import COLOURS
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
 pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")

@@ -13,7 +13,7 @@ from report import made_run
 from rlhf_suite.report.html import write_report, write_sweep_report
 from rlhf_suite.report.sweep_data import read_sweep
 from rlhf_suite.report.timeline import COLOURS
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.stack,

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINING
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINING
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
@@ -26,8 +26,8 @@ from rlhf_suite.report.summary import (
     first_steps_of_a_stream,
     next_command,
 )
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import MetricLogger
-from rlhf_suite.tracking.run_folder import RunFolder
 
 PNG = b"\x89PNG"
 MODEL = "runs/a 1,2/model"

@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from pages import Page
 from report import made_run
 from rlhf_suite.cli import main
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.report.sweep_data import read_sweep, statistics
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep
 from rlhf_suite.tracking.metrics import MetricLogger
-from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
 pytestmark = pytest.mark.stack
 pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")

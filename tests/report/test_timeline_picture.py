@@ -12,7 +12,7 @@ import pytest
 import rlhf_suite
 from rlhf_suite.report import timeline
 from rlhf_suite.report.timeline import draw_timeline
-from rlhf_suite.tracking.run_folder import TIME, RunFolder
+from rlhf_suite.run_folders.run_folder import TIME, RunFolder
 
 
 def record(folder, steps: int, start: int = 0) -> None:

@@ -24,7 +24,7 @@ from rlhf_suite.report import html
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.watch import Live
 from rlhf_suite.rl.rollout_file import write_rollouts
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
 pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")

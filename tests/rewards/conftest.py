@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf_suite.config.reward import RewardConfig, RuleConfig
+from rlhf_suite.config.declarations.reward import RewardConfig, RuleConfig
 from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 from rlhf_suite.sandbox.programs import Limits, run_checks

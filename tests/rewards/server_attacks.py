@@ -119,7 +119,7 @@ def answered(line: socket.socket, send: Send) -> None:
 
 def ask(url: str) -> None:
     """Ask the server for the rewards of two rows, and print what they get."""
-    from rlhf_suite.config.reward import HttpConfig
+    from rlhf_suite.config.declarations.reward import HttpConfig
     from rlhf_suite.rewards.base import RewardFailure, Sample
     from rlhf_suite.rewards.remote import RemoteReward
 

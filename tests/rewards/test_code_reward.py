@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.rewards.code import code as rule
 from rlhf_suite.rewards.code import program

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.sources import DATASET, locate
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored

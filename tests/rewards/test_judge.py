@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from judge_server import RUBRIC, JudgeServer, completion, nonce_of, quoted, verdict
-from rlhf_suite.config.reward import HttpConfig, JudgeConfig, NamedSourceConfig, RewardConfig
+from rlhf_suite.config.declarations.reward import HttpConfig, JudgeConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored

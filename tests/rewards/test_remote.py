@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from reward_server import RewardServer
-from rlhf_suite.config.reward import HttpConfig
+from rlhf_suite.config.declarations.reward import HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards import remote, retry

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from reward_server import RewardServer
-from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
+from rlhf_suite.config.declarations.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards

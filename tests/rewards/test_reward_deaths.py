@@ -12,7 +12,7 @@ import pytest
 from reward_rows import row
 
 from rlhf_suite.background import in_background
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Scored
@@ -210,7 +210,7 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
     )
     script = (
         "from pathlib import Path\n"
-        "from rlhf_suite.config.reward import RewardConfig\n"
+        "from rlhf_suite.config.declarations.reward import RewardConfig\n"
         "from rlhf_suite.rewards.base import Sample\n"
         "from rlhf_suite.rewards.reward_process import IsolatedScorer\n"
         f"config = RewardConfig.of('generate', remote_url={str(path)!r})\n"

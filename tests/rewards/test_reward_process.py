@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from reward_rows import row
 
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rewards.child import MAX_LOG_BYTES

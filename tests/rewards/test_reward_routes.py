@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from reward_server import RewardServer
-from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
+from rlhf_suite.config.declarations.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards, check_labels, check_routes

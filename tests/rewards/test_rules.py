@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.rewards.answers import find_last_box, is_too_much, number
 from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.gym import answer_of
@@ -285,7 +285,10 @@ def test_a_bare_percent_sign_does_not_comment_the_box_out():
     "re.DOTALL).search(row.response)",
 )
 @pytest.mark.notices(
-    "an empty thought has the right form", "config/reward.py", "\\s*{NO_TAG}\\S(?:{NO_TAG}.)*", "(?:{NO_TAG}.)*"
+    "an empty thought has the right form",
+    "config/declarations/reward.py",
+    "\\s*{NO_TAG}\\S(?:{NO_TAG}.)*",
+    "(?:{NO_TAG}.)*",
 )
 @pytest.mark.parametrize(
     ("response", "reward"),

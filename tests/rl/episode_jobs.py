@@ -12,7 +12,7 @@ from plain_run import small
 
 from given import prompt
 from rlhf_suite.agents.build import make_episodes
-from rlhf_suite.config.plan import Machine, resolve
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.pool import EnginePool

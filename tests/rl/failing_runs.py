@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from plain_run import run, small
 
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.polling import poll_until
 
 LIMIT_S = 120.0  # after which a run counts as one that never ends; the machine may have other work

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Machine, resolve
-from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.reward import has_source
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, REFERENCE, Machine, resolve
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
@@ -32,9 +32,9 @@ from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup,
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 from small_runs import check_declared
 

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
-from rlhf_suite.config.agent import AgentSourceConfig
+from rlhf_suite.config.declarations.agent import AgentSourceConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.run_folders.run_folder import samples_file
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import samples_file
 
 pytestmark = pytest.mark.stack
 

@@ -12,7 +12,7 @@ import torch
 
 from given import prompt
 from memory import peak_bytes
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.registry import estimator

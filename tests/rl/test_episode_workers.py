@@ -15,7 +15,7 @@ from episode_jobs import CODE, Job, content, ledgers
 
 from actor_processes import kill_actor
 from local_ray import local_ray
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import start
 from rlhf_suite.errors import RunError, UserError

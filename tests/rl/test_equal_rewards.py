@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from given import prompt
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.rollout import EQUAL_STEPS, EqualRewards
 from rlhf_suite.rl.samples import ScoredTrajectories

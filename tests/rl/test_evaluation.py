@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from given import prompt
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.loop_thread import LoopThread
@@ -25,8 +25,8 @@ from rlhf_suite.rl.evaluation import Evaluator, table_of_calls
 from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 HELD_OUT = [prompt(n, [1, n], f"p{n}", kind) for n, kind in enumerate(("math", "math", "code"))]
 # Scores of four samples of each prompt; one half is not above one half. The reward is ten times the score.

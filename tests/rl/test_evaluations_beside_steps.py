@@ -59,7 +59,7 @@ def evaluated_while_trained(world, folder, config) -> list[tuple[int, int, bool]
 
 @pytest.mark.notices(
     "the policy waits for the evaluation of its weights",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "overlaps_evaluation=overlaps and not evaluation_decides",
     "overlaps_evaluation=False",
 )
@@ -83,7 +83,7 @@ def evaluations(folder) -> list[dict]:
 
 @pytest.mark.notices(
     "a step trains before the evaluation on which a checkpoint depends",
-    "config/plan.py",
+    "config/plan/run_plan.py",
     "overlaps_evaluation=overlaps and not evaluation_decides",
     "overlaps_evaluation=overlaps",
 )

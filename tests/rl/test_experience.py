@@ -11,7 +11,7 @@ import torch
 from plain_run import small
 
 from given import prompt
-from rlhf_suite.config.plan import Machine, resolve
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.credit import CreditAssigner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from given import prompt
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.agent import AgentConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.scoring import Scorer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plain_run import run, small
 
 from given import prompt
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.registry import SourceError

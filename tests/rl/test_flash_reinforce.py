@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.mismatch import correct

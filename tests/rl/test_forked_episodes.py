@@ -11,12 +11,12 @@ from scored_ledgers import score_ledgers
 
 from given import prompt
 from rlhf_suite.algo.advantage import WITH_TIME
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.models import ActorConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
@@ -32,8 +32,8 @@ from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.update import step_indices
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
 

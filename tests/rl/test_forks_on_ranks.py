@@ -9,7 +9,7 @@ import torch
 from plain_run import small
 from test_forked_episodes import experience, forked, other, whole
 
-from rlhf_suite.config.plan import ACTOR, Machine, resolve
+from rlhf_suite.config.plan.run_plan import ACTOR, Machine, resolve
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.rl.sharding import balanced_parts, split

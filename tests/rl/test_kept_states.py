@@ -8,7 +8,7 @@ import torch
 from plain_run import small
 from test_primitives import make_policy, rollout
 
-from rlhf_suite.config.models import AdamConfig
+from rlhf_suite.config.declarations.models import AdamConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.rl.primitives import LossRequest
 from rlhf_suite.train.parts import local_part

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError

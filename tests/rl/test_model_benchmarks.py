@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlhf_suite.config.benchmarks import BENCHMARKS
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.benchmarks import BENCHMARKS
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.benchmarks import load_benchmarks
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import RowError
@@ -29,8 +29,8 @@ from rlhf_suite.rewards.rules import gsm8k
 from rlhf_suite.rl.benchmarks import BenchmarkEvaluator, interval
 from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sampling import Sampler
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 SOLUTION = "He has 3 * 14 = <<3*14=42>>42 apples.\n#### 42"
 
@@ -123,7 +123,7 @@ def test_files_of_the_data_sets_become_prompts(tmp_path, name, suffix):
 
 @pytest.mark.notices(
     "a benchmark with other questions has the same fingerprint",
-    "config/benchmarks.py",
+    "config/declarations/benchmarks.py",
     "[declared, list(questions), shown]",
     "[declared, len(questions), shown]",
 )

@@ -11,8 +11,8 @@ import torch
 
 from given import prompt
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, mismatch
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, DistillTermConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World

@@ -13,8 +13,8 @@ import torch
 from plain_run import run, small
 
 from given import prompt
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.config.check import check
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.rules.check_run import check
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.errors import UserError
 from rlhf_suite.rl.credit import CreditAssigner

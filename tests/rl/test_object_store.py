@@ -12,7 +12,9 @@ import torch
 
 from families import make_typed
 from given import prompt
-from rlhf_suite.config.object_store import (
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.plan.object_store import (
     FORWARD,
     LEAST_MB,
     MARGIN,
@@ -21,9 +23,7 @@ from rlhf_suite.config.object_store import (
     UPDATE_OF_CRITIC,
     object_store_mb,
 )
-from rlhf_suite.config.plan import Machine, models, resolve
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.plan.run_plan import Machine, models, resolve
 from rlhf_suite.data.batch import column_units
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
@@ -75,7 +75,7 @@ def test_a_response_is_so_many_bytes_of_each_token():
 
 @pytest.mark.notices(
     "the object store has room for a fixed number of bytes",
-    "config/object_store.py",
+    "config/plan/object_store.py",
     "math.ceil(MARGIN * bytes_at_once(run, models, routes, device) / 2**20)",
     "256",
 )
@@ -96,7 +96,7 @@ def test_the_store_grows_with_the_tokens_of_a_step_and_the_models_that_read_them
 
 @pytest.mark.notices(
     "the object store has no room for the routes of a batch",
-    "config/object_store.py",
+    "config/plan/object_store.py",
     "max(forward, update) + routes)",
     "max(forward, update))",
 )

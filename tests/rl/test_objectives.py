@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model

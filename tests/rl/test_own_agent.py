@@ -8,7 +8,7 @@ from plain_run import run, small
 
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.agent import AgentConfig, AgentSourceConfig, agents_of
+from rlhf_suite.config.declarations.agent import AgentConfig, AgentSourceConfig, agents_of
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.registry import WrongResult

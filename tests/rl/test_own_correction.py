@@ -6,7 +6,7 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.preflight.trial import algorithm
 from rlhf_suite.registry import WrongResult, correction, gating

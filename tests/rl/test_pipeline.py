@@ -14,7 +14,7 @@ import pytest
 import torch
 from plain_run import run, small
 
-from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.pipeline import Pipeline, staleness

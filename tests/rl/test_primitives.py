@@ -13,8 +13,8 @@ from plain_run import models, small
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from rlhf_suite.config.models import AdamConfig
-from rlhf_suite.config.plan import ACTOR, Machine, resolve
+from rlhf_suite.config.declarations.models import AdamConfig
+from rlhf_suite.config.plan.run_plan import ACTOR, Machine, resolve
 from rlhf_suite.data.batch import Example, collate, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.group import LocalGroup

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from given import prompt
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.rl.evaluation import Evaluator
@@ -19,8 +19,8 @@ from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.scoring import ScoredGroup, Scores
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rlhf_suite.rl.rollout_file import write_rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_table
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.tracking.run_folder import samples_file
+from rlhf_suite.run_folders.run_folder import samples_file
 
 
 def ledger(group: int, sample: int, fork: int = 0, turn_reward: float = 0.0) -> Trajectory:

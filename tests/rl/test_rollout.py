@@ -10,8 +10,8 @@ import pytest
 from hand_made_samples import scored, trajectory
 
 from given import prompt
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics

@@ -11,8 +11,8 @@ import pytest
 from hand_made_samples import scored, trajectory
 
 from given import prompt
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -80,8 +80,8 @@ class Answers(Scorer):
 @pytest.fixture
 def rollouts(tmp_path):
     """3 prompts a step, sampled 4 at a time from 8 of which 4 teach something."""
-    from rlhf_suite.config.logger import LoggerConfig
-    from rlhf_suite.tracking.run_folder import RunFolder
+    from rlhf_suite.config.declarations.logger import LoggerConfig
+    from rlhf_suite.run_folders.run_folder import RunFolder
 
     loops = []
 

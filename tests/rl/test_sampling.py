@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from given import prompt
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.trajectory import Trajectory

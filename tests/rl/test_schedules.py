@@ -129,7 +129,10 @@ def trained_while_probed(world, folder, config) -> list[bool]:
 
 
 @pytest.mark.notices(
-    "the policy waits for the sync of its weights", "config/plan.py", "overlaps_sync=overlaps", "overlaps_sync=False"
+    "the policy waits for the sync of its weights",
+    "config/plan/run_plan.py",
+    "overlaps_sync=overlaps",
+    "overlaps_sync=False",
 )
 @pytest.mark.notices(
     "a step trains before the policy is asked for its part of the probe",

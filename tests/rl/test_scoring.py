@@ -11,17 +11,17 @@ import pytest
 from scored_ledgers import score_ledgers
 
 from given import prompt
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import NamedSourceConfig, RewardConfig
+from rlhf_suite.config.declarations.agent import AgentConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.reward import NamedSourceConfig, RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.scoring import FAILURES, Scorer
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 # The reward of a response is its digits as a number, its score a tenth of that; an x has none.
 REWARD = """

@@ -12,9 +12,9 @@ from hand_made_samples import trajectory
 
 from given import prompt
 from reward_server import RewardServer
-from rlhf_suite.config.algo import AlgoConfig, DistillTermConfig
-from rlhf_suite.config.reward import HttpConfig
-from rlhf_suite.config.teacher import NamedTeacherConfig, TeacherConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig, DistillTermConfig
+from rlhf_suite.config.declarations.reward import HttpConfig
+from rlhf_suite.config.declarations.teacher import NamedTeacherConfig, TeacherConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.errors import RunError, UserError

@@ -8,11 +8,11 @@ from itertools import chain
 import pytest
 import torch
 
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.models import ActorConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh

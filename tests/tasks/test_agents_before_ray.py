@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from rlhf_suite.cli import main
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.teacher import TeacherConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.models import ActorConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.teacher import TeacherConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import flag_reads
-from rlhf_suite.config.task_groups import SUPERVISED
+from rlhf_suite.config.declarations.task_groups import SUPERVISED
 from rlhf_suite.models.builtin import create_tiny
 
 DEADLINE_S = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.row import DataError
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.loop import LoopConfig, LoopEvalConfig
-from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.record import fingerprint, save
-from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.declarations.loop import LoopConfig, LoopEvalConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
+from rlhf_suite.run_folders.record import fingerprint, save
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
 from rlhf_suite.tasks.loop import apart, shares_of
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 DATA = DataConfig.of("rejection_sampling", prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
 SECTIONS = {

@@ -16,10 +16,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from reward_server import RewardServer
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.train.schedules import learning_rate_factor
 from small_runs import column, small_run
 

@@ -9,11 +9,11 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.prompt_format import FILE, PromptFormat, read
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 from rlhf_suite.models.load import load_model, load_tokenizer
+from rlhf_suite.models.prompt_format import FILE, PromptFormat, read
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts
 from rlhf_suite.preflight.jobs import preflight

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.builtin import rows
 from rlhf_suite.models.forward import sequence_scores

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from plain_judge import PlainJudge
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.reward import NormalizationConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.reward import NormalizationConfig
 from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.tools import ServeConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.tools import ServeConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.models.builtin import builtin_folder
 from rlhf_suite.rl.judge import TextJudge
 from rlhf_suite.serving.http_server import BadRequest

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.run_folders.record import fingerprint, load, save
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.stages import failure, stages
-from rlhf_suite.tracking.run_folder import RunFolder
 
 # Its own process refuses it at once: it has no data, and no column of answers.
 RUN = Run.of("sft", actor=replace(Run.of("sft").actor, model_name_or_path="builtin:tiny"))

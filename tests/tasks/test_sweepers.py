@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight, preflight
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.sweeps.sweepers import check_direction, job_of, list_varied_words, result_of
-from rlhf_suite.tracking.run_folder import RunFolder
 
 # Asks for a job at each end of `range(a,b)`, then for one in between the better end and the middle.
 PLUGIN = """

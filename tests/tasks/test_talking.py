@@ -9,8 +9,8 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.tools import ChatConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.tools import ChatConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.chat_model import ChatModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.plan import IMAGE_RECIPE
-from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE
 from rlhf_suite.data import builtin
 from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_start
 

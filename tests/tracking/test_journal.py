@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @pytest.fixture

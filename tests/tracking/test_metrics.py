@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.record import save
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
+from rlhf_suite.run_folders.record import save
+from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
 from rlhf_suite.tracking import console as console_module
 from rlhf_suite.tracking import journal as journal_module
 from rlhf_suite.tracking.console import PhaseProgress, Progress, headline, results
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import MetricLogger, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 
 def rows(folder: RunFolder) -> list[dict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.cli.app import main
-from rlhf_suite.tracking.sweep_folder import Job, Sweep
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep
 from rlhf_suite.tracking.tables import column_widths, least_width
 
 

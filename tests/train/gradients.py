@@ -17,10 +17,10 @@ from plain_models import LORA, Gradients, adapter, balancing, formula_gradient, 
 from policy_formulas import OBJECTIVES, TEMPERATURE, Sequence, formula, head_of
 from splits import Split
 
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh

@@ -18,11 +18,11 @@ import traceback
 from pathlib import Path
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.ckpt import CheckpointConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import CheckpointStore
 from small_runs import run_task
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig
 from rlhf_suite.models.builtin import Shape, byte_tokenizer, create
 
 Gradients = dict[str, torch.Tensor]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.tokens import next_token_loss

@@ -30,14 +30,14 @@ from policy_formulas import (
 from splits import Split
 
 from given import prompt
-from rlhf_suite.config.algo import (
+from rlhf_suite.config.declarations.algo import (
     AdvantageConfig,
     AlgoConfig,
     DistillTermConfig,
     KLConfig,
 )
-from rlhf_suite.config.models import ActorConfig, CriticConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch

@@ -13,9 +13,9 @@ from gradients import with_mesh
 from plain_models import LORA
 from policy_formulas import NextToken, policy
 
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
 from rlhf_suite.distributed.mesh import Mesh

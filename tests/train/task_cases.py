@@ -13,15 +13,15 @@ import task_formulas as formulas
 import torch
 from task_formulas import BETA, DESIRABLE, GAMMA, HEAT, KD, NLL, SMOOTHING, Plain
 
-from rlhf_suite.config.algo import (
+from rlhf_suite.config.declarations.algo import (
     AlgoConfig,
 )
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.models import (
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.models import (
     ReferenceConfig,
 )
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.teacher import TeacherConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.teacher import TeacherConfig
 from rlhf_suite.data.batch import Item
 
 ROWS = 7

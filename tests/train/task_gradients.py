@@ -12,9 +12,9 @@ from plain_models import Gradients, balancing, formula_gradient, reference_model
 from splits import Split
 from task_cases import CASES, Plain
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.plan import models
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import models
 from rlhf_suite.data.batch import Item, sequences
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import Row

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.disk import file_digest
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.errors import RunError

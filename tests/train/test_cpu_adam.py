@@ -8,7 +8,7 @@ from gradients import make_batch
 from reshape import distance, load_and_go_on, save_and_go_on
 from steps import Setup, build, same, train
 
-from rlhf_suite.config.models import AdamConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.models import AdamConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.optim import adamw
 from rlhf_suite.train.strategy import deepspeed_adamw

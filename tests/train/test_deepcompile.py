@@ -8,7 +8,7 @@ import pytest
 import torch
 from steps import Setup, train
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.train.settings import engine_config

@@ -13,7 +13,7 @@ from policy_formulas import OBJECTIVES
 from policy_matrix import Case, experience, first_step, objective, references, rewarded
 from splits import Split
 
-from rlhf_suite.config.micro_batches import trained_micro_batches
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.data.batch import collate, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.documents import WithDocuments

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PretrainedConfig
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import (
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import (
     ActorConfig,
     TrainedModelConfig,
 )
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer

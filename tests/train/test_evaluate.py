@@ -13,10 +13,10 @@ from splits import Split
 from task_cases import CASES, Plain
 from task_formulas import MINUS, PLACEHOLDER, PLUS
 
-from rlhf_suite.config.plan import models
-from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.sources import metric_names
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.check.sources import metric_names
+from rlhf_suite.config.declarations.runs import TASKS
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.run_plan import models
 from rlhf_suite.data.batch import Example
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.frozen import load_frozen_roles, prepare_batches

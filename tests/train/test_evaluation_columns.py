@@ -7,12 +7,12 @@ import json
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks import dpo, sft
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import encode
 
 COMMON = "actor.model_name_or_path=builtin:tiny data.dataset={train} data.cache_enable=false "

@@ -9,8 +9,8 @@ import pytest
 import torch
 from policy_formulas import NextToken
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model

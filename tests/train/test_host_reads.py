@@ -17,10 +17,10 @@ import pytest
 import torch
 from policy_formulas import NextToken
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig, TrainedModelConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import HostCopy, send_together, take, weightless
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh

@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 import torch
 
-from rlhf_suite.config.micro_batches import MicroBatches
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.micro_batches import MicroBatches
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World

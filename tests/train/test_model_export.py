@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from steps import Setup
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.merge import merge_lora, read_adapter

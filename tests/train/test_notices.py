@@ -7,11 +7,11 @@ import json
 import pytest
 
 import families
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.launch import TRUSTED
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sections import section_of
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.launch import TRUSTED
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.sections import section_of
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.train.notices import batch_notices, chat_template_notices, describe_matrices, describe_rows

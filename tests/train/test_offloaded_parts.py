@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.host_weights import HOST_WEIGHTS, on_device
 from rlhf_suite.models.load import load_model

@@ -11,8 +11,8 @@ from plain_models import relative_error
 from splits import Split
 from steps import Setup, build, one_step, same, train
 
-from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.models import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
 from rlhf_suite.train.schedules import learning_rate_factor
@@ -72,7 +72,7 @@ def reference_direction(folder, batch):
     "norms and biases decay", "train/optim.py", '"weight_decay": 0.0, ', '"weight_decay": config.adam.weight_decay, '
 )
 def test_norms_and_biases_do_not_decay(folder, batch):
-    from rlhf_suite.config.ds import DeepSpeedConfig
+    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 
     model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     decayed, exempt = parameter_groups(model, TrainedModelConfig.of("ppo", adam=AdamConfig(weight_decay=0.1)))
@@ -83,7 +83,7 @@ def test_norms_and_biases_do_not_decay(folder, batch):
 
 
 def test_muon_takes_the_hidden_matrices_only(folder):
-    from rlhf_suite.config.ds import DeepSpeedConfig
+    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 
     model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
     mark_muon_parameters(model.named_parameters())
@@ -158,7 +158,7 @@ def test_adamw_takes_its_flags():
 
 def moved(world, folder, batch):
     """The largest change of an embedding and of a hidden matrix in one step with Muon, half-way through a schedule."""
-    from rlhf_suite.config.ds import DeepSpeedConfig
+    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 
     config = TrainedModelConfig.of(
         "ppo",

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from rlhf_suite.disk import DiskError
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.output import MARK, deliver, final_folder, is_own
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from steps import Setup, build, one_step, same, train
 
-from rlhf_suite.config import ds as ds_flags
+from rlhf_suite.config.declarations import ds as ds_flags
 
 pytestmark = pytest.mark.stack
 OVERLAPS = [

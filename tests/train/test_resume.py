@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from killed_run import THOROUGH, steps_of
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.models import AdamConfig
-from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import SUPERVISED
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.models import AdamConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import SUPERVISED
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.run_plan import Machine, resolve
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.polling import poll_until
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.sft import make_task
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import SupervisedWorker, encode
 
 pytestmark = pytest.mark.stack

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from full_disk import fill
-from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.disk import DiskError
 from rlhf_suite.distributed.group import LocalGroup
 from rlhf_suite.errors import UserError
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint_files import Entries, digest_new_file
 from rlhf_suite.train.parts import write_tensors
 from rlhf_suite.train.saving import Saver, TrainingRows

@@ -8,13 +8,13 @@ import os
 import pytest
 import torch
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, WorkerSettings
 

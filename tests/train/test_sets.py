@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.sft import make_task
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import encode
 
 

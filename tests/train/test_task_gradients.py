@@ -15,10 +15,10 @@ from splits import SEQUENCE_SPLITS, SPLITS, Split, sampled
 from task_cases import CASES, ROWS, Plain
 from task_gradients import gradient, setup, wanted
 
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.plan import models
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import SUPERVISED
+from rlhf_suite.config.declarations.flags import walk
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import SUPERVISED
+from rlhf_suite.config.plan.run_plan import models
 from rlhf_suite.data.batch import sequences
 from rlhf_suite.data.packing import PackedRows, balance
 from rlhf_suite.train.frozen import load_frozen_roles

@@ -105,8 +105,8 @@ def small_steps(world, folder, batch):
 @pytest.mark.parametrize("accumulate", ["fp32", "bf16"])
 def test_gradients_of_micro_batches_are_added_up_in_the_type_of_the_flag(accumulate):
     """256 + 1 is 257 in fp32, and 256 in bf16."""
-    from rlhf_suite.config.ds import DeepSpeedConfig
-    from rlhf_suite.config.models import TrainedModelConfig
+    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+    from rlhf_suite.config.declarations.models import TrainedModelConfig
     from rlhf_suite.train.torch_engine import TorchEngine
 
     module = torch.nn.Linear(1, 1, bias=False).bfloat16()
@@ -169,7 +169,7 @@ def continued(world, folder, batch, setup, other, checkpoint):
 
 
 def test_an_fp32_parameter_is_its_own_master():
-    from rlhf_suite.config.models import TrainedModelConfig
+    from rlhf_suite.config.declarations.models import TrainedModelConfig
 
     module = torch.nn.Linear(2, 2)
     optimizer = MasterWeights(module, TrainedModelConfig.of("ppo"))

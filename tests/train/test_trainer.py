@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.api.why import describe_run
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.distributed.group import LocalGroup, Pending
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.stop import Stopped, stoppable
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.checkpoint_files import Entries, digest_new_file, file_digests
 from rlhf_suite.train.loop import Trainer

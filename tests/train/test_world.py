@@ -8,7 +8,7 @@ import pytest
 import torch
 from steps import Setup, build
 
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World, seed_process
 

@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Schema
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import begin_ids, encode_after, tokens
 from rlhf_suite.data.row import Row, RowError

@@ -11,10 +11,10 @@ from rlhf_suite.agents.endpoint import Sessions
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, AgentSetup, Episodes
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Policy, Shared
-from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import OURS, RAW, TRL, export_of, has_tools_beside
-from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.agent_file import OURS, RAW, TRL, export_of, has_tools_beside
+from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent, agents_of
+from rlhf_suite.config.declarations.reward import has_source
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.base import Choice

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlhf_suite.agents.base import Episode, Task
 from rlhf_suite.agents.session import Session, Shared
-from rlhf_suite.config.agent import ChosenAgent
+from rlhf_suite.config.declarations.agent import ChosenAgent
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Choice, RewardFailure, Scored

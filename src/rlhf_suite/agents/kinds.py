@@ -22,8 +22,7 @@ from rlhf_suite.agents.own_files import import_export, tool_environment, tools_o
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, make_jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.tools import EnvironmentWithTools
-from rlhf_suite.config.agent import ChosenAgent
-from rlhf_suite.config.agent_file import (
+from rlhf_suite.config.check.agent_file import (
     GYMNASIUM,
     OPENRLHF,
     OPENRLHF_EXECUTOR,
@@ -33,6 +32,7 @@ from rlhf_suite.config.agent_file import (
     TRL,
     export_of,
 )
+from rlhf_suite.config.declarations.agent import ChosenAgent
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import agent, python_style
 from rlhf_suite.sandbox.process import SandboxError

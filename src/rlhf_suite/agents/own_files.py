@@ -9,8 +9,8 @@ from typing import Any
 from rlhf_suite.agents.mcp_tools import McpServer
 from rlhf_suite.agents.openrlhf import class_of_executor, class_of_step
 from rlhf_suite.agents.tools import MCP, FunctionTools, ToolEnvironment, ToolSource
-from rlhf_suite.config.agent import AgentConfig, ChosenAgent
-from rlhf_suite.config.agent_file import OPENRLHF_EXECUTOR, OPENRLHF_STEP, TOOLS, Export, export_of, has_tools
+from rlhf_suite.config.check.agent_file import OPENRLHF_EXECUTOR, OPENRLHF_STEP, TOOLS, Export, export_of, has_tools
+from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent
 from rlhf_suite.python_source import import_failure, import_file
 from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.algo.scores import ROUNDING
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 from rlhf_suite.shapes import is_like, same_shape

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite import registry
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.registry import correction, gating
 from rlhf_suite.shapes import is_like, same_shape
 

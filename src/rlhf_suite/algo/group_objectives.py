@@ -30,7 +30,7 @@ from rlhf_suite.algo.advantage import (
     sum_by,
     whole_rewards,
 )
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.declarations.algo import KLConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import kl_estimator
 from rlhf_suite.shapes import is_like

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.settings import ask, find_place, refuse
-from rlhf_suite.config.plan import CRITIC, Plan
-from rlhf_suite.config.problems import ConfigurationError, Problem
-from rlhf_suite.config.record import fingerprint, save
+from rlhf_suite.config.check.problems import ConfigurationError, Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.plan.run_plan import CRITIC, Plan
 from rlhf_suite.config.rules.clients import OF_THE_LOOP, list_unserved
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
 from rlhf_suite.preflight.folders import for_run, lock_folders
 from rlhf_suite.rl.client import Started
 from rlhf_suite.rl.client_start import start_client
+from rlhf_suite.run_folders.record import fingerprint, save
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.waits import allow_silence
 
 if TYPE_CHECKING:

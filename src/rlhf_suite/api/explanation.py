@@ -9,21 +9,21 @@ from rich.text import Text
 
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.compose import Source, hydra_ready, list_sources
-from rlhf_suite.config.ds import overlaps_reduction, scatters_gradients
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import number_of, spell
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.names import unread
-from rlhf_suite.config.object_store import samples_of_step
-from rlhf_suite.config.placement import Role
-from rlhf_suite.config.plan import ACTOR, Plan, WorkerPlan, persistent_size, resolve, round_size
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.prompt_format import FILE
-from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import BUILTIN
-from rlhf_suite.config.task_groups import PLANNED, RL, TRAINED
+from rlhf_suite.config.check.formatting import number_of, spell
+from rlhf_suite.config.check.names import unread
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.sources import BUILTIN
+from rlhf_suite.config.declarations.ds import overlaps_reduction, scatters_gradients
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.rollout import most_sequences
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import PLANNED, RL, TRAINED
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
+from rlhf_suite.config.plan.object_store import samples_of_step
+from rlhf_suite.config.plan.placement import Role
+from rlhf_suite.config.plan.run_plan import ACTOR, Plan, WorkerPlan, persistent_size, resolve, round_size
 from rlhf_suite.models.families import Family, family_of
+from rlhf_suite.models.prompt_format import FILE
 from rlhf_suite.models.rows import rows_of
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
 from rlhf_suite.preflight.inspections.model_files import files_of

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.api.explanation import show_explanation
 from rlhf_suite.api.settings import ask, refuse
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.config.problems import report
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.check.problems import report
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
 from rlhf_suite.preflight.inspections import inspect

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.record import load as load_config
-from rlhf_suite.config.runs import Run as Config
+from rlhf_suite.config.declarations.runs import Run as Config
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
-from rlhf_suite.tracking.run_folder import RunFolder, samples_file
+from rlhf_suite.run_folders.record import load as load_config
+from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
 
 if TYPE_CHECKING:
     from rlhf_suite.report.html import Shown
@@ -164,8 +164,8 @@ def choose_runs(folders: Sequence[Path]) -> Shown:
         UserError: a folder has no run.
     """
     from rlhf_suite.report import html
+    from rlhf_suite.run_folders.sweep_folder import read
     from rlhf_suite.sweeps.table import runs_of
-    from rlhf_suite.tracking.sweep_folder import read
 
     sweep = read(folders[0]) if len(folders) == 1 else None
     if sweep is not None and not sweep.is_single:

@@ -14,9 +14,8 @@ from rlhf_suite.api.words import words_of
 from rlhf_suite.composition import compose
 from rlhf_suite.composition.arguments import CommandLine, parse
 from rlhf_suite.composition.config_file import with_config_file
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.problems import ConfigurationError, Problem
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.check.problems import ConfigurationError, Problem
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import limit_rights

@@ -16,8 +16,8 @@ from rlhf_suite.api.runs import Run
 from rlhf_suite.api.screen import Result, Screen
 from rlhf_suite.api.settings import ask, check_places, find_place
 from rlhf_suite.composition.arguments import CommandLine, words_of_options
-from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.problems import ConfigurationError, Problem
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.check.problems import ConfigurationError, Problem
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.preflight.folders import for_run
 from rlhf_suite.preflight.jobs import Preflight

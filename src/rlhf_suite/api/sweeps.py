@@ -15,15 +15,14 @@ from rlhf_suite.api.settings import ask, find_place, refuse, with_files
 from rlhf_suite.api.start import refuse_chat, start
 from rlhf_suite.api.words import words_of_values
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.config.formatting import literal
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.flag_types import literal
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.folders import for_sweep
+from rlhf_suite.run_folders.sweep_folder import Sweep as Record
+from rlhf_suite.run_folders.sweep_folder import read
 from rlhf_suite.sweeps.slurm_jobs import look
-from rlhf_suite.tracking.sweep_folder import Sweep as Record
-from rlhf_suite.tracking.sweep_folder import read
 
 SEEDS = ("train.seed", "rollout.seed")  # `seeds` varies the first that the task has
 

@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_suite.foreign_files import check_types, read_table
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.locks import is_alive
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 FINE, WRONG = 0, 1
 STALE_S = 30.0  # a living run writes its record every two seconds
@@ -59,9 +59,9 @@ def describe_run(folder: RunFolder) -> tuple[int, list[str]]:
 
 def remedy(folder: RunFolder) -> str:
     """Return how a run that was killed can be continued, or that it cannot."""
-    from rlhf_suite.config.problems import Problem
-    from rlhf_suite.config.resume import load_earlier
+    from rlhf_suite.config.check.problems import Problem
     from rlhf_suite.preflight.folders import how_to_continue
+    from rlhf_suite.run_folders.resume import load_earlier
 
     run = load_earlier(folder.config) if folder.config.exists() else None
     return "" if run is None or isinstance(run, Problem) else how_to_continue(run, folder.path)

@@ -14,8 +14,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
-from rlhf_suite.config.problems import Problem, report
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.check.problems import Problem, report
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 
@@ -250,7 +250,7 @@ def hydra(line: CommandLine) -> int:
     import hydra as library
 
     from rlhf_suite.composition.compose import menu, register
-    from rlhf_suite.config.presets import conf_dir
+    from rlhf_suite.config import conf_dir
 
     register()
     name = menu({key_of(word) for word in line.overrides})
@@ -266,7 +266,7 @@ def hydra(line: CommandLine) -> int:
 
 def mark_new_keys(word: str) -> str:
     """Return a word as Hydra wants it: the entries of a table are keys that are not there yet."""
-    from rlhf_suite.config.names import flags_of
+    from rlhf_suite.config.declarations.runs import flags_of
 
     info = flags_of(None).get(word.partition("=")[0])
     return f"++{word}" if info is not None and info.type.base is dict else word

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from rlhf_suite.composition.arguments import ALIASES, SWITCHES, VALUED, parse
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.declarations.flags import FlagInfo
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 
 def answer() -> int:

@@ -19,12 +19,11 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.plan import WorkerPlan, is_on_ray
-from rlhf_suite.config.problems import report
-from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.references import guard_environment, make_unresolved_problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINING
+from rlhf_suite.config.check.problems import report
+from rlhf_suite.config.check.references import guard_environment, make_unresolved_problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINING
+from rlhf_suite.config.plan.run_plan import WorkerPlan, is_on_ray
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
@@ -33,8 +32,10 @@ from rlhf_suite.launch.nodes import join_node, lead_nodes
 from rlhf_suite.launch.out_of_memory import advise
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
-from rlhf_suite.preflight.folders import describe_finished, how_to_continue, keep_other_config
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.preflight.folders import how_to_continue
+from rlhf_suite.run_folders.earlier_runs import describe_finished, keep_other_config
+from rlhf_suite.run_folders.record import fingerprint, load, save
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 INTERRUPTED = 130
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 20_000, 1_000_000  # characters of the last message, and of error.log

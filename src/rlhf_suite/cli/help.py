@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo, by_section
-from rlhf_suite.config.formatting import describe_type, did_you_mean, spell
-from rlhf_suite.config.launchers import LAUNCHERS, settings_of
-from rlhf_suite.config.names import flags_of, may_hold
+from rlhf_suite.config.check.formatting import describe_type, did_you_mean, spell
+from rlhf_suite.config.check.names import may_hold
+from rlhf_suite.config.declarations.flags import FlagInfo, by_section
+from rlhf_suite.config.declarations.launchers import LAUNCHERS, settings_of
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.config.rules.clients import is_of_the_loop
-from rlhf_suite.config.runs import TASKS
 
 INTRODUCTION = """\
 python run.py task=<task> [experiment=<preset>] [group.flag=value ...]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.errors import UserError
 from rlhf_suite.migrate.command import Migrated
 from rlhf_suite.migrate.convert import command_line

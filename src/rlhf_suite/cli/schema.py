@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rlhf_suite.config.flags import FlagInfo, walk
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.declarations.flags import FlagInfo, walk
+from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.errors import UserError
 
 USAGE = """usage: rlhf-suite schema > flags.schema.json

@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.formatting import did_you_mean, quote
-from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.check.formatting import did_you_mean, quote
+from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX, settings_of
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"), "-") | {0x2014: "--"}
 NUMBER = re.compile(r"-\.?\d[\w.+-]*")

@@ -35,16 +35,15 @@ from rlhf_suite.composition.presets import (
     preset_names,
     task_of,
 )
-from rlhf_suite.config.flags import flat
-from rlhf_suite.config.formatting import did_you_mean
-from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.old_names import translate_value as elsewhere
-from rlhf_suite.config.presets import conf_dir
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import schema
-from rlhf_suite.config.references import guard_environment
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.check.formatting import did_you_mean
+from rlhf_suite.config.check.old_names import translate_value as elsewhere
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.references import guard_environment
+from rlhf_suite.config.declarations.flags import flat
+from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.run_folders.record import schema
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 PROVIDER = "rlhf_suite"

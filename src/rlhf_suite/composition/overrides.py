@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf_suite.composition.arguments import key_of
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.formatting import did_you_mean, nearest, quote
-from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag, with_value
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.validate import example
+from rlhf_suite.config.check.formatting import did_you_mean, nearest, quote
+from rlhf_suite.config.check.names import SECRETS, unknown_flag, with_value
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.validate import example
+from rlhf_suite.config.declarations.flags import FlagInfo
+from rlhf_suite.config.declarations.runs import flags_of
 
 Value = tuple[str, Any]
 FREE_SETTINGS = "hydra.launcher.slurm_additional_parameters"  # a table whose names are Slurm's

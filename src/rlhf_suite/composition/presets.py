@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.presets import conf_dir
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 # Group -> the flag whose choices are presets, and what else such a preset sets.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {

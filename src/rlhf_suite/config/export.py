@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.formatting import describe_type, spell
-from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
-from rlhf_suite.config.metrics import FAMILIES, METRICS
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.task_groups import LOOPS, SUPERVISED
+from rlhf_suite.config.check.formatting import describe_type, spell
+from rlhf_suite.config.declarations.flags import FlagInfo
+from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX, settings_of
+from rlhf_suite.config.declarations.metrics import FAMILIES, METRICS
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.config.declarations.task_groups import LOOPS, SUPERVISED
 from rlhf_suite.registry import KINDS, Kind
 
 DOCS = Path(__file__).parents[3] / "docs"

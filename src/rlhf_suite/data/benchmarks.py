@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.benchmarks import BENCHMARKS, Benchmark, fingerprint, named_benchmarks
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, Benchmark, fingerprint, named_benchmarks
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.sources import SourceFlags, limit_rows, locate
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder

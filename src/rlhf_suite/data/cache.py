@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from rlhf_suite.config import data
+from rlhf_suite.config.declarations import data
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.disk import file_digest
 from rlhf_suite.locks import lock

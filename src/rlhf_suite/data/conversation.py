@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import RewardText, begin_ids, fill, tokens
 from rlhf_suite.data.row import Row, RowError

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from rlhf_suite.config.sources import GZIP, file_type
+from rlhf_suite.config.check.sources import GZIP, file_type
 from rlhf_suite.data.arrow_rows import Change, apply_changes, changes, integer_columns
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError

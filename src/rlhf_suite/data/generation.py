@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.images import Image
 
 NEVER = -100.0  # added to the logit of a token that is not sampled; vLLM takes no larger number

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.formatting import literal
-from rlhf_suite.config.sources import GYM, GYM_FIX
+from rlhf_suite.config.check.sources import GYM, GYM_FIX
+from rlhf_suite.config.declarations.flag_types import literal
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 

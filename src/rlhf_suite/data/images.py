@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import Row, RowError, require_value
 

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.sources import metric_names
+from rlhf_suite.config.check.sources import metric_names
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.cache import evict, fingerprint
 from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader

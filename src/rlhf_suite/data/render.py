@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import DataConfig, says_reward, with_reward
+from rlhf_suite.config.declarations.data import DataConfig, says_reward, with_reward
 from rlhf_suite.data.messages import Message, not_blank
 from rlhf_suite.data.row import Row, RowError, join_columns, require_value
 from rlhf_suite.errors import UserError

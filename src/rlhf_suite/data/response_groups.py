@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
+from rlhf_suite.config.plan.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
 from rlhf_suite.data.row import Row, join_columns
 
 # The columns that task=generate writes; an input column with one of these names is called `input_<name>` there.

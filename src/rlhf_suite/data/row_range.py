@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.sources import PROMPTS, SourceFlags, locate, source_names
 from rlhf_suite.errors import UserError

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf_suite.config.sources import GYM, ROWS, file_type, is_glob, is_python, match_files
+from rlhf_suite.config.check.sources import GYM, ROWS, file_type, is_glob, is_python, match_files
 from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import apply_changes, changes, integer_columns
 from rlhf_suite.data.files import READERS, num_rows, number_rows, read_file

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
 from rlhf_suite.data.render import begin_ids, check_rendering, encode_after, fill, text_of, tokens

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import DataConfig, variables_of
+from rlhf_suite.config.declarations.data import DataConfig, variables_of
 from rlhf_suite.data.messages import Message, list_called_functions
 from rlhf_suite.data.row import Row, RowError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import REWARD_TEMPLATE, DataConfig
+from rlhf_suite.config.declarations.data import REWARD_TEMPLATE, DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, num_places, row_images, with_places
 from rlhf_suite.data.messages import (

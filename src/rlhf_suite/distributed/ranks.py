@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.placement import Placement
+from rlhf_suite.config.declarations.launch import LaunchConfig
+from rlhf_suite.config.plan.placement import Placement
 from rlhf_suite.distributed.group import Group, LocalGroup
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 
 @contextmanager

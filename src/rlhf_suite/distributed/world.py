@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric, Quantile, Ranking
 

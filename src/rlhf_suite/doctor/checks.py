@@ -6,7 +6,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from rlhf_suite.config.formatting import number_of
+from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.doctor.facts import Facts
 from rlhf_suite.doctor.findings import FAULT, GOOD, NOTE, Finding
 from rlhf_suite.doctor.gpus import GPU, Driver

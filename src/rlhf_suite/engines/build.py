@@ -14,10 +14,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
-from rlhf_suite.config.formatting import spell
-from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.rollout import VLLMConfig, most_sequences
+from rlhf_suite.config.check.engine_arguments import CPU_BLOCK_SIZE
+from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.config.declarations.rollout import VLLMConfig, most_sequences
 from rlhf_suite.engines.cpu_kernels import check_head_size
 from rlhf_suite.engines.spec import EngineSpec, caches_prefixes
 from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args

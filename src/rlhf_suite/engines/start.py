@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from rlhf_suite.config.plan import ACTOR, ModelPlan, Plan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, ModelPlan, Plan
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from rlhf_suite.config.launch import TRUSTED, LaunchConfig
+from rlhf_suite.config.declarations.launch import TRUSTED, LaunchConfig
 
 QUIET = {
     "PYTHONWARNINGS": "ignore",

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.address import choose_address, find_source

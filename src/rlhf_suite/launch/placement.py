@@ -1,4 +1,4 @@
-"""Devices for actors: `reserve` gets those of a placement (`config.plan`) from Ray, within a deadline.
+"""Devices for actors: `reserve` gets those of a placement (`config/plan`) from Ray, within a deadline.
 
 A device is a GPU, or on a machine without one a small share of the CPU: the same placement runs on both.
 Roles in one pool share its devices: actor i of each role sits on device i. An engine that is split over w devices sits
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.placement import Placement, Pool, Role
+from rlhf_suite.config.plan.placement import Placement, Pool, Role
 from rlhf_suite.errors import RunError
 
 if TYPE_CHECKING:

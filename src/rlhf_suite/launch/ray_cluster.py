@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.background import in_background
-from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.plan import Machine
+from rlhf_suite.config.declarations.launch import LaunchConfig
+from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import nodes, slurm
 from rlhf_suite.launch.address import is_loopback

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.models import ActorConfig
+from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import (
     LossSum,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.losses.metrics import Mean, Metric, Quantile, Ranking
 from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
 from rlhf_suite.registry import preference_loss, reward_loss

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.models import CriticConfig
+from rlhf_suite.config.declarations.models import CriticConfig
 from rlhf_suite.losses.metrics import Mean, Ranking
 from rlhf_suite.losses.reduce import LossSum, masked_mean, masked_sum
 from rlhf_suite.shapes import same_shape

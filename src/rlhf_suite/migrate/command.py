@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.migrate.shell_text import FOREIGN, readable
 
 

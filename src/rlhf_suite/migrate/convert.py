@@ -1,8 +1,8 @@
 """A command of OpenRLHF (0.8 to 0.11, flat or dotted flags) becomes a command line of this suite.
 
-Most flags have one name here, which `config/names.py` knows. This file has the others: those whose value changes, that
-become several flags, that need nothing here, or that have no counterpart. No flag is passed over in silence: each ends
-as a word of the new command line, as a remark, or in the list of what is lost.
+Most flags have one name here, which `config/check/names.py` knows. This file has the others: those whose value changes,
+that become several flags, that need nothing here, or that have no counterpart. No flag is passed over in silence: each
+ends as a word of the new command line, as a remark, or in the list of what is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from rlhf_suite.config.names import SECRETS, flags_of, rename
+from rlhf_suite.config.check.names import SECRETS, rename
+from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.migrate import fork
 from rlhf_suite.migrate.combinations import COMBINATIONS
 from rlhf_suite.migrate.command import Migrated, Old, Trace, join_values

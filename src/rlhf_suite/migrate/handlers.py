@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.old_names import BECOMES, GONE, NOTHING
+from rlhf_suite.config.check.old_names import BECOMES, GONE, NOTHING
+from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.migrate.command import Migrated, Old, join_values, write_value
 from rlhf_suite.migrate.shell_text import VARIABLE, variable
 

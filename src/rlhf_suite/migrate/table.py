@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlhf_suite.config.names import SECRETS
+from rlhf_suite.config.check.names import SECRETS
 from rlhf_suite.migrate.command import Migrated
 from rlhf_suite.migrate.shell_text import readable
 

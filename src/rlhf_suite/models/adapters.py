@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import ADAPTERS, EAGER, family_of
 from rlhf_suite.models.forward import LanguageModel

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import load_settings
-from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.tools import LONGEST, ChatConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import load_settings
+from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.config.declarations.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import explain_load_errors, load_model, load_tokenizer, model_folder
 

@@ -20,7 +20,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.models.families import CARRIES, PACKED, SEQUENCE, TENSOR, Family, family_of
 
 

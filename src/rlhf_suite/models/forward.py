@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_suite.config.ds import ATTENTION, is_flash
+from rlhf_suite.config.declarations.ds import ATTENTION, is_flash
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums

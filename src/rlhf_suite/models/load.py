@@ -21,9 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, wanted_packing
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, wanted_packing
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_suite.config.ds import ALL_LINEAR, LoRAConfig
+from rlhf_suite.config.declarations.ds import ALL_LINEAR, LoRAConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 

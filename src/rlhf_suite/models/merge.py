@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from rlhf_suite.config import prompt_format
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.errors import UserError
+from rlhf_suite.models import prompt_format
 from rlhf_suite.models.classes import auto_class
 from rlhf_suite.models.load import (
     DTYPES,

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.declarations.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel

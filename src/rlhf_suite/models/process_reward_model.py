@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_suite.algo.scores import aggregate
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import family_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import AutoConfig, PretrainedConfig
 
-from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.reward import NormalizationConfig
+from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.config.declarations.reward import NormalizationConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
 from rlhf_suite.models.load import model_folder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.ds import wanted_packing
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.ds import wanted_packing
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.models.families import PACKED, Family
 
 

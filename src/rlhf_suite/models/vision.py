@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.images import Newlines, image_file, open_image
 from rlhf_suite.errors import UserError

@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.background import Ended
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.row_range import RowOrError
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.generate import OutputConfig, output_file
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.generate import OutputConfig, output_file
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, defer_signals, get_stop_signal
 from rlhf_suite.offline.part_file import PartFile
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

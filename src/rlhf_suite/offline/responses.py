@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import encode_after, tokens
 from rlhf_suite.data.row import Row, RowError, join_columns

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, join_columns, require_value
 from rlhf_suite.data.row_range import RowOrError, RowSource

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, model_sections
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, model_sections
 from rlhf_suite.planner.needs import Target
 from rlhf_suite.planner.remedies import with_values
 

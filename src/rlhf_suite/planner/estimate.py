@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlhf_suite.config.ds import load_settings
-from rlhf_suite.config.micro_batches import rollout_micro_batches, trained_micro_batches
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.placement import Role
-from rlhf_suite.config.plan import (
+from rlhf_suite.config.declarations.ds import load_settings
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.rollout import most_sequences
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.plan.micro_batches import rollout_micro_batches, trained_micro_batches
+from rlhf_suite.config.plan.placement import Role
+from rlhf_suite.config.plan.run_plan import (
     ACTOR,
     CRITIC,
     ENGINE,
@@ -24,9 +27,6 @@ from rlhf_suite.config.plan import (
     resolve,
     round_size,
 )
-from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
 from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.load import model_config, model_folder
 from rlhf_suite.models.rows import rows_of

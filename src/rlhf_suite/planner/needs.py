@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.plan import Machine
+from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import Device
 from rlhf_suite.planner.memory import EngineMemory, Memory

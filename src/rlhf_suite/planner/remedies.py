@@ -13,11 +13,11 @@ from enum import IntEnum
 from functools import partial, reduce
 from typing import Any
 
-from rlhf_suite.config.formatting import spell
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
+from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.declarations.rollout import most_sequences
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 
 Words = tuple[str, ...]  # of a command line: flag=value
 Values = Mapping[str, Any]  # of flags

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from rlhf_suite.config.check import check
-from rlhf_suite.config.plan import ACTOR, resolve
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, resolve
+from rlhf_suite.config.rules.check_run import check
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import Estimate, Target

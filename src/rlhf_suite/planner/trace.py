@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 
-from rlhf_suite.config.ds import DeepSpeedConfig, load_settings, wanted_packing
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, load_settings, wanted_packing
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout

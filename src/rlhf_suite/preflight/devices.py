@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 
 from omegaconf import OmegaConf
 
-from rlhf_suite.config.formatting import number_of
-from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.loop_stages import plan_stages
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.object_store import object_store_mb
-from rlhf_suite.config.placement import Placement, Role
-from rlhf_suite.config.plan import ENGINE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
-from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import LOOPS, PLANNED, RL, TRAINED
+from rlhf_suite.config.check.formatting import number_of
+from rlhf_suite.config.check.problems import Problem, distinct
+from rlhf_suite.config.declarations.launch import LaunchConfig
+from rlhf_suite.config.declarations.runs import Run, flags_of
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, RL, TRAINED
+from rlhf_suite.config.plan.loop_stages import plan_stages
+from rlhf_suite.config.plan.object_store import object_store_mb
+from rlhf_suite.config.plan.placement import Placement, Role
+from rlhf_suite.config.plan.run_plan import ENGINE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
 from rlhf_suite.doctor.gpus import Driver, read_driver
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind, gpu_count

@@ -1,35 +1,29 @@
 """Where a run lives: a new folder, the one that the user names, or that of the run that it continues.
 
-And what an earlier run in that folder means for the new one: finished, to be continued, or configured differently.
+This asks Slurm for the nodes of the run and the store of its checkpoints, so it cannot be in `run_folders`, where
+`earlier_runs.py` says what an earlier run in a folder means for the new one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.generate import output_file
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import fingerprint
-from rlhf_suite.config.resume import changes, is_allowed, list_allowed_changes, load_earlier
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, TRAINED, TRAINING
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, TRAINED
 from rlhf_suite.disk import unwritable
-from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.launch.slurm import allocation, is_first_node
-from rlhf_suite.locks import LOCK, alone_in, holder_of
+from rlhf_suite.locks import LOCK, alone_in
 from rlhf_suite.preflight.inspections.outputs import targets
 from rlhf_suite.preflight.jobs import Preflight, node_problem, too_few_nodes
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import read
+from rlhf_suite.run_folders.earlier_runs import busy, find_damage, fresh, newest_equal, resumes
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
-METRICS_SHOWN = 6  # in the message about a finished run
 # What a run writes in its folder, and would write over.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "status.json", "run.log", "error.log", "curves.png", "samples.md", "loop.json"),
@@ -99,29 +93,6 @@ def choose_folder(folder: Path, run: Run) -> Place | Problem:
     return Place(folder)
 
 
-def busy(folder: Path) -> Problem | None:
-    """Return the problem of a folder that another run works in."""
-    try:
-        holder = holder_of(folder)
-    except DamagedFile as damage:
-        return Problem("run_dir", str(damage), f"delete {folder / LOCK} if no run works there")
-    if holder is None:
-        return None
-    fix = "wait for its end, stop that process, or choose another folder with run_dir=<folder>"
-    return Problem("run_dir", f"another run works in {folder} ({holder})", fix)
-
-
-def find_damage(folder: Path) -> Problem | None:
-    """Return the problem of a run or a sweep whose record cannot be read."""
-    try:
-        RunFolder(folder).status()
-        read(folder)
-    except UserError as error:
-        problem, _, fix = str(error).rpartition(": ")
-        return Problem("run_dir", problem, fix)
-    return None
-
-
 def for_sweep(checked: Preflight) -> Path | Problem:
     """Return the folder of a sweep that passed the preflight, whose jobs each write somewhere else."""
     for (key, path), jobs in Counter(
@@ -148,70 +119,6 @@ def lock_folders(folder: Path, run: Run) -> Iterator[None]:
         yield
 
 
-def resumes(run: Run) -> bool:
-    """Return whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
-    return run.task in RESUMABLE and run.ckpt.load_enable
-
-
-def fresh(wished: Path) -> Path:
-    """Make a folder that does not exist yet: `wished`, or with -1, -2, ... behind it."""
-    for number in itertools.count():
-        folder = wished.with_name(f"{wished.name}-{number}") if number else wished
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("unreachable: the count has no end")
-
-
-def newest_equal(run: Run, outputs: Path) -> Path | None:
-    """Return the newest folder whose run was configured as this one, apart from what may differ in a continuation."""
-    started = sorted(outputs.glob("*/status.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path.parent for path in started if is_earlier(RunFolder(path.parent), run)), None)
-
-
-def is_earlier(record: RunFolder, run: Run) -> bool:
-    """Return whether the run in a folder is one that `run` may continue. A folder that cannot be read holds none."""
-    assert run.task in RESUMABLE
-    try:
-        if record.status()["fingerprint"] == fingerprint(run):
-            return True
-    except UserError:
-        return False
-    allowed = list_allowed_changes(run)
-    if not allowed or not record.config.exists():
-        return False
-    before = load_earlier(record.config)
-    return isinstance(before, Run) and all(is_allowed(change, allowed) for change in changes(before, run))
-
-
-def describe_finished(run: Run, folder: Path) -> str | None:
-    """Return how the run in a folder ended, if it reached its end with these flags and its result is there."""
-    record = RunFolder(folder)
-    if run.task not in RESUMABLE or not run.ckpt.load_enable or record.status()["state"] != "done":
-        return None
-    before, result = load_earlier(record.config), result_of(run, record)
-    if isinstance(before, Problem) or changes(before, run) or not result.exists():
-        return None
-    metrics = record.status()["metrics"]
-    chosen = [name for name in metrics if name.startswith("eval/")] or list(metrics)
-    shown = "".join(f", {name} {metrics[name]:.4g}" for name in chosen[:METRICS_SHOWN] if metrics[name] is not None)
-    step = record.status()["last_step"]
-    reached = f" after step {step}" if step else ""
-    return f"the run in {folder} is finished{reached}{shown}. Its result is {result}; nothing is left to do"
-
-
-def result_of(run: Run, record: RunFolder) -> Path:
-    """Return where a run puts what it is made for: the model, or the rows."""
-    if run.has("generate"):
-        return output_file(run.generate.output_path, run.generate.shard, record.path / "generations.jsonl")
-    if run.has("score"):
-        return output_file(run.score.output_path, run.score.shard, record.path / "scores.jsonl")
-    assert run.task in TRAINING
-    return Path(record.status().get("outputs", {}).get("actor") or run.ckpt.output_dir or record.model)
-
-
 def how_to_continue(run: Run, folder: Path) -> str:
     """Return what to tell the user of a run that was stopped: from where it can go on, if from anywhere."""
     if run.task not in RESUMABLE:
@@ -225,13 +132,3 @@ def how_to_continue(run: Run, folder: Path) -> str:
         return f"; continue after step {newest.step} {again}"
     never = " (ckpt.save_steps=-1)" if run.ckpt.save_steps == -1 else ""
     return f"; no checkpoint was saved{never}, so it cannot be continued"
-
-
-def keep_other_config(run: Run, record: RunFolder) -> None:
-    """Keep the configuration of an earlier run with other flags as config.1.yaml, config.2.yaml, ..."""
-    if not record.config.exists():
-        return
-    before = load_earlier(record.config)
-    if isinstance(before, Problem) or changes(before, run):
-        number = sum(1 for _ in record.path.glob("config.*.yaml")) + 1
-        record.config.rename(record.path / f"config.{number}.yaml")

@@ -26,15 +26,14 @@ from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.overrides import Overrides, Value, flatten
 from rlhf_suite.composition.presets import BEFORE_EXPERIMENT
-from rlhf_suite.config.check import check
-from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import is_on_ray, roles
-from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.references import make_unresolved_problem
-from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.task_groups import LOOPS, PLANNED
-from rlhf_suite.config.validate import assign, leaves, to_run
+from rlhf_suite.config.check.problems import Problem, distinct
+from rlhf_suite.config.check.references import make_unresolved_problem
+from rlhf_suite.config.check.validate import assign, launcher_problems, leaves, to_run
+from rlhf_suite.config.declarations.launchers import LAUNCHERS
+from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
+from rlhf_suite.config.plan.run_plan import is_on_ray, roles
+from rlhf_suite.config.rules.check_run import check
 from rlhf_suite.preflight.inspections.routing import hint_of_routes
 from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, model_paths, model_sections
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import first_columns, names_in
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.sources import first_columns, names_in
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.runs import Run, flags_of
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, PROCESS, model_paths, model_sections
 from rlhf_suite.foreign_files import DamagedFile
+from rlhf_suite.models.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
 from rlhf_suite.preflight.inspections.models import folder_of
 
 OTHERWISE = ("{key}={path} was trained with {trained}, and this run has {used}: its prompts look otherwise. Write the "

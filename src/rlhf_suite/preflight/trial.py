@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from rlhf_suite.config.agent import ChosenAgent
-from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
+from rlhf_suite.config.check.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
+from rlhf_suite.config.declarations.agent import ChosenAgent
 from rlhf_suite.foreign_text import what_of
 from rlhf_suite.python_source import SourceError, import_failure
 from rlhf_suite.registry import KINDS, WrongResult, callback

@@ -12,9 +12,9 @@ from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.algo.scores import aggregate
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
-from rlhf_suite.config.models import ActorConfig, TrainedModelConfig
-from rlhf_suite.config.teacher import TeacherConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.config.declarations.models import ActorConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.teacher import TeacherConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.distillation import distances
 from rlhf_suite.losses.policy import PolicyTokens, policy_term

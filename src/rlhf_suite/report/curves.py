@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import has_type
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,7 @@ from rlhf_suite.report.run_data import run_data
 from rlhf_suite.report.sample_data import Arrays, Room
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.sweep_data import SweptRun, sweep_data
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 NAME = "report.html"
 MARK, HEAD_BYTES = b'content="rlhf_suite"', 4096  # what the beginning of each page has

@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import spell
-from rlhf_suite.config.names import unread
-from rlhf_suite.config.record import read_saved_values
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.check.names import unread
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import content, has_type, read_table
 from rlhf_suite.foreign_text import printable
@@ -34,8 +33,9 @@ from rlhf_suite.report.sample_data import Arrays, Room, samples_of
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.summary import best, first_steps_of_a_stream, is_headline, order
 from rlhf_suite.report.timeline import LANES, clip_spans, colour_of, last_steps
+from rlhf_suite.run_folders.record import read_saved_values
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import evaluation_results
-from rlhf_suite.tracking.run_folder import RunFolder
 
 ERROR_LIMIT = 20_000  # characters
 TOKENIZER_BYTES = 256 << 20

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.report.sample_files import TEXTS, Reader, SampleFile, is_text, sample_files, shares
 from rlhf_suite.report.summary import response_of
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_files import DamagedFile, parquet
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 TEXTS = ("prompt", "response", "label", "datasource", "ending")
 NAME = re.compile(r"step_\d{1,12}\.parquet")

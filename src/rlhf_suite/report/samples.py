@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 CELL_LIMIT = 10_000  # characters of a text in samples.md
 HEADING = "| prompt | before | reward | after | reward | label |\n|---|---|---|---|---|---|\n"

@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINED, TRAINING
-from rlhf_suite.config.tools import ChatConfig
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.metrics import LOWER, PASS_AT_K, direction_of
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINED, TRAINING
+from rlhf_suite.config.declarations.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import HEADLINES, evaluation_results
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
 SAMPLES = 8

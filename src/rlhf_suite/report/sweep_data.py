@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_suite.config.metrics import direction_of, is_share
+from rlhf_suite.config.declarations.metrics import direction_of, is_share
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.report.statistics import LEAST, Statistic, interquartile_mean, interval, mean
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.foreign_files import has_type, json_lines
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Interval, Span, length, merge_spans
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from rlhf_suite.locks import is_alive
 from rlhf_suite.report import html
 from rlhf_suite.report.html import Shown
 from rlhf_suite.report.sample_files import Reader
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.serving.http_server import Guard, open_listening_socket, serve
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 REST = 9  # how many times as long as the last reading took the next one waits

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.sandbox.calls import free_names

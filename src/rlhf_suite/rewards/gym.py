@@ -15,7 +15,7 @@ from typing import Any
 with suppress(ImportError):  # without the package no run chooses this rule
     import reasoning_gym  # noqa: F401 - it takes a second, which is not to count against the first answer
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.data.gym import GymTask, make
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import reward_rule

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from rlhf_suite.config.reward import HttpConfig, JudgeConfig, urls
+from rlhf_suite.config.declarations.reward import HttpConfig, JudgeConfig, urls
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Sample

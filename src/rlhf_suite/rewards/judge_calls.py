@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf_suite.config.reward import JudgeConfig
+from rlhf_suite.config.declarations.reward import JudgeConfig
 from rlhf_suite.errors import RunError
 
 FILE = "judge.jsonl"  # in the run folder's logs

@@ -15,7 +15,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.answers import (
     MAX_CHARACTERS,

@@ -38,7 +38,7 @@ def extract_boxed_answer(text: str) -> str | None:
 
 def grade_answer(given: str | None, truth: str) -> bool:
     """Return whether an answer is right, by the rule `math` of this suite."""
-    from rlhf_suite.config.reward import RuleConfig
+    from rlhf_suite.config.declarations.reward import RuleConfig
     from rlhf_suite.rewards.base import LabelError, Sample
     from rlhf_suite.rewards.mathematics import box_text, mathematics
 

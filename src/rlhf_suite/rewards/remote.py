@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from rlhf_suite.config.reward import TOKEN, HttpConfig
+from rlhf_suite.config.declarations.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, columns_of

@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 
 from rlhf_suite.background import together
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule

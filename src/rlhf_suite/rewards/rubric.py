@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rlhf_suite.config.formatting import nearest
+from rlhf_suite.config.check.formatting import nearest
 from rlhf_suite.foreign_text import escape, is_visible, printable
 from rlhf_suite.rewards.base import Sample
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, Sample, Scored, ScoringFunction
 from rlhf_suite.rewards.reply import row_outcome

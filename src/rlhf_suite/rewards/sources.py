@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlhf_suite.background import together
-from rlhf_suite.config.reward import (
+from rlhf_suite.config.declarations.reward import (
     NamedSourceConfig,
     RewardConfig,
     is_http,

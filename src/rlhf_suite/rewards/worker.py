@@ -22,7 +22,7 @@ from dataclasses import asdict
 from io import BufferedRWPair
 from pathlib import Path
 
-from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.foreign_text import describe
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, Plan, judge_paths
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, ENGINE, PROCESS, Plan, judge_paths
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.engines.pool import EnginePool

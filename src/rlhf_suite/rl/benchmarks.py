@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.benchmarks import Questions
 from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.rewards.sources import Rewards

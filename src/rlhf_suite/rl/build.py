@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Plan, makes_rollouts_ahead, round_size
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, REFERENCE, Plan, makes_rollouts_ahead, round_size
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.benchmarks import Questions
 from rlhf_suite.data.sampler import BatchOrder
@@ -44,9 +44,9 @@ from rlhf_suite.rl.slots import GroupOrder
 from rlhf_suite.rl.teachers import make_teachers
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.serving.chat_server import PROGRAMS, ChatServer
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Activity
 from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows

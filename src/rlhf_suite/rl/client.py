@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlhf_suite.config.models import AdamConfig
-from rlhf_suite.config.plan import ACTOR, REFERENCE, Plan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.models import AdamConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, REFERENCE, Plan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.data.sampler import BatchOrder
@@ -30,8 +30,8 @@ from rlhf_suite.rl.sampling import TRAINING, Sampler, stop_token_ids
 from rlhf_suite.rl.sharding import ForwardBatch
 from rlhf_suite.rl.update import step_indices
 from rlhf_suite.rl.weight_sync import WeightSync
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, Stateful, TrainingRows
 from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.step import ALL_TOKENS, count_units

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, Plan
 from rlhf_suite.engines.start import engine_adapter
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -18,7 +18,7 @@ from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.pipeline import CLOSING_S
 from rlhf_suite.rl.primitives import SteppedPolicyGroup, SteppedPolicyRole
 from rlhf_suite.rl.prompts import load_prompts
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 PROBE = "The engines have the weights of the policy."
 

@@ -12,7 +12,7 @@ import torch
 from rlhf_suite.algo.advantage import CreditInput, Numbers, assign_credit, clip_advantages
 from rlhf_suite.algo.correction import select_masked
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch, require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import UserError

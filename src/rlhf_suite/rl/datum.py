@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_suite.config.formatting import number_of
+from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.errors import UserError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.batch import Example, TokenBatch
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import DOCUMENTS, Sources

@@ -17,7 +17,7 @@ import ray
 
 from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import Episodes
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory

@@ -23,9 +23,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlhf_suite.background import in_background
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.agent import AgentConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, Plan
 from rlhf_suite.data.generation import SamplingSettings, content_number
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory

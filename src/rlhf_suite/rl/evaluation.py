@@ -13,7 +13,7 @@ import numpy as np
 
 from rlhf_suite.algo.scores import over_prompts, pass_at_k
 from rlhf_suite.background import Ended
-from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import SampleFiles, write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths

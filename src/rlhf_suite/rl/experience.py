@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_suite.algo.correction import mismatch
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience, to_batch
 from rlhf_suite.distributed.group import Pending

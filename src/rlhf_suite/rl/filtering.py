@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlhf_suite.algo.scores import teaches
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import group_filter, prompt_filter

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoConfig
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, is_flash, load_settings
-from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.micro_batches import MicroBatches
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, is_flash, load_settings
+from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.micro_batches import MicroBatches
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.distributed.group import LocalGroup

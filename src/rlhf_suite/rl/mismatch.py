@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, correction_weights
-from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.declarations.algo import AdvantageConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError

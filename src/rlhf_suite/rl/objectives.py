@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from rlhf_suite.algo.kl import estimate_kl, estimate_unbiased_kl
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.models import ActorConfig, CriticConfig
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term

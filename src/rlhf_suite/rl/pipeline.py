@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import select_masked
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience

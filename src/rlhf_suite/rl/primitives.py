@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.models import ActorConfig, AdamConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.models import ActorConfig, AdamConfig
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.group import Pending

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.sources import metric_names
+from rlhf_suite.config.check.sources import metric_names
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.load import Loader, Shown, show_nothing

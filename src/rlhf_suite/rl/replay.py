@@ -15,7 +15,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.sample_table import read_table
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.tracking.run_folder import samples_file
+from rlhf_suite.run_folders.run_folder import samples_file
 
 
 class Replay:

@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
-from rlhf_suite.config.models import ActorConfig, CriticConfig, TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.prompt_format import PromptFormat
-from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.algo import KLConfig
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig, TrainedModelConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.micro_batches import MicroBatches, rollout_micro_batches, trained_micro_batches
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
@@ -29,6 +28,7 @@ from rlhf_suite.models.adapters import iterate_adapters
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, token_log_probs, token_values
 from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import DTYPES, load_tokenizer
+from rlhf_suite.models.prompt_format import PromptFormat
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective

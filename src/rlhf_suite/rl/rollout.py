@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlhf_suite.algo.scores import are_equal
-from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics

@@ -13,7 +13,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
 from rlhf_suite.rl.sample_table import columns, token_columns, write_table
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.tracking.run_folder import samples_file
+from rlhf_suite.run_folders.run_folder import samples_file
 from rlhf_suite.waits import result
 
 THREAD = "files"

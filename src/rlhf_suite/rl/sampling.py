@@ -13,7 +13,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.agents.episodes import EpisodeRunner
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.agent import AgentConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import ENVIRONMENT, EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlhf_suite.algo.scores import clip_scores, overlong_penalty, stop_properly
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.trajectory import ENVIRONMENT, PROMPT, EpisodeRows, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories
 

@@ -22,8 +22,8 @@ import httpx
 import torch
 
 from rlhf_suite.background import in_background
-from rlhf_suite.config.reward import HttpConfig, urls
-from rlhf_suite.config.teacher import TOKEN
+from rlhf_suite.config.declarations.reward import HttpConfig, urls
+from rlhf_suite.config.declarations.teacher import TOKEN
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.load import Tokenizer

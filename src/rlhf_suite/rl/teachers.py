@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.teacher import NAMED, TeacherConfig, TeacherSourceConfig, list_teachers
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.teacher import NAMED, TeacherConfig, TeacherSourceConfig, list_teachers
 from rlhf_suite.data.batch import Example, TokenBatch, collate, require_column, take
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.errors import UserError

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_suite.algo.entropy import AdaptiveEntropy
-from rlhf_suite.config.models import ActorConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.models import ActorConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.covariance import choose_in_band, choose_largest, covariances

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 import torch
 
-from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.declarations.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.distributed.group import Pending
 from rlhf_suite.engines.pool import EnginePool

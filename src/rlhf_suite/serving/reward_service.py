@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_suite.config.tools import LONGEST, ServeConfig
+from rlhf_suite.config.declarations.tools import LONGEST, ServeConfig
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.serving.batcher import Batcher

@@ -14,15 +14,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINING
-from rlhf_suite.preflight.folders import describe_finished, is_earlier, resumes
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINING
 from rlhf_suite.preflight.jobs import Preflight
+from rlhf_suite.run_folders.earlier_runs import describe_finished, is_earlier, resumes
+from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep, extend_sweep, read
 from rlhf_suite.sweeps.local_jobs import run_here
 from rlhf_suite.sweeps.slurm_jobs import Main, squeue, submit, watch
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, Sweep, extend_sweep, read
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 # Settings of the sweep that mean nothing to a single job. The choice of the launcher is not among them: a preset may

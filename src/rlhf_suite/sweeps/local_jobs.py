@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.tracking.sweep_folder import Job, Sweep
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep
 
 POLL_S = 0.2
 STOP_S, AT_ONCE_S = 60.0, 4.0  # for the jobs to end after a first, and after a second signal

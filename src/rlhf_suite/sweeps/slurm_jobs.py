@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.launchers import PREFIX
-from rlhf_suite.config.task_groups import RESUMABLE
+from rlhf_suite.config.declarations.launchers import PREFIX
+from rlhf_suite.config.declarations.task_groups import RESUMABLE
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.launch.slurm import allocation
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, Sweep
+from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep
 
 Main = Callable[[list[str]], int]  # the command line: it takes its words, and returns its exit code
 GONE_POLLS = 3  # squeue may not list a job for a moment while it is queued again

@@ -21,15 +21,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.compose import hydra_ready
-from rlhf_suite.config.formatting import quote
-from rlhf_suite.config.metrics import HIGHER, LOWER, direction_of
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.metrics import HIGHER, LOWER, direction_of
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import Preflight
+from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.sweep_folder import Job, extend_sweep
 from rlhf_suite.sweeps.launchers import NOT_FOR_JOBS
 from rlhf_suite.sweeps.local_jobs import run_here
-from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.sweep_folder import Job, extend_sweep
 
 Runner = Callable[[Sequence[Sequence[str]], int], list[JobReturn]]
 WAYS = {"minimize": LOWER, "maximize": HIGHER}  # values of hydra.sweeper.direction

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
+from rlhf_suite.run_folders.sweep_folder import Job, Sweep, read
 from rlhf_suite.sweeps.slurm_jobs import look
-from rlhf_suite.tracking.sweep_folder import Job, Sweep, read
 from rlhf_suite.tracking.tables import show_table
 
 if TYPE_CHECKING:

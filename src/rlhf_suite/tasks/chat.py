@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.declarations.reward import is_http
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
@@ -27,8 +27,8 @@ from rlhf_suite.offline.scores import text_sample
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.scoring import REWARD_LOG
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import Progress
-from rlhf_suite.tracking.run_folder import RunFolder
 
 SAME = 1e-6  # scores that differ by less are equal
 AGAIN = "again"  # the folder of a judge's second verdicts in the logs

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.algo.scores import standardize
-from rlhf_suite.config.loop_stages import SCORE, sft_run
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.loop_stages import SCORE, sft_run
 from rlhf_suite.data.response_groups import all_responses
 from rlhf_suite.tasks.loop import Recipe, run_loop
 

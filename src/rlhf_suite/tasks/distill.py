@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.plan import TEACHER, WorkerPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import TEACHER, WorkerPlan
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.distillation import distances, with_others
 from rlhf_suite.losses.metrics import Mean

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.plan import REFERENCE, WorkerPlan, actor_path
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import REFERENCE, WorkerPlan, actor_path
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_term
 from rlhf_suite.losses.reduce import tokens_per_sequence

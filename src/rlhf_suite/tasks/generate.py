@@ -7,12 +7,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
-from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.object_store import AHEAD
-from rlhf_suite.config.plan import ACTOR, ENGINE, WorkerPlan
-from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.rollout import most_sequences
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.generate import shard_of
+from rlhf_suite.config.declarations.reward import has_source
+from rlhf_suite.config.declarations.rollout import most_sequences
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.object_store import AHEAD
+from rlhf_suite.config.plan.run_plan import ACTOR, ENGINE, WorkerPlan
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder

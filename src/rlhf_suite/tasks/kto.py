@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.plan import REFERENCE, WorkerPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import REFERENCE, WorkerPlan
 from rlhf_suite.data.batch import Item, require_column, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.preference import kto_loss, reference_point

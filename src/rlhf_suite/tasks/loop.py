@@ -17,17 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
-from rlhf_suite.config.resume import list_allowed_changes
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.loop_stages import Share, evaluate_run, generate_run, score_run
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.run_folders.resume import list_allowed_changes
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_start
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.metrics import MetricLogger
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import final_folder
 
 COLUMNS = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.merge import Merged, merge_lora, read_adapter
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver, final_folder
 
 

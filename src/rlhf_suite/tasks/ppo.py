@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rlhf_suite import registry
 from rlhf_suite.agents.build import make_conversations
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.benchmarks import named_benchmarks
-from rlhf_suite.config.ckpt import NO_METRIC
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
-from rlhf_suite.config.reward import has_source, reward_models
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.teacher import list_teachers
+from rlhf_suite.config.declarations.agent import AgentConfig
+from rlhf_suite.config.declarations.benchmarks import named_benchmarks
+from rlhf_suite.config.declarations.ckpt import NO_METRIC
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.reward import has_source, reward_models
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.teacher import list_teachers
+from rlhf_suite.config.plan.run_plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
 from rlhf_suite.data.benchmarks import load_benchmarks
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
@@ -42,9 +42,9 @@ from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.rl.teacher_endpoint import Endpoint
 from rlhf_suite.rl.teachers import check_teachers
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.notices import (
     batch_notices,
     chat_template_notices,

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.plan import WorkerPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import WorkerPlan
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.tokens import step_loss, step_ranking

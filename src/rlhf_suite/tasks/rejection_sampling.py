@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_suite.config.loop_stages import sft_run
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.loop_stages import sft_run
 from rlhf_suite.data.response_groups import best_response
 from rlhf_suite.tasks.loop import Recipe, run_loop
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.plan import WorkerPlan, actor_path
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import WorkerPlan, actor_path
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_term
 from rlhf_suite.models.forward import sequence_scores

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.micro_batches import MicroBatches
-from rlhf_suite.config.plan import PROCESS, WorkerPlan, judge_paths
-from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.generate import shard_of
+from rlhf_suite.config.declarations.reward import is_http
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.micro_batches import MicroBatches
+from rlhf_suite.config.plan.run_plan import PROCESS, WorkerPlan, judge_paths
 from rlhf_suite.distributed.ranks import start_ranks
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_tokenizer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.reward import TOKEN
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.reward import TOKEN
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind

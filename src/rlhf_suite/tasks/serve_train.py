@@ -9,19 +9,19 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.plan import ACTOR, Plan
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.tools import TRAIN_TOKEN, ServeConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.tools import TRAIN_TOKEN, ServeConfig
+from rlhf_suite.config.plan.run_plan import ACTOR, Plan
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import keep_freed_memory
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.rl.client_start import start_client
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.serving.http_server import LOOPBACK, Guard, Server, open_listening_socket, server_of
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train_server.jobs import Jobs
 from rlhf_suite.train_server.models import Models
 from rlhf_suite.train_server.routes import make_app

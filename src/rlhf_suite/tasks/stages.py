@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import fingerprint, save
-from rlhf_suite.config.resume import changes, load_earlier, refusal
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import exclusive_lock, run_child
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.record import fingerprint, save
+from rlhf_suite.run_folders.resume import changes, load_earlier, refusal
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 ORPHAN_S = 120.0  # for processes that a killed loop has left: an engine with a large model needs time to end
 OTHER = "choose another folder, or run the loop again with the earlier flags"

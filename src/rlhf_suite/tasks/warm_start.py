@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config.plan import IMAGE_RECIPE, WorkerPlan
-from rlhf_suite.config.presets import conf_dir
+from rlhf_suite.config import conf_dir
+from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE, WorkerPlan
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import source_names
 from rlhf_suite.errors import RunError

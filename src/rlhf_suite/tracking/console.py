@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from rlhf_suite.config.eval import QUANTILES
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.eval import QUANTILES
+from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.foreign_text import printable
 
 # The metrics of the progress line, by the last part of their name; the first SHOWN that a task has are shown.

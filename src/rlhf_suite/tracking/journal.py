@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import TypeVar
 
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import PhaseProgress, Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, find_damaged_lines
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Timeline
 from rlhf_suite.waits import waiting
 

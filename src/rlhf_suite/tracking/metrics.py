@@ -19,14 +19,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.record import load
+from rlhf_suite.config.declarations.logger import LoggerConfig, WandbConfig
 from rlhf_suite.disk import name_disk_errors, write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import has_type, json_lines, parquet
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.run_folders.record import load
+from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 CLOSING_S = 5.0  # for the server of Prometheus to end
 SAMPLES, SAMPLE_LIMIT = 32, 10_000  # of an evaluation in W&B and TensorBoard, and the characters of each text

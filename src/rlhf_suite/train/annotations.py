@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_suite.config.plan import ModelPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.batch import Group, Item, require_column, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside

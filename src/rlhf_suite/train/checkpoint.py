@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.disk import flush
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_files import DamagedFile, read_json, read_table
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint_files import Entry, file_digests
 
 MANIFEST = "manifest.json"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.data.batch import Item
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.train.loader import rank_micro_batches

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.prompt_format import PromptFormat
+from rlhf_suite.models.prompt_format import PromptFormat
 from rlhf_suite.models.save import Extras, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.strategy import TrainedModel

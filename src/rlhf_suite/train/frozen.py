@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.lora import disable_adapters
 from rlhf_suite.train.step import equalise

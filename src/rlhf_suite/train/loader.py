@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from rlhf_suite.config.micro_batches import MicroBatches, trained_micro_batches
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.train import TrainConfig
+from rlhf_suite.config.plan.micro_batches import MicroBatches, trained_micro_batches
 from rlhf_suite.data.batch import Item, collate, sequences, weightless
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.data.sampler import BatchOrder

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.launch.stop import Stopped, defer_signals
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import last_values, read_rows

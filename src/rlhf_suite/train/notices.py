@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import ALL_LINEAR
-from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.config.plan import ACTOR, WorkerPlan
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.ds import ALL_LINEAR
+from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, WorkerPlan
 from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import unadapted_matrices, unquantised_matrices

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 
 NO_DECAY = ("bias", "norm.weight", "layer_norm.weight", "layernorm.weight", "ln_f.weight")
 NOT_MUON = ("embed", "lm_head", "score")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlhf_suite.disk import DiskError, flush, name_disk_errors, put, settle, write_json
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 
 MARK = "rlhf_suite.json"
 CLOCK_S = 0.01  # a file system may round the time of a file's last change

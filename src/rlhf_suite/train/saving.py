@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rlhf_suite.config.ckpt import NO_METRIC, CheckpointConfig
-from rlhf_suite.config.flags import NAMED
-from rlhf_suite.config.metrics import LOWER, direction_of
-from rlhf_suite.config.record import load
-from rlhf_suite.config.resume import Change, changes, list_allowed_changes, refusal
-from rlhf_suite.config.task_groups import RESUMABLE
+from rlhf_suite.config.declarations.ckpt import NO_METRIC, CheckpointConfig
+from rlhf_suite.config.declarations.flags import NAMED
+from rlhf_suite.config.declarations.metrics import LOWER, direction_of
+from rlhf_suite.config.declarations.task_groups import RESUMABLE
 from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.stop import Stopped, get_stop_signal
+from rlhf_suite.run_folders.record import load
+from rlhf_suite.run_folders.resume import Change, changes, list_allowed_changes, refusal
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import show_line
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
 from rlhf_suite.train.checkpoint_files import Entries, file_digests
 from rlhf_suite.train.output import deliver, final_folder

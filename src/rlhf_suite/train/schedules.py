@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import SupportsFloat
 
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.registry import schedule
 
 ROUNDING = 1e-9  # 0.07 * 100 steps is 7.000000000000001

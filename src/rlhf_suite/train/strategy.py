@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World, give_back_freed_memory, rng_state, set_rng_state
 from rlhf_suite.errors import UserError

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
-from rlhf_suite.config.prompt_format import format_of
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import metric_names
+from rlhf_suite.config.check.sources import metric_names
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
@@ -23,8 +22,9 @@ from rlhf_suite.distributed.worker import keep_from_collections
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.prompt_format import format_of
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.journal import Journal
-from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.annotations import annotate_once
 from rlhf_suite.train.callbacks import Callbacks
 from rlhf_suite.train.evaluate import Evaluation, evaluate

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.train import optim
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.distributed.group import ModelGroup, Pending
 from rlhf_suite.distributed.worker import Worker
+from rlhf_suite.models.prompt_format import PromptFormat
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_adapter
 from rlhf_suite.train.checkpoint_files import Entries, file_digests, share

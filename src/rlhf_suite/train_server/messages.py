@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlhf_suite.config.formatting import number_of
+from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.rl.datum import token_ids

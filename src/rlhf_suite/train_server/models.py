@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.plan import ACTOR
+from rlhf_suite.config.plan.run_plan import ACTOR
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.client import Started, TrainingClient
 from rlhf_suite.rl.datum import Adam, LossOutput

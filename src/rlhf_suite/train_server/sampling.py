@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.plan import ACTOR
+from rlhf_suite.config.plan.run_plan import ACTOR
 from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.client import Started, as_prompt

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rlhf_suite import registry
-from rlhf_suite.config.agent import ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import (
+from rlhf_suite.config.check.agent_file import (
     ENVIRONMENTS,
     OURS,
     PROGRAM,
@@ -18,11 +17,12 @@ from rlhf_suite.config.agent_file import (
     has_tools,
     has_tools_beside,
 )
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.agent import ChosenAgent, agents_of
+from rlhf_suite.config.declarations.reward import has_source
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.config.rules.rewards import password_problems
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
 from rlhf_suite.foreign_text import hide_secrets
 from rlhf_suite.python_source import SourceError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhf_suite import registry
-from rlhf_suite.config.plan import optimizer_steps_per_rollout
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.plan.run_plan import optimizer_steps_per_rollout
 from rlhf_suite.registry import aggregation, correction, is_own, policy_loss
 
 CORRECTION = "algo.advantage.is_correction"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.runs import Run
 
 # Sections of task=ppo that what trains call by call does not read: the user's loop scores and evaluates by itself.
 OF_THE_LOOP = ("agent", "critic", "eval", "reward", "teacher")

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from rlhf_suite.config.benchmarks import BENCHMARKS, named_benchmarks
-from rlhf_suite.config.data import DataConfig, says_reward
-from rlhf_suite.config.ds import wanted_packing
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.formatting import did_you_mean
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import (
+from rlhf_suite.config.check.formatting import did_you_mean
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.check.sources import names_in, source_problems
+from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, named_benchmarks
+from rlhf_suite.config.declarations.data import DataConfig, says_reward
+from rlhf_suite.config.declarations.ds import wanted_packing
+from rlhf_suite.config.declarations.eval import EvalConfig
+from rlhf_suite.config.declarations.runs import (
     Run,
 )
-from rlhf_suite.config.sources import names_in, source_problems
-from rlhf_suite.config.task_groups import PLANNED, RL, SCORED, SUPERVISED
+from rlhf_suite.config.declarations.task_groups import PLANNED, RL, SCORED, SUPERVISED
 
 
 def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:

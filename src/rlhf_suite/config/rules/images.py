@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.models import SEEING_MODEL
-from rlhf_suite.config.plan import model_sections
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import BUILTIN
-from rlhf_suite.config.task_groups import RL, SEEING
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.check.sources import BUILTIN
+from rlhf_suite.config.declarations.models import SEEING_MODEL
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL, SEEING
+from rlhf_suite.config.plan.run_plan import model_sections
 
 KEY = "data.image_key"
 WITHOUT = f"write {KEY}=null"

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import urls
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.reward import urls
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import REWARDED
 from rlhf_suite.config.rules.rewards import list_named, url_problems
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import REWARDED
 from rlhf_suite.foreign_text import SECRET_NAMES
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

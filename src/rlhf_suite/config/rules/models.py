@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlhf_suite.config.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import did_you_mean, number_of
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import Ranked, is_actor, model_sections, num_ranks
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.task_groups import RL, TRAINED
+from rlhf_suite.config.check.formatting import did_you_mean, number_of
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.runs import TASKS, Run
+from rlhf_suite.config.declarations.task_groups import RL, TRAINED
+from rlhf_suite.config.plan.run_plan import Ranked, is_actor, model_sections, num_ranks
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.ds import is_flash
-from rlhf_suite.config.formatting import next_multiple, number_of
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import TRAINED
+from rlhf_suite.config.check.formatting import next_multiple, number_of
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.ds import is_flash
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import TRAINED
+from rlhf_suite.config.plan.run_plan import model_sections, num_ranks, ranked_sections
 
 SEQUENCE, TENSOR = "ds.ring_attn_size", "ds.tensor_parallel_size"
 WHOLE = f"write {TENSOR}=1"

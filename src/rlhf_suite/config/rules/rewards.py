@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlhf_suite.config.agent import AgentConfig, agents_of
-from rlhf_suite.config.formatting import spell
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import (
+from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.check.sources import GYM_PACKAGE, gym_problems
+from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.reward import (
     TOKEN,
     NamedSourceConfig,
     RewardConfig,
@@ -21,9 +22,8 @@ from rlhf_suite.config.reward import (
     reward_models,
     urls,
 )
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
-from rlhf_suite.config.task_groups import JUDGED, LOOPS, RL, SCORED, SCORED_TEXTS
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import JUDGED, LOOPS, RL, SCORED, SCORED_TEXTS
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 

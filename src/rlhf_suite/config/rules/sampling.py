@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from math import gcd
 from pathlib import Path
 
-from rlhf_suite.config.engine_arguments import (
+from rlhf_suite.config.check.engine_arguments import (
     QUANTIZATION,
     owned_problems,
     rounding_problems,
     speculation_problems,
 )
-from rlhf_suite.config.formatting import number_of
-from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
-from rlhf_suite.config.plan import makes_rollouts_ahead, round_size
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import has_source
-from rlhf_suite.config.runs import (
+from rlhf_suite.config.check.formatting import number_of
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.generate import OUTPUT_SUFFIXES, output_file, shard_of
+from rlhf_suite.config.declarations.reward import has_source
+from rlhf_suite.config.declarations.runs import (
     Run,
 )
-from rlhf_suite.config.task_groups import RL, SAMPLING
+from rlhf_suite.config.declarations.task_groups import RL, SAMPLING
+from rlhf_suite.config.plan.run_plan import makes_rollouts_ahead, round_size
 
 
 @rule(tasks=SAMPLING)

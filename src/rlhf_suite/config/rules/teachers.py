@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import is_http, urls
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.reward import is_http, urls
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.declarations.teacher import NAMED, TOKEN, TeacherSourceConfig, list_teachers
 from rlhf_suite.config.rules.rewards import password_problems
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
-from rlhf_suite.config.teacher import NAMED, TOKEN, TeacherSourceConfig, list_teachers
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import teacher
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.ckpt import NO_METRIC
-from rlhf_suite.config.flags import FIXED, all_values
-from rlhf_suite.config.formatting import did_you_mean, next_multiple
-from rlhf_suite.config.metrics import direction_of
-from rlhf_suite.config.micro_batches import trained_micro_batches
-from rlhf_suite.config.names import flags_of, unknown_flag
-from rlhf_suite.config.plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.record import resume_of
-from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.sources import metric_names, names_in
-from rlhf_suite.config.task_groups import RESUMABLE, RL, TRAINED, TRAINING
+from rlhf_suite.config.check.formatting import did_you_mean, next_multiple
+from rlhf_suite.config.check.names import unknown_flag
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.check.sources import metric_names, names_in
+from rlhf_suite.config.declarations.ckpt import NO_METRIC
+from rlhf_suite.config.declarations.flags import FIXED, all_values
+from rlhf_suite.config.declarations.metrics import direction_of
+from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of, resume_of
+from rlhf_suite.config.declarations.task_groups import RESUMABLE, RL, TRAINED, TRAINING
+from rlhf_suite.config.plan.micro_batches import trained_micro_batches
+from rlhf_suite.config.plan.run_plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
 
 
 @rule(tasks=TRAINED)

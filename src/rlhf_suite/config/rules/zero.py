@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.formatting import spell
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import model_sections, num_ranks, ranked_sections
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL, TRAINED
+from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.check.problems import Problem, rule
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL, TRAINED
+from rlhf_suite.config.plan.run_plan import model_sections, num_ranks, ranked_sections
 
 
 @rule(tasks=RL)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.problems import Problem, distinct
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus
 from rlhf_suite.preflight.inspections.hub import hub_names_exist

@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.agent import ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of, methods
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
+from rlhf_suite.config.check.agent_file import OPENRLHF, TRL, export_of, methods
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.agent import ChosenAgent, agents_of
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import SHELL
 from rlhf_suite.launch.slurm import is_first_node

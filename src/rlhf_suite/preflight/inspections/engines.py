@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.engine_arguments import KEY, QUANTIZATION
-from rlhf_suite.config.formatting import did_you_mean
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import SAMPLING
+from rlhf_suite.config.check.engine_arguments import KEY, QUANTIZATION
+from rlhf_suite.config.check.formatting import did_you_mean
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import SAMPLING
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.python_source import module_file, parse_file
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import hub_names
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.sources import hub_names
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.model_uses import model_uses
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable

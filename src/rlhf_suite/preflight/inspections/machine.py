@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlhf_suite.config.object_store import LEAST_MB, object_store_mb, samples_of_step
-from rlhf_suite.config.plan import is_on_ray, model_sections
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import is_http
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.reward import is_http
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, RL
+from rlhf_suite.config.plan.object_store import LEAST_MB, object_store_mb, samples_of_step
+from rlhf_suite.config.plan.run_plan import is_on_ray, model_sections
 from rlhf_suite.config.rules.agents import MCP
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, RL
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT

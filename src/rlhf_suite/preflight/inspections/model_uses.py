@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.plan import (
+from rlhf_suite.config.check.sources import BUILTIN
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.runs import (
+    Run,
+)
+from rlhf_suite.config.declarations.task_groups import LOOPS, PROMPTED, RESUMABLE, RL, TRAINED, TRAINING
+from rlhf_suite.config.plan.run_plan import (
     ACTOR,
     CRITIC,
     PROCESS,
@@ -15,11 +20,6 @@ from rlhf_suite.config.plan import (
     model_paths,
     model_sections,
 )
-from rlhf_suite.config.runs import (
-    Run,
-)
-from rlhf_suite.config.sources import BUILTIN
-from rlhf_suite.config.task_groups import LOOPS, PROMPTED, RESUMABLE, RL, TRAINED, TRAINING
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlhf_suite.config.engine_arguments import CPU_BLOCK_SIZE
-from rlhf_suite.config.plan import ACTOR
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.check.engine_arguments import CPU_BLOCK_SIZE
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.plan.run_plan import ACTOR
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import (
     BLOCKS,

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.ckpt import NO_METRIC
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.generate import output_file
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resume import changes, list_allowed_changes, load_earlier, refusal
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import LOOPS, RESUMABLE, RL, TRAINED, TRAINING
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.ckpt import NO_METRIC
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.generate import output_file
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, RL, TRAINED, TRAINING
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.run_folders.resume import changes, list_allowed_changes, load_earlier, refusal
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import optimizer_problem, store_of
 from rlhf_suite.train.output import MARK, files, is_own, is_within
 

@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from rlhf_suite.config.agent import agents_of
-from rlhf_suite.config.agent_file import has_tools
-from rlhf_suite.config.flags import with_values
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import is_http
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
+from rlhf_suite.config.check.agent_file import has_tools
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.agent import agents_of
+from rlhf_suite.config.declarations.flags import with_values
+from rlhf_suite.config.declarations.reward import is_http
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind, runtime_env
 from rlhf_suite.launch.slurm import is_first_node

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import show_value
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resume import load_earlier
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.config.check.formatting import show_value
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.flags import all_values
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.run_folders.resume import load_earlier
+from rlhf_suite.run_folders.run_folder import RunFolder
 
 KEY = "rollout.replay"
 # What the recorded tokens belong to: log-probs at this temperature, and prompts by their numbers.

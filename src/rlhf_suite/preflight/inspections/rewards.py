@@ -10,14 +10,14 @@ import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.config.agent import agents_of
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import TOKEN, is_http, urls
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.agent import agents_of
+from rlhf_suite.config.declarations.reward import TOKEN, is_http, urls
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import REWARDED, RL
+from rlhf_suite.config.declarations.teacher import list_teachers
 from rlhf_suite.config.rules.judges import list_rubrics
 from rlhf_suite.config.rules.rewards import list_named
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import REWARDED, RL
-from rlhf_suite.config.teacher import list_teachers
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file

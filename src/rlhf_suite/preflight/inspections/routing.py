@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL, TRAINED
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL, TRAINED
 from rlhf_suite.engines.spec import caches_prefixes
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.families import bytes_of_routes, num_experts

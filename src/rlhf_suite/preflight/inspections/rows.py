@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.benchmarks import BENCHMARKS, named_benchmarks
-from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.sources import first_columns, first_row, is_glob, match_files, names_in
-from rlhf_suite.config.task_groups import LOOPS, RL, SUPERVISED, TRAINING, WITH_ANSWERS
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.check.sources import first_columns, first_row, is_glob, match_files, names_in
+from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, named_benchmarks
+from rlhf_suite.config.declarations.data import DataConfig
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SUPERVISED, TRAINING, WITH_ANSWERS
 
 TEMPLATE = "data.apply_chat_template"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
-from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.task_groups import RL
+from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, REFERENCE, TEACHER, judge_paths
 from rlhf_suite.preflight.inspections.model_files import files_of
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 from rlhf_suite.preflight.inspections.models import folder_of

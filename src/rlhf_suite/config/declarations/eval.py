@@ -1,0 +1,74 @@
+"""`eval`: what is measured on held-out data, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlhf_suite.config.declarations.flags import flag, is_set
+from rlhf_suite.config.declarations.sections import Section
+from rlhf_suite.config.declarations.task_groups import RL, WITH_ANSWERS, WITH_PAIRS
+
+LANGUAGE = ("gpt_loss", "aux_loss")
+PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
+QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95")
+HELD_OUT = is_set(".dataset", "<source>")
+MEASURED = HELD_OUT | is_set(".benchmark", "<benchmark>:<file>")
+
+
+def column(name: str, *tasks: str) -> list[str] | None:
+    """Declare the flag of a column of evaluation sets."""
+    declared: list[str] | None = flag(
+        None,
+        f"Its name in the evaluation sets: [one name for all of them], or one for each; null: data.{name}",
+        when=HELD_OUT,
+        tasks=tasks,
+    )
+    return declared
+
+
+@dataclass
+class EvalConfig(Section):
+    """Evaluation on held-out rows: losses and accuracies, in task=ppo pass@1 and pass@k of sampled answers"""
+
+    dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
+    benchmark: str | None = flag(None, tasks=RL)
+    """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500 and aime
+    (docs/benchmarks_of_models.md)"""
+    split: str = flag(
+        "train",
+        "Split of sources that have several",
+        when=HELD_OUT,
+        defaults=dict.fromkeys(("dpo", "kto", "prm", "distill"), "test"),
+    )
+    steps: int = flag(-1, ge=-1)
+    """Evaluate every so many optimiser steps; -1: once per epoch. In task=ppo: every so many RL steps, before the first
+    and after the last one; -1: only these two times"""
+    max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=MEASURED)
+    on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
+    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=RL)
+    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=RL)
+    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT, tasks=RL)
+    """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
+    call tools, run code or get an answer of its environment"""
+    input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", *RL)
+    output_key: list[str] | None = column("output_key", *WITH_ANSWERS)
+    prompt_key: list[str] | None = column("prompt_key", *WITH_PAIRS)
+    chosen_key: list[str] | None = column("chosen_key", *WITH_PAIRS)
+    rejected_key: list[str] | None = column("rejected_key", *WITH_PAIRS)
+    margin_key: list[str] | None = column("margin_key", "rm")
+    steps_key: list[str] | None = column("steps_key", "prm")
+    label_key: list[str] | None = column("label_key", "kto", "prm", *RL)
+
+    def column_flags(self) -> dict[str, list[str]]:
+        """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
+        names = [field.name for field in fields(self) if field.name.endswith("_key")]
+        return {name: columns for name in names if (columns := getattr(self, name)) is not None}
+
+    def columns_of_sets(self, count: int) -> Iterator[dict[str, Any]]:
+        """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data, as
+        keyword arguments of `dataclasses.replace`."""
+        given = self.column_flags()
+        for place in range(count):
+            yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}

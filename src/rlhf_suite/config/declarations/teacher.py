@@ -1,0 +1,70 @@
+"""`teacher`: whose token probabilities a student learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite import registry
+from rlhf_suite.config.declarations.flags import SHAPE, flag, group, needs
+from rlhf_suite.config.declarations.reward import HttpConfig
+from rlhf_suite.config.declarations.sections import Section
+from rlhf_suite.config.declarations.task_groups import RL
+
+TOKEN = "RLHF_SUITE_TEACHER_TOKEN"  # the environment variable with the token of teachers behind an endpoint
+HAS_MODEL, HAS_SERVER = (needs(".kind", registry.teacher, need) for need in ("model", "server"))
+NAMED = "teacher.sources."
+OFFLOAD_ALL = "Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"
+
+
+@dataclass
+class TeacherSourceConfig:
+    """Whose probabilities are learned"""
+
+    kind: str = flag("model", algorithms=registry.teacher)
+    """Whose weights the teacher has"""
+    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+    remote_url: str | None = flag(None)
+    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
+
+
+@dataclass
+class NamedTeacherConfig(TeacherSourceConfig):
+    """One of several teachers"""
+
+    datasets: list[str] | None = flag(None)
+    """Values of column datasource whose rows it teaches; null: the rows that no other teacher has"""
+
+
+@dataclass
+class TeacherConfig(TeacherSourceConfig, Section):
+    """The teacher, which has the student's vocabulary; in task=ppo there may be several, if algo.distill.coef > 0"""
+
+    kind: str = flag("model", algorithms=registry.teacher, tasks=RL)
+    """Whose weights the teacher has"""
+    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>", when=HAS_MODEL)
+    remote_url: str | None = flag(None, when=HAS_SERVER, tasks=RL)
+    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
+    sources: dict[str, NamedTeacherConfig] = flag({}, tasks=RL)
+    """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url
+    (docs/rl_distillation.md)"""
+    http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
+    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={task: {"help": OFFLOAD_ALL} for task in RL})
+    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
+    num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+
+
+def list_teachers(config: TeacherConfig) -> dict[str, TeacherSourceConfig]:
+    """Return every teacher by the key of its section: `teacher` itself, or the entries of teacher.sources."""
+    if config.sources:
+        return {f"{NAMED}{name}": source for name, source in config.sources.items()}
+    return {"teacher": config}
+
+
+def teacher_models(config: TeacherConfig) -> dict[str, str]:
+    """Return the paths of the models that a run loads as teachers, by the keys of the sections that name them."""
+    return {
+        key: source.model_name_or_path
+        for key, source in list_teachers(config).items()
+        if source.model_name_or_path is not None and registry.teacher.needs(source.kind, "model")
+    }
