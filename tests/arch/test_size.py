@@ -19,7 +19,7 @@ LONGER: dict[str, str] = {}
 # Found by their names, not by imports: tasks, commands, what `python -m` starts, and what vLLM loads in its workers.
 STARTED = (
     *("rlhf_suite/tasks/", "rlhf_suite/engines/worker.py"),
-    *(f"rlhf_suite/cli/{name}.py" for name in ("__main__", "child", "why")),
+    *(f"rlhf_suite/cli/{name}.py" for name in ("__main__", "child")),
 )
 # Short modules with one importer, to go back to it. This list only shrinks.
 SHORT: set[str] = set()

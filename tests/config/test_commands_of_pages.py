@@ -15,14 +15,14 @@ import pytest
 
 from page_commands import ROOT, Command, commands, write_files
 from rlhf_suite.api.plans import Devices, target_of
-from rlhf_suite.cli.app import TOOLS, main
+from rlhf_suite.cli.app import main
+from rlhf_suite.cli.commands import COMMANDS, ask
 from rlhf_suite.cli.migrate import INCOMPLETE
-from rlhf_suite.cli.plan import OPTIONS
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.check.problems import report
 from rlhf_suite.preflight.devices import device_problems
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.run_folders.record import fingerprint, save
 from rlhf_suite.run_folders.run_folder import RunFolder
@@ -69,13 +69,14 @@ def write_runs() -> None:
 def test_a_command_of_a_page_passes_the_checks(command: Command, server: str, capsys):
     words = command.words(server)
     is_planned = words[:1] == ["plan"]
-    if (words[0] in TOOLS and not is_planned) or any(word.startswith(SHOWN) for word in words):
+    if (words[0] in COMMANDS and not is_planned) or any(word.startswith(SHOWN) for word in words):
         code = main(words)
         assert code == 0 or (words[0] == "migrate" and code == INCOMPLETE), capsys.readouterr().err
         return
     if is_planned:
-        asked, words = OPTIONS.parse_known_args(words[1:])
-        target_of(Devices(**vars(asked)))
+        asked = ask(words)
+        target_of(Devices(asked.gpu, asked.memory, asked.mfu, asked.tflops))
+        words = asked.rest
     found = preflight(with_config_file(parse([new_output(word) for word in words])))
     problems = found.problems or ([] if is_planned else [*inspect(found.runs), *device_problems(found)])
     problems = [each for each in problems if not is_of_this_machine(each)]

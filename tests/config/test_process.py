@@ -160,6 +160,8 @@ def test_help_for_what_does_not_exist_offers_the_nearest():
         ("rlhf-suite -m task=ppo ds=zero2,zero3", "ds=zero2,zero3_offload", "ds=cpu"),
         ("rlhf-suite algo/advantage=r", "algo/advantage=rloo", "algo/advantage=gae"),
         ("rlhf-suite --c", "--cfg", "--info"),
+        ("rlhf-suite s", "sweep", "schema="),
+        ("rlhf-suite task=score s", "score.", "sweep"),
     ],
 )
 def test_completion_offers_what_fits(line, offered, absent):

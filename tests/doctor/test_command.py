@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.cli import doctor, main
+from rlhf_suite.cli import main
+from rlhf_suite.doctor import examine
 from rlhf_suite.doctor.findings import FAULT, GOOD
 
 
@@ -16,15 +17,15 @@ def test_the_quick_form_says_what_this_machine_has(capsys):
 
 
 def test_the_devices_are_used_for_a_moment():
-    computing, meeting = doctor.run_trial("computing"), doctor.run_trial("processes that meet")
+    computing, meeting = examine.run_trial("computing"), examine.run_trial("processes that meet")
     assert [finding.state for finding in (*computing, *meeting)] == [GOOD, GOOD]
 
 
 def test_a_trial_that_fails_or_hangs_is_a_fault(monkeypatch):
-    (failed,) = doctor.run_trial("no such trial")
+    (failed,) = examine.run_trial("no such trial")
     assert (failed.state, failed.text) == (FAULT, "KeyError: 'no such trial'")
-    monkeypatch.setattr(doctor, "TRIAL_S", 0.01)
-    (hung,) = doctor.run_trial("computing")
+    monkeypatch.setattr(examine, "TRIAL_S", 0.01)
+    (hung,) = examine.run_trial("computing")
     assert hung.state == FAULT and "did not end" in hung.text
 
 

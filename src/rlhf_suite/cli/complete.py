@@ -1,4 +1,5 @@
-"""Shell completion (`-sc query=bash`): flags of the chosen task, presets, and values where they are known."""
+"""Shell completion (`-sc query=bash`): commands, flags of the chosen task, presets, and values where they are
+known."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlhf_suite.cli.commands import COMMANDS
 from rlhf_suite.composition.arguments import ALIASES, SWITCHES, VALUED, parse
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.declarations.flags import FlagInfo
@@ -30,7 +32,9 @@ def candidates(line: str) -> list[str]:
     if not equals:
         options = [*SWITCHES, *VALUED, *ALIASES] if word.startswith("-") else []
         groups = [f"{name}=" for name in group_names()]
-        return sorted({*next_parts(word, infos), *(name for name in (*options, *groups) if name.startswith(word))})
+        commands = COMMANDS if len(words) == 2 else ()  # the first word behind the program
+        names = (name for name in (*options, *groups, *commands) if name.startswith(word))
+        return sorted({*next_parts(word, infos), *names})
     before, comma, start = value.rpartition(",")
     parsed = parse([earlier for earlier in words[1:-1] if earlier])
     matching = [name for name in values(key, infos, parsed.own_presets) if name.startswith(start)]

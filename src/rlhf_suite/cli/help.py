@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf_suite.cli.commands import COMMANDS
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.check.formatting import describe_type, did_you_mean, spell
@@ -83,17 +84,6 @@ CORE = (
     "ckpt.output_dir",
 )
 
-COMMANDS = {
-    "rlhf-suite why <run folder>": "what a run does, waits for or ended with",
-    "rlhf-suite report <folder>": "a page with the curves and answers of runs, or of a sweep",
-    "rlhf-suite watch <folder>": "the same page in a browser, refreshed while runs go on",
-    "rlhf-suite sweep status <folder>": "the jobs of a sweep, and how each of them is",
-    "rlhf-suite migrate <script>": "commands of OpenRLHF as command lines of this suite",
-    "rlhf-suite plan <words>": "the memory, disk and time that a run will need",
-    "rlhf-suite doctor": "what this machine lacks for runs, with the remedy",
-    "rlhf-suite schema": "the JSON schema of all flags, for editors of YAML files",
-}
-
 
 def print_help(line: CommandLine) -> int:
     """Print what was asked for; exit code 2 if there is no such task or prefix."""
@@ -120,7 +110,7 @@ def introduction(own: Path | None) -> str:
     tasks = "\n".join(f"  task={name:<8} {task.help}" for name, task in TASKS.items())
     named = [(group, preset_names(group, own)) for group in group_names() if group != "task"]
     presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
-    commands = "\n".join(f"  {name:<33} {meaning}" for name, meaning in COMMANDS.items())
+    commands = "\n".join(f"  rlhf-suite {f'{name} {one.words}':<31} {one.help}" for name, one in COMMANDS.items())
     return INTRODUCTION.format(tasks=tasks, presets=presets, commands=commands)
 
 

@@ -1,8 +1,7 @@
-"""`rlhf-suite migrate <script or command>`: commands of OpenRLHF as command lines of this suite, with what differs."""
+"""Commands of OpenRLHF as command lines of this suite, with what differs: `rlhf-suite migrate <script or command>`."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,29 +18,17 @@ from rlhf_suite.migrate.shell_words import MAX_CHARACTERS
 from rlhf_suite.migrate.table import table
 
 CONVERTED, INCOMPLETE = 0, 1
-USAGE = """usage: rlhf-suite migrate <script.sh>           a shell script with commands of OpenRLHF; - is stdin
-       rlhf-suite migrate <words of a command>  e.g. deepspeed --module openrlhf.cli.train_sft --max_len 2048 ...
-       rlhf-suite migrate --table ...           what becomes of each flag, as a table in Markdown
-
-Prints a shell script: the same commands for this suite. Its comments say what differs (docs/from_openrlhf.md) and what
-is lost. The exit code is 0 if nothing is lost and the new commands pass all checks of their flags, else 1."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Convert a script or a command; return the exit code."""
-    as_table = list(words[:1]) == ["--table"]
-    words = words[as_table:]
-    if not words:
-        raise UserError(USAGE)
+def convert(words: Sequence[str], as_table: bool) -> int:
+    """Print what becomes of the commands in a script, or of the command that the words are; return the exit code."""
     try:
         commands = commands_in(text_of(words))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{words[0]} cannot be read: {error}") from error
     if not commands:
         raise UserError(f"No command of OpenRLHF is in it. Known are: {', '.join(ENTRIES)}")
-    with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
-        return max([show(converted(command), command, as_table) for command in commands])
-    return CONVERTED
+    return max(show(converted(command), command, as_table) for command in commands)
 
 
 def text_of(words: Sequence[str]) -> str:
@@ -69,7 +56,7 @@ def is_name_of_file(word: str) -> bool:
         return False
 
 
-def show(new: Migrated, command: Command, as_table: bool = False) -> int:
+def show(new: Migrated, command: Command, as_table: bool) -> int:
     """Print one new command, or what became of the flags of the old one; return the exit code."""
     problems = list(refusals(new))
     if as_table:

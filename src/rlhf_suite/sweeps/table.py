@@ -18,21 +18,18 @@ from rlhf_suite.tracking.tables import show_table
 if TYPE_CHECKING:
     from rlhf_suite.report.sweep_data import SweptRun
 
-USAGE = """usage: rlhf-suite sweep status <folder>
-
-Prints the table of a sweep with the states that its runs have now, and writes it to summary.md in the folder. It is for
-sweeps that nobody waits for (hydra.launcher.wait=false), and for a single run that was submitted to Slurm. The exit
-code is 1 if a job failed, and 2 if the folder has no sweep."""
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
-def main(words: Sequence[str]) -> int:
-    """Do `rlhf-suite sweep status <folder>`; return the exit code."""
-    if len(words) != 2 or words[0] != "status":
-        raise UserError(USAGE)
-    sweep = read(Path(words[1]).expanduser())
+def show_status(folder: Path) -> int:
+    """Print the table of the sweep in a folder with the states that its runs have now; return what `finish` does.
+
+    Raises:
+        UserError: the folder has no sweep.
+    """
+    sweep = read(folder)
     if sweep is None:
-        raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
+        raise UserError(f"{folder} is not the folder of a sweep: it has no summary.json")
     look(sweep)
     sweep.save()
     return finish(sweep.folder)

@@ -1,4 +1,4 @@
-"""`rlhf-suite doctor`: what this machine lacks for runs, with the remedy, before one is started."""
+"""Look at everything that runs need of this machine: its facts, and its devices in use for a moment."""
 
 from __future__ import annotations
 
@@ -6,38 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
-from rlhf_suite.doctor.findings import FAULT, NOTE, Finding
-from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_text import printable
+from rlhf_suite.doctor.findings import FAULT, Finding
 
-USAGE = """usage: rlhf-suite doctor [--quick]
-
-Says what this machine and this environment offer to runs, and what they lack, each with its remedy: versions of
-packages, the builds of torch and vLLM, the NVIDIA driver, GPUs and who uses them, shared memory, the host's name, and
-the jail for programs. Then it uses the devices for a moment: a product in bf16, memory shared between processes, a sum
-over processes, the imports of vLLM. It needs no Ray and half a minute; --quick leaves the use of the devices out. The
-exit code is 0 without a fault, 1 with one, and 2 if the command line is wrong."""
-
-FINE, FAULTY = 0, 1
 TRIAL_S = 120.0
 SAID = 300  # characters of what a trial said before it failed
-LINE_LIMIT = 2000
-
-
-def main(words: Sequence[str]) -> int:
-    """Print the findings; return the exit code."""
-    if any(word != "--quick" for word in words):
-        raise UserError(USAGE)
-    findings = list[Finding]()
-    for finding in examine(is_quick="--quick" in words):
-        print(printable(str(finding), LINE_LIMIT, keep_lines=True), flush=True)
-        findings.append(finding)
-    faults, notes = (sum(finding.state == state for finding in findings) for state in (FAULT, NOTE))
-    print(f"{len(findings)} findings: {faults} faults, {notes} notes")
-    return FAULTY if faults else FINE
 
 
 def examine(is_quick: bool) -> Iterator[Finding]:

@@ -1,35 +1,17 @@
-"""`rlhf-suite schema`: the JSON schema of a configuration, by which editors check and complete YAML files of flags."""
+"""The JSON schema of a configuration, by which editors check and complete YAML files of flags: `rlhf-suite schema`."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf_suite.config.declarations.flags import FlagInfo, walk
 from rlhf_suite.config.declarations.runs import TASKS, Run
-from rlhf_suite.errors import UserError
 
-USAGE = """usage: rlhf-suite schema > flags.schema.json
-
-Prints the JSON schema of a configuration: the names, types, bounds, choices and meanings of all flags of every task.
-Editors with the YAML language server check and complete a file of flags that has the comment
-
-    # yaml-language-server: $schema=flags.schema.json"""
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 OWN = r"^[^:]+:\w+$"  # <file.py>:<function>
 INTERPOLATION = {"type": "string", "pattern": r"^\$\{"}
-
-
-def main(words: Sequence[str]) -> int:
-    """Print the schema; return the exit code."""
-    if words:
-        raise UserError(USAGE)
-    json.dump(schema(), sys.stdout, indent=1)
-    print()
-    return 0
 
 
 def schema() -> dict[str, Any]:
