@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.api.settings import ask, find_place, refuse
 from rlhf_suite.config.check.problems import ConfigurationError, Problem
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.config.plan.run_plan import CRITIC, Plan
 from rlhf_suite.config.rules.clients import OF_THE_LOOP, list_unserved
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
@@ -56,7 +55,6 @@ def compose(settings: Mapping[str, Any]) -> tuple[Run, RunFolder, bool]:
     if allocation() is not None:
         raise ConfigurationError([Problem("hydra", "a client is on one node of a Slurm job", "start it on one node")])
     (run,) = checked.runs
-    assert run.task in RL
     refuse([*list_unserved(run)])
     for remark in remark_on_unread(settings):
         show_line(remark, to_stderr=True)
@@ -108,9 +106,7 @@ def start(run: Run, record: RunFolder, has_prompts: bool, stack: ExitStack) -> S
     save(run, record.config, plan)
     allow_silence(run.launch.timeout_s)
     pass_on_trust(run.launch)
-    fitting, remarks = fit_to_gpus(replace(run, launch=launch_of(run, plan)))
-    assert fitting.task in RL
-    run = fitting
+    run, remarks = fit_to_gpus(replace(run, launch=launch_of(run, plan)))
     for remark in remarks:
         show_line(remark, to_stderr=True)
     plan = with_warm_starts(plan, run.data.prompt_dataset)

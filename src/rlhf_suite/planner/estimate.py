@@ -215,7 +215,7 @@ class Planner:
     @property
     def engine(self) -> EngineMemory:
         """Return what a device of an engine holds."""
-        assert self.run.task in RL and isinstance(self.plan, Plan)
+        assert isinstance(self.plan, Plan)
         ds = self.run.ds
         plain = load_settings(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
         counts = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
@@ -345,7 +345,6 @@ class Planner:
 
     def at_once(self) -> float:
         """Return the sequences that an engine would run at one time, if its KV cache had the room."""
-        assert self.run.task in RL
         of_round = round_size(self.run.rollout) * self.run.rollout.n_samples_per_prompt
         most = most_sequences(self.run.vllm, self.plan.device)
         return max(1.0, min(of_round / self.run.vllm.num_engines, most))
@@ -354,7 +353,6 @@ class Planner:
         """Return the seconds in which an engine writes as many responses as it runs at one time, and how often it does
         so in a step of the run: each step of a batch reads the weights and the KV cache of its sequences once from the
         memory of the GPU."""
-        assert self.run.task in RL
         engine, run, size = self.engine, self.run, memory.SIZES[self.run.ds.precision]
         longest = run.data.max_len
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines

@@ -161,7 +161,6 @@ def sleep_whole(run: Run) -> Values:
 
 def split(size: int, run: Run) -> Values:
     """Split each engine over `size` GPUs, of as many GPUs in all as before."""
-    assert run.task in RL
     gpus = run.vllm.num_engines * run.vllm.devices
     engines = max(1, gpus // (size * run.vllm.pipeline_parallel_size))
     return {"vllm.tensor_parallel_size": size, "vllm.num_engines": engines}

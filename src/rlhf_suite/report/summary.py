@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rlhf_suite.config.check.formatting import quote
 from rlhf_suite.config.declarations.metrics import LOWER, PASS_AT_K, direction_of
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import TRAINED, TRAINING
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.config.declarations.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
@@ -71,7 +71,6 @@ def next_command(run: Run, model: str | Path) -> str:
     if run.task == "prm":
         judge = word("reward.process.model_name_or_path", model)
         return f"python run.py task=score reward.process.enable=true {judge} data.dataset=<file>"
-    assert run.task in TRAINING, "every run that trains"
     data, words = run.data, [word("actor.model_name_or_path", model)]
     if not data.apply_chat_template:
         words += ["data.apply_chat_template=false", word("data.input_template", data.input_template)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.generate import output_file
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import RESUMABLE, TRAINING
+from rlhf_suite.config.declarations.task_groups import RESUMABLE
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.locks import LOCK, holder_of
@@ -64,7 +64,6 @@ def newest_equal(run: Run, outputs: Path) -> Path | None:
 
 def is_earlier(record: RunFolder, run: Run) -> bool:
     """Return whether the run in a folder is one that `run` may continue. A folder that cannot be read holds none."""
-    assert run.task in RESUMABLE
     try:
         if record.status()["fingerprint"] == fingerprint(run):
             return True
@@ -104,7 +103,6 @@ def result_of(run: Run, record: RunFolder) -> Path:
         return output_file(run.generate.output_path, run.generate.shard, record.path / "generations.jsonl")
     if run.has("score"):
         return output_file(run.score.output_path, run.score.shard, record.path / "scores.jsonl")
-    assert run.task in TRAINING
     return Path(record.status().get("outputs", {}).get("actor") or run.ckpt.output_dir or record.model)
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from rlhf_suite.config.declarations.ckpt import NO_METRIC, CheckpointConfig
 from rlhf_suite.config.declarations.flags import NAMED
 from rlhf_suite.config.declarations.metrics import LOWER, direction_of
-from rlhf_suite.config.declarations.task_groups import RESUMABLE
 from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.stop import Stopped, get_stop_signal
@@ -129,7 +128,6 @@ class Saver:
         if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
             return changed_flags
         now, before = load(self.folder.config), load(checkpoint.config)
-        assert now.task in RESUMABLE
         changed = changes(before, now)
         if problem := refusal(changed, now, list_allowed_changes(now), checkpoint.config):
             raise UserError(f"{problem.what}: {problem.fix}")

@@ -60,7 +60,6 @@ class Models(TrainingClient):
         super().__init__()
         self._parts, self.log = started, log
         run = started.run
-        assert run.task == "serve_train"
         self.run, self.policy = run, started.policy
         self.folder = Path(run.ckpt.path) if run.ckpt.path else started.record.path / "checkpoints"
         self.models: dict[str, Model] = {}

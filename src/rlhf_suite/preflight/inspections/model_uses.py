@@ -10,7 +10,7 @@ from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.runs import (
     Run,
 )
-from rlhf_suite.config.declarations.task_groups import LOOPS, PROMPTED, RESUMABLE, RL, TRAINED, TRAINING
+from rlhf_suite.config.declarations.task_groups import PROMPTED, RESUMABLE, RL, TRAINED, TRAINING
 from rlhf_suite.config.plan.run_plan import (
     ACTOR,
     CRITIC,
@@ -86,7 +86,6 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:
     """Add what a run needs of its reward model."""
-    assert run.task in (*RL, *LOOPS, "score", "serve_rm")
     use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
     if run.task == "serve_rm":
         return replace(use, has_tokenizer=True)
