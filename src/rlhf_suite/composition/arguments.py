@@ -220,5 +220,5 @@ def lonely(word: str) -> Problem:
         return Problem(word, "expected key=value", f"write {group}={word}", (group,), "name")
     if word in flags_of(None):
         return Problem(word, "expected key=value", f"write {word}=<value>; see --help {word}", kind="name")
-    task = did_you_mean(word, TASKS, "task")
+    task = did_you_mean(word, TASKS, "task=")
     return Problem(word, "expected key=value", task or "see --help", kind="name")

@@ -231,7 +231,7 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     options = [name for name in GlobalHydra.instance().config_loader().get_group_options(key) if name != "config"]
     flags = {name: info for name, info in flags_of(task).items() if name.startswith(f"{key.replace('/', '.')}.")}
     meant = next((name for name, info in flags.items() if value in map(str, info.meta.choices or ())), None)
-    close = did_you_mean(value.lower(), options, key)
+    close = did_you_mean(value.lower(), options, f"{key}=")
     if key == "hydra/sweeper":
         fix = f"install it, such as hydra-{value}-sweeper, or remove {key}: basic, the default, tries all of them"
         return Problem(key, f"there is no sweeper {value} among the installed ones", fix)

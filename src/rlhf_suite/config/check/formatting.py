@@ -69,14 +69,13 @@ def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.6)
     return [name for score, name in scored[:count] if score >= least]
 
 
-def did_you_mean(word: str, names: Iterable[str], flag: str | None = None) -> str | None:
-    """Return `did you mean a? (also close: b, c)`, or None when no name is near; with a flag,
-    `did you mean flag=a?`."""
+def did_you_mean(word: str, names: Iterable[str], before: str = "") -> str | None:
+    """Return `did you mean a? (also close: b, c)`, or None when no name is near; with a text that stands before the
+    name, such as `flag=`, `did you mean flag=a?`."""
     close = nearest(word, names)
     if not close:
         return None
-    first = f"{flag}={close[0]}" if flag else close[0]
-    return f"did you mean {first}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")
+    return f"did you mean {before}{close[0]}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")
 
 
 def next_multiple(number: int, factor: int) -> int:

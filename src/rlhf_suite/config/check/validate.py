@@ -58,17 +58,17 @@ def suggestion(info: FlagInfo, value: Any) -> str:
     """Return what the user most likely meant by a value of the wrong type."""
     text, expected = str(value), info.type
     if text.lower() in NULLS and expected.optional:
-        return f"write {info.key}=null"
+        return f"write {info.before_value}null"
     if expected.base is list and not isinstance(value, list | dict):
         several = isinstance(info.default, list) and len(info.default) > 1
-        return f"write '{info.key}={example(info) if several else f'[{text}]'}'"
+        return f"write '{info.before_value}{example(info) if several else f'[{text}]'}'"
     if expected.base is str and isinstance(value, bool | float | int):
-        return f"""write '{info.key}="{text}"'"""
+        return f"""write '{info.before_value}"{text}"'"""
     if expected.base is int and isinstance(value, float) and value.is_integer():
-        return f"write {info.key}={int(value)}"
+        return f"write {info.before_value}{int(value)}"
     if expected.base is bool:
-        return f"write {info.key}=true or {info.key}=false"
-    return f"write {info.key}=<{expected.name}>, e.g. {info.key}={example(info)}"
+        return f"write {info.before_value}true or {info.before_value}false"
+    return f"write {info.before_value}<{expected.name}>, e.g. {info.before_value}{example(info)}"
 
 
 def example(info: FlagInfo) -> str:
@@ -91,12 +91,14 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         yield wrong_type(info, value)
         return
     if value == "" and is_path(info):
-        known = f"{info.key}=<path>"
-        fix = f"write {info.key}=null, or {known}" if info.type.optional else f"write {known}"
+        known = f"{info.before_value}<path>"
+        fix = f"write {info.before_value}null, or {known}" if info.type.optional else f"write {known}"
         yield Problem(info.key, "is empty", fix)
         return
     if is_path(info) and "output" not in info.key and (long := too_long(value)):  # those are tried on the disk
-        yield Problem(info.key, f"{long[:40]}... is longer than a name of a file can be", f"write {info.key}=<path>")
+        yield Problem(
+            info.key, f"{long[:40]}... is longer than a name of a file can be", f"write {info.before_value}<path>"
+        )
         return
     for item in value if isinstance(value, list) else [value]:
         yield from item_problems(info, item)
@@ -139,9 +141,7 @@ def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of a table's entries."""
     for name, entry in table.items():
         for field in walk(info.type.section, f"{info.key}.{name}."):
-            word = field.key.rpartition(".")[2]
-            for problem in value_problems(field, entry[word]):  # an entry is written as `word: value` in its table
-                yield replace(problem, fix=problem.fix.replace(f"{field.key}=", f"{word}: "))
+            yield from value_problems(replace(field, is_of_entry=True), entry[field.key.rpartition(".")[2]])
 
 
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:
@@ -153,12 +153,14 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
         (allowed for allowed in choices if str(allowed) == str(value).lower().replace("-", "_")), None
     )
     if known is not None or spelt is not None:
-        return Problem(info.key, f"{show_value(value)} is not one of {options}", f"write {info.key}={known or spelt}")
-    close = did_you_mean(str(value).lower(), [str(choice) for choice in choices], info.key)
-    fix = close or f"write {info.key}={example(info)}"
+        return Problem(
+            info.key, f"{show_value(value)} is not one of {options}", f"write {info.before_value}{known or spelt}"
+        )
+    close = did_you_mean(str(value).lower(), [str(choice) for choice in choices], info.before_value)
+    fix = close or f"write {info.before_value}{example(info)}"
     if info.meta.algorithms is not None:
         own = value if str(value).endswith(".py") else "<file.py>"
-        fix += f", or {info.key}={own}:<function> for your own"
+        fix += f", or {info.before_value}{own}:<function> for your own"
     return Problem(info.key, f"{show_value(value)} is not one of {options}", fix)
 
 

@@ -199,6 +199,12 @@ class FlagInfo:
     default: Any
     meta: Meta
     owner: SectionClass
+    is_of_entry: bool = False  # of a table, where it is written as `name: value`
+
+    @property
+    def before_value(self) -> str:
+        """What stands before a value of the flag where it is written."""
+        return f"{self.key.rpartition('.')[2]}: " if self.is_of_entry else f"{self.key}="
 
     @property
     def meaning(self) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true, needs
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import BY_PREFERENCE, RL, SEEING, TEXTS, TRAINING
 
@@ -20,6 +21,10 @@ RATES = {
     "rejection_sampling": 2e-6,
     "iterative_dpo": 5e-7,
     "conditional_sft": 5e-6,
+}
+IF_THE_LOSS_HAS_ONE: Any = {
+    "when": needs("algo.loss", registry.preference_loss, "reference"),
+    "strict": "this loss has no reference",
 }
 WITH_DROPOUT = ("sft", "distill", "rejection_sampling", "conditional_sft")
 

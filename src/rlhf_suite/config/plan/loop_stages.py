@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +117,16 @@ def _build_training(run: Run, task: str, model: str, output: str | None) -> dict
 
 
 ROWS = "builtin:reverse_pairs"  # stands for the rows that a loop will write
-OF_FIXED_REFERENCE = {
-    "ref.model_name_or_path=null": "loop.fixed_reference_enable=false",
-    "ref.model_name_or_path": "loop.fixed_reference_enable",
-}
-HELD_OUT = {"data.prompt_dataset": "eval.dataset", "data.prompt_split": "eval.split"}
+HELD_OUT = ("data.prompt_dataset", "data.prompt_split", "data.input_key", "data.label_key")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A stage as far as it is known before the loop starts. `names`: its flags that have another name in the loop."""
+    """A stage as far as it is known before the loop starts. `renamed`: the flags whose values come from flags of the
+    loop that have other names, which rules and conditions of the loop itself check."""
 
     run: Run
-    names: dict[str, str] = field(default_factory=dict)
+    renamed: tuple[str, ...] = ()
 
 
 def plan_stages(run: Run) -> Iterator[Planned]:
@@ -141,24 +138,14 @@ def plan_stages(run: Run) -> Iterator[Planned]:
     if run.task == "iterative_dpo":
         is_fixed = run.loop.fixed_reference_enable
         reference = model if is_fixed else run.ref.model_name_or_path
-        yield Planned(dpo_run(run, (model, reference), ROWS, None), OF_FIXED_REFERENCE if is_fixed else {})
+        yield Planned(dpo_run(run, (model, reference), ROWS, None), ("ref.model_name_or_path",) if is_fixed else ())
     else:
         yield Planned(sft_run(run, model, ROWS, None))
     if run.eval.dataset is not None:
-        own = {f"data.{name}": f"eval.{name}" for name in ("input_key", "label_key") if getattr(run.eval, name)}
-        yield Planned(evaluate_run(run, model), HELD_OUT | own)
+        yield Planned(evaluate_run(run, model), HELD_OUT)
 
 
 def stage_problems(run: Run, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:
     """Yield what is wrong with any stage that can be said in the names of the loop's flags, which are `known`."""
     for stage in plan_stages(run):
-        for problem in check(stage.run):
-            key = stage.names.get(problem.key, problem.key)
-            if key in known:
-                yield replace(problem, key=key, what=rename(problem.what, stage), fix=rename(problem.fix, stage))
-
-
-def rename(text: str, stage: Planned) -> str:
-    for theirs, ours in stage.names.items():
-        text = text.replace(theirs, ours)
-    return text
+        yield from (problem for problem in check(stage.run) if problem.key in known - {*stage.renamed})

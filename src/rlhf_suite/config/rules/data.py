@@ -17,7 +17,7 @@ from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.config.declarations.runs import (
     Run,
 )
-from rlhf_suite.config.declarations.task_groups import PLANNED, RL, SCORED, SUPERVISED
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, RL, SCORED, SUPERVISED
 
 
 def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
@@ -115,6 +115,17 @@ def benchmarks_have_one_turn(run: Run) -> Iterator[Problem]:
 @rule(tasks=("generate",))
 def has_prompts_to_answer(run: Run) -> Iterator[Problem]:
     yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, columns(run.data))
+
+
+@rule(tasks=LOOPS)
+def has_held_out_prompts(run: Run) -> Iterator[Problem]:
+    """Check the sources that the stage of an evaluation answers, by the names that their flags have in the loop."""
+    if run.eval.dataset is not None:
+        shared = columns(run.data.as_of("generate"))
+        own = {f"eval.{name}": getattr(run.eval, name) for name in ("input_key", "label_key")}
+        own = {flag: column for flag, column in own.items() if column is not None}
+        others = {flag: column for flag, column in shared.items() if f"eval.{flag.removeprefix('data.')}" not in own}
+        yield from source_problems("eval.dataset", run.eval.dataset, others | own)
 
 
 @rule(tasks=SCORED)

@@ -92,7 +92,7 @@ def attention_fits(run: Run) -> Iterator[Problem]:
         yield from flash_attention_fits(name, run.ds.param_dtype, run.launch.device)
     elif name not in ATTENTION:
         known = f"{', '.join(ATTENTION)} and {HUB_KERNELS}<name>"
-        fix = did_you_mean(name, ATTENTION, key) or f"write {key}=varlen"
+        fix = did_you_mean(name, ATTENTION, f"{key}=") or f"write {key}=varlen"
         yield Problem(key, f"{name} is not known; there are {known}", fix)
     elif name != "varlen" and (demand := packing_demand(run)):
         problem = f"{name} would let packed sequences see each other ({demand})"

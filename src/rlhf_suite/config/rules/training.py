@@ -208,7 +208,7 @@ def best_metric_is_measured(run: Run) -> Iterator[Problem]:
             did_you_mean(name, [f"{name_of_set}/{last}" for name_of_set in sets]) or f"write {key}=eval/{last}",
         )
     elif not prefix.startswith("eval") or f"eval/{last}" not in known:
-        fix = did_you_mean(name, known, key) or f"write {key}={known[0]}, or none"
+        fix = did_you_mean(name, known, f"{key}=") or f"write {key}={known[0]}, or none"
         problem = f"no evaluation of task={run.task} measures {name}; "
         if prefix.startswith("eval") and f"eval/{last}" in measured:
             problem = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
