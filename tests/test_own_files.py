@@ -15,8 +15,7 @@ from rlhf_suite.data.row import BadRows, Row
 from rlhf_suite.data.sources import Sources
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.models.load import model_digest
-from rlhf_suite.python_source import SourceError, import_file, own_files
-from rlhf_suite.registry import digests
+from rlhf_suite.python_source import SourceError, digests, import_file, own_files
 from rlhf_suite.run_folders.record import own_code
 
 
@@ -81,7 +80,7 @@ def test_files_on_the_path_of_python_count_and_installed_ones_do_not(tmp_path, m
 
 @pytest.mark.notices(
     "what a user's file imports is not a part of its digest",
-    "registry.py",
+    "python_source.py",
     "return [digest(other) for other in (path, *others)]",
     "return [digest(path)]",
 )

@@ -239,3 +239,22 @@ def import_failure(name: str, error: BaseException) -> SourceError:
         fix = 'a file that is imported must not end the process: put that below if __name__ == "__main__":'
     problem = f"{name}: importing it raised {printable(what_of(error), keep_lines=True)}"
     return SourceError(problem + (f" ({where})" if where else ""), fix)
+
+
+def digests(name: str) -> list[str]:
+    """Return the file of a user's own function and those of the user's own that it imports, each with its SHA-256, as
+    texts."""
+    place = name.rpartition(":")[0]
+    path = Path(place) if place.endswith(".py") else module_file(place)
+    if path is None or not path.is_file():
+        return [f"{path or place} (no file)"]
+    others = [file for file in own_files(path) if file != path.resolve()]
+    return [digest(other) for other in (path, *others)]
+
+
+def digest(file: Path) -> str:
+    """Return a file with its SHA-256, as text."""
+    try:
+        return f"{file} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    except OSError as error:
+        return f"{file} ({error.strerror})"

@@ -18,8 +18,8 @@ does not. `Kind.load` imports the module where the function is called.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -36,7 +36,6 @@ from rlhf_suite.python_source import (
     import_file,
     list_bound_names,
     module_file,
-    own_files,
     parse_file,
     summary,
     wrong_count,
@@ -297,31 +296,28 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().resolve()}:{function}" if place.endswith(".py") else name
 
 
-def digests(name: str) -> list[str]:
-    """Return the file of a user's own function and those of the user's own that it imports, each with its SHA-256, as
-    texts."""
-    place = name.rpartition(":")[0]
-    path = Path(place) if place.endswith(".py") else module_file(place)
-    if path is None or not path.is_file():
-        return [f"{path or place} (no file)"]
-    others = [file for file in own_files(path) if file != path.resolve()]
-    return [digest(other) for other in (path, *others)]
-
-
-def digest(file: Path) -> str:
-    """Return a file with its SHA-256, as text."""
-    try:
-        return f"{file} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
-    except OSError as error:
-        return f"{file} ({error.strerror})"
-
-
 @cache
 def _declarations(path: Path) -> tuple[tuple[str, Declaration], ...]:
     """Return every declaration of a module of the suite, with the name of its kind."""
-    tree = ast.parse(path.read_bytes(), str(path))
+    tree = ast.parse(outline(path.read_text()), str(path))
     aliases = _aliases(tree)
     return tuple(declaration for node in functions(tree) for declaration in _read_declarations(node, path, aliases))
+
+
+# The imports of this module, and what begins with a decorator, to the end of its docstring.
+DECLARED = re.compile(
+    r'^from rlhf_suite\.registry import (?:\([^)]*\)|[^(\n]+)$|^@.*?\n    r?""".*?"""', re.MULTILINE | re.DOTALL
+)
+
+
+def outline(source: str) -> str:
+    """Return what declarations are read from in the source of a module, each on its line; all else is empty lines. To
+    parse that takes a tenth of the time of the whole source."""
+    text, end = "", 0
+    for part in DECLARED.finditer(source):
+        text += "\n" * source.count("\n", end, part.start()) + part[0]
+        end = part.end()
+    return text
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:

@@ -66,7 +66,15 @@ def test_layers_import_only_what_is_below_them():
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "cli.execute", "sweeps.launchers", "preflight.folders", "preflight.inspections", "config.export"]
+    "module",
+    [
+        "cli",
+        "cli.execute",
+        "sweeps.launchers",
+        "preflight.folders",
+        "preflight.inspections.inspect_runs",
+        "config.export",
+    ],
 )
 def test_the_command_line_imports_nothing_heavy(module):
     heavy = {"torch", "ray", "vllm", "deepspeed", "transformers", "datasets"}

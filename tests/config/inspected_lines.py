@@ -7,7 +7,7 @@ import shlex
 import struct
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 
 CONFIG = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 512}

@@ -12,7 +12,7 @@ import pytest
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.folders import Place, for_run, how_to_continue
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.run_folders.earlier_runs import describe_finished, keep_other_config
 from rlhf_suite.run_folders.record import fingerprint, load, save
 from rlhf_suite.run_folders.resume import changes

@@ -11,8 +11,8 @@ from rlhf_suite.config.declarations.rollout import QUANTIZATIONS, VLLMConfig
 from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
-from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.run_folders.record import load, save
 from rlhf_suite.run_folders.resume import changes
 

@@ -164,7 +164,7 @@ def test_a_file_chooses_presets_and_gives_way_to_those_of_the_command_line(tmp_p
 
 
 def test_every_choice_of_a_flag_is_a_preset_of_its_group():
-    for group, (key, _) in CHOICES.items():
+    for group, (key, _, _) in CHOICES.items():
         assert {*map(str, flags_of(None)[key].meta.choices)} <= {*preset_names(group)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,19 @@ import pytest
 
 from rlhf_suite.config.declarations.flags import walk
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.registry import correction, estimator, gating, policy_loss, preference_loss, reward_rule
+from rlhf_suite.python_source import SOURCE, functions
+from rlhf_suite.registry import (
+    KINDS,
+    _aliases,
+    _declarations,
+    _read_declarations,
+    correction,
+    estimator,
+    gating,
+    policy_loss,
+    preference_loss,
+    reward_rule,
+)
 from rlhf_suite.run_folders.record import fingerprint, list_recorded_values, load, save
 from rlhf_suite.run_folders.resume import changes
 
@@ -238,3 +251,13 @@ print([line for line in markdown().splitlines() if "`fresh`" in line])
     assert f"{flag.rpartition('.')[2]}=fresh" in completed
     assert any("fresh: A fresh idea" in line for line in help_lines)
     assert "A fresh idea" in documented
+
+
+def test_declarations_are_those_of_the_whole_source():
+    """Only the heads of decorated functions are parsed."""
+    for path in {
+        SOURCE.joinpath(*module.split(".")).with_suffix(".py") for kind in KINDS.values() for module in kind.modules
+    }:
+        tree = ast.parse(path.read_text())
+        whole = [one for node in functions(tree) for one in _read_declarations(node, path, _aliases(tree))]
+        assert [*_declarations(path)] == whole != [], path

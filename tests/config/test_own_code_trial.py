@@ -279,7 +279,7 @@ def test_nothing_is_tried_where_the_run_does_not_start(tried):
 
 @pytest.mark.notices(
     "the user's code is imported by the run alone",
-    "preflight/inspections/__init__.py",
+    "preflight/inspections/inspect_runs.py",
     "problems = problems or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))",
     "problems = problems",
 )

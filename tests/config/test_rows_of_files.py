@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 
 MODEL = "actor.model_name_or_path=builtin:tiny"

@@ -14,7 +14,7 @@ from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.config.declarations.flags import walk
 from rlhf_suite.config.declarations.reward import RewardConfig
-from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
+from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of, list_tasks_with
 from rlhf_suite.config.declarations.sections import Section
 
 SETTINGS = [
@@ -167,3 +167,14 @@ def test_flags_that_differ_between_tasks_are_declared_in_sections_and_name_tasks
         assert issubclass(owner, Section | Run), (task, owner, field.name)
         assert {*field.metadata["tasks"], *field.metadata.get("defaults", ())} <= {*TASKS}, (owner, field.name)
         assert not field.metadata["tasks"] or {*field.metadata.get("defaults", ())} <= {*field.metadata["tasks"]}
+
+
+def test_the_tasks_of_a_flag_are_known_without_their_runs():
+    for key in flags_of(None):
+        assert list_tasks_with(key) == [task for task in TASKS if key in flags_of(task)], key
+    of_tables = [key for key, info in flags_of(None).items() if info.type.base is dict]
+    assert "reward.sources" in of_tables
+    for key in of_tables:
+        assert list_tasks_with(f"{key}.one.more") == list_tasks_with(key)
+    for key in ("", "actor", "actor.adam", "actor.adam.lr.more", "nothing", "train.nothing", "nothing.seed"):
+        assert list_tasks_with(key) == []

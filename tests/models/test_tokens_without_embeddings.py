@@ -18,7 +18,7 @@ from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder, 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.train.notices import embedding_notices
 

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.append({here!r})
 from jail_attacks import show_python_to_others
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.sandbox import kernel, seccomp
 from rlhf_suite.sandbox.jail import offer

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import preflight
 from small_runs import small_run
 

@@ -20,7 +20,7 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import Preflight, preflight
 from rlhf_suite.tracking.tables import as_text
 

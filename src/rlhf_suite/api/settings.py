@@ -20,7 +20,7 @@ from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.devices import device_problems
-from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.inspections.model_files import files_of
 from rlhf_suite.preflight.jobs import Preflight, preflight
 

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from rlhf_suite.config import conf_dir
-from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.config.declarations.runs import TASKS
+from rlhf_suite.registry import Kind, estimator, reward_rule
 
-# Group -> the flag whose choices are presets, and what else such a preset sets.
-CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
-    "algo/advantage": ("algo.advantage.estimator", {}),
-    "reward": ("reward.rule", {"remote_url": None, "rubric": None, "model_name_or_path": None}),
+# Group -> the flag whose choices are presets, the algorithms that it names, and what else such a preset sets.
+CHOICES: dict[str, tuple[str, Kind, dict[str, Any]]] = {
+    "algo/advantage": ("algo.advantage.estimator", estimator, {}),
+    "reward": ("reward.rule", reward_rule, {"remote_url": None, "rubric": None, "model_name_or_path": None}),
 }
 TASK = "override /task"  # the entry of a defaults list by which a preset chooses its task
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,9 +65,8 @@ def generate_presets(group: str) -> dict[str, dict[str, Any]]:
     """Return the presets that are no files: for each choice of the group's flag what it sets."""
     if group not in CHOICES:
         return {}
-    key, others = CHOICES[group]
-    name = key.rpartition(".")[2]
-    return {str(choice): {name: choice, **others} for choice in flags_of(None)[key].meta.choices or ()}
+    key, algorithms, others = CHOICES[group]
+    return {choice: {key.rpartition(".")[2]: choice, **others} for choice in algorithms.names()}
 
 
 def file_of(group: str, name: str, own: Path | None = None) -> Path | None:

@@ -21,7 +21,7 @@ from rlhf_suite.data.sources import Located, Sources, limit_rows, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, sweep_abandoned, write_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.registry import digests
+from rlhf_suite.python_source import digests
 from rlhf_suite.waits import waiting
 
 Encoded = TypeVar("Encoded")

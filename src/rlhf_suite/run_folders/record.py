@@ -19,7 +19,8 @@ from rlhf_suite.config.declarations.sections import class_of
 from rlhf_suite.config.plan.run_plan import WorkerPlan
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
-from rlhf_suite.registry import absolute, digest, digests, own_names
+from rlhf_suite.python_source import digest, digests
+from rlhf_suite.registry import absolute, own_names
 
 PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this name is false in every run that runs
 

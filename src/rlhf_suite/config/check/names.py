@@ -13,7 +13,7 @@ from rlhf_suite.config.check.formatting import did_you_mean, nearest, quote, spe
 from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, translate_value
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.flags import When, all_values
-from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
+from rlhf_suite.config.declarations.runs import Run, flags_of, list_tasks_with
 
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
@@ -65,7 +65,7 @@ def unknown_flag(key: str, task: str | None) -> Problem:
         fix = "export WANDB_API_KEY, and set logger.wandb.enable=true"
         return Problem(key, "keys are not taken from the command line", fix, ("logger.wandb.enable",), "name")
     known = flags_of(task)
-    owners = [name for name in TASKS if task and entry_alone(key, known) is None and has_flag(name, key)]
+    owners = list_tasks_with(key) if task and entry_alone(key, known) is None else []
     close = nearest(key, known)
     guess = did_you_mean(key, known)
     if owners:
@@ -81,11 +81,6 @@ def unknown_flag(key: str, task: str | None) -> Problem:
             key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}", (*several,), "name"
         )
     return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}", (*close,), "name")
-
-
-def has_flag(task: str, key: str) -> bool:
-    """Return whether a task has a flag, or the table that `key` is an entry of."""
-    return key in flags_of(task) or entry_alone(key, flags_of(task)) is not None
 
 
 def entry_alone(key: str, known: Collection[str]) -> Problem | None:

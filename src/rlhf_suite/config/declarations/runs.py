@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig
+from rlhf_suite.config.declarations.flag_types import field_types
 from rlhf_suite.config.declarations.flags import (
     FIXED,
     FREE,
@@ -34,7 +35,7 @@ from rlhf_suite.config.declarations.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.config.declarations.loop import LoopConfig, LoopEvalConfig
-from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig, ReferenceConfig
+from rlhf_suite.config.declarations.models import IF_THE_LOSS_HAS_ONE, ActorConfig, CriticConfig, ReferenceConfig
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.config.declarations.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.declarations.sections import Section
@@ -61,10 +62,6 @@ from rlhf_suite.config.declarations.train import TrainConfig
 ROWS = "data.dataset"
 SAMPLED = ("pass1", "pass1_stderr", "reward", "response_length_mean", "truncated_rate", "num_samples")
 IF_NOT_REPLAYED = is_null("rollout.replay")
-IF_THE_LOSS_HAS_ONE: Any = {
-    "when": needs("algo.loss", registry.preference_loss, "reference"),
-    "strict": "this loss has no reference",
-}
 CHOSEN = "The task; chosen with task=<name>"
 
 
@@ -215,3 +212,22 @@ def resume_of(key: str, task: str) -> str:
     if key in flags:
         return flags[key].meta.resume
     return next((info.meta.resume for name, info in flags.items() if key.startswith(f"{name}.")), NAMED)  # of a table
+
+
+def list_tasks_with(key: str) -> list[str]:
+    """Return the tasks that have a flag, or the table that `key` is an entry of; without the runs of all tasks, which
+    take long to make."""
+    return [task for task in TASKS if declares(Run, task, key)]
+
+
+def declares(section: Any, task: str, key: str) -> bool:
+    """Return whether a class of flags declares, for a task, a flag or the table that `key` is an entry of."""
+    name, dot, rest = key.partition(".")
+    declared = next((field for field in fields(section) if field.name == name), None)
+    if declared is None or (declared.metadata["tasks"] and task not in declared.metadata["tasks"]):
+        return False
+    if "section" not in declared.metadata:
+        return not dot or field_types(section)[name].base is dict
+    return declares(
+        declared.metadata["of_tasks"].get(task, {}).get("section", declared.metadata["section"]), task, rest
+    )

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 Server = tuple[str, int]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -15,6 +14,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def first_hop(url: str) -> Server:
     """Return the server to which a request for a URL connects: its own, or the proxy that the environment names."""
+    from urllib.request import getproxies, proxy_bypass  # with a package of HTTP, which few command lines need
+
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_direct = host in LOOPBACK or bool(proxy_bypass(host))
