@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +15,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
+    from rlhf_suite.api.plans import Devices
     from rlhf_suite.composition.arguments import CommandLine
     from rlhf_suite.preflight.jobs import Preflight
 
@@ -80,22 +81,22 @@ def migrate(asked: Namespace) -> int:
 
 def plan(asked: Namespace) -> int:
     """Print the plan of the run that the other words make."""
-    from rlhf_suite.api.plans import Devices
+    from rlhf_suite.api import plans
     from rlhf_suite.composition.config_file import with_config_file
     from rlhf_suite.preflight.jobs import preflight
 
     line = with_config_file(parse(asked.rest))
-    return print_plan(line, preflight(line), Devices(asked.gpu, asked.memory, asked.mfu, asked.tflops))
+    return print_plan(line, preflight(line), plans.Devices(asked.gpu, asked.memory, asked.mfu, asked.tflops))
 
 
-def print_plan(line: CommandLine, checked: Preflight, devices: Any = None) -> int:
-    """Print the plan of a checked run, or of the first one of a sweep, for `devices` (`Devices`; None: those of this
-    machine); return the exit code."""
+def print_plan(line: CommandLine, checked: Preflight, devices: Devices | None = None) -> int:
+    """Print the plan of a checked run, or of the first one of a sweep, for `devices` (None: those of this machine);
+    return the exit code."""
     from rich.console import Console
 
-    from rlhf_suite.api.plans import Devices, plan_run
+    from rlhf_suite.api import plans
 
-    planned = plan_run(line, checked, devices or Devices())
+    planned = plans.plan_run(line, checked, devices or plans.Devices())
     planned.show(Console())
     if checked.first_of_several:
         print(checked.first_of_several)
@@ -134,7 +135,7 @@ class Command:
     words: str
     help: str
     about: str
-    arguments: Mapping[str, Mapping[str, Any]]
+    arguments: dict[str, dict[str, Any]]
     takes_rest: bool = False  # words that are none of its arguments are those of a run
 
     def usage(self, name: str) -> str:
