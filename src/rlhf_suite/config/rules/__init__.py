@@ -1,1 +1,2 @@
-"""Rules between flags, one file for each subject. A rule holds for the runs in its signature."""
+"""Rules between flags, one file for each subject. A rule is for the tasks that `@rule` names; `check_run.py` runs all of
+them."""
