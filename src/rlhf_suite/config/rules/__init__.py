@@ -1,2 +1,1 @@
-"""Rules between flags, one file for each subject. A rule is for the tasks that `@rule` names; `check_run.py` runs all of
-them."""
+"""Rules between flags, one file for each subject, each for the tasks that `@rule` names; `check_run.py` runs them."""
