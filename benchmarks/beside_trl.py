@@ -28,20 +28,29 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs=2, default=(20, 300), help="shortest and longest, in characters")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument(
+        "--recompute", action="store_true", help="recompute activations in the backward pass, in all ways"
+    )
     parser.add_argument("--save", action="store_true", help="add the lines to results/beside_trl.jsonl")
     arguments = parser.parse_args()
+    if arguments.recompute:
+        arguments.set = [*arguments.set, "actor.gradient_checkpointing_enable=true"]
     found: dict[tuple[str, str], list[float]] = {}
     for task in arguments.tasks:
         for _ in range(arguments.rounds):
-            for way in WAYS:
+            for way in arguments.ways:
                 row = measure(arguments, task, way)
-                publish("beside_trl", {"task": task, "way": way, **row}, arguments.save)
+                publish(
+                    "beside_trl", {"task": task, "way": way, "recompute": arguments.recompute, **row}, arguments.save
+                )
                 found.setdefault((task, way), []).append(row["tokens_per_cpu_s"])
-    print("| task | " + " | ".join(WAYS) + " | default / padded | default / TRL |\n|---|---|---|---|---|---|")
+    print("| task | " + " | ".join(f"{way} | default / {way}" for way in arguments.ways) + " |")
+    print("|---" * (1 + 2 * len(arguments.ways)) + "|")
     for task in arguments.tasks:
-        default, padded, trl = (statistics.median(found[task, way]) for way in WAYS)
-        ratios = f"{default / padded:.2f} x | {default / trl:.2f} x"
-        print(f"| {task} | {default:.0f} | {padded:.0f} | {trl:.0f} | {ratios} |")
+        rates = [statistics.median(found[task, way]) for way in arguments.ways]
+        cells = [f"{rate:.1f} | {rates[0] / rate:.2f} x" for rate in rates]
+        print(f"| {task} | " + " | ".join(cells) + " |")
 
 
 def measure(arguments: argparse.Namespace, task: str, way: str) -> dict[str, Any]:
@@ -69,6 +78,7 @@ def measure_trl(arguments: argparse.Namespace) -> dict[str, Any]:
         script = [arguments.trl, str(ROOT / "benchmarks" / "trl_run.py"), arguments.task, model]
         os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
         rest = [str(folder / "rows.jsonl"), str(folder / "run"), str(batch), str(arguments.lengths[1] + 1)]
+        rest += ["recompute"] if arguments.recompute else []
         usage = watch([*script, *rest], folder / "run.log")
         steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     counted = sum(tokens[warmup:])

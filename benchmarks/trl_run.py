@@ -52,7 +52,7 @@ def columns(task: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Train once over the rows."""
-    task, model, source, folder, batch, longest = sys.argv[1:]
+    task, model, source, folder, batch, longest, *options = sys.argv[1:]
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in Path(source).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -68,7 +68,7 @@ def main() -> None:
         num_train_epochs=1,
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        gradient_checkpointing="recompute" in options,
         optim="adamw_torch",
         logging_strategy="no",
         save_strategy="no",

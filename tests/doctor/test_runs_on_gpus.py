@@ -10,9 +10,9 @@ from test_checks import GIB, GPUS, H100
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.doctor.facts import read_facts
 from rlhf_suite.doctor.gpus import Driver
-from rlhf_suite.preflight.devices import fit_to_driver, fit_to_gpus
 from rlhf_suite.preflight.inspections.machine import gpu_problems, gpus_can_be_used
 from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.preflight.memory import fit_to_driver
 
 
 @pytest.fixture
@@ -84,9 +84,3 @@ def test_what_a_user_chooses_is_kept(run, chosen):
     for driver in (None, Driver("580.1", (H100,))):
         decided, told = fit_to_driver(run, driver)
         assert decided.actor.gradient_checkpointing_enable is chosen and told == []
-
-
-@pytest.mark.quick
-def test_on_cpus_nothing_is_decided(monkeypatch):
-    (run,) = preflight(parse(["task=sft", "demo=sft", "launch.device=cpu"])).runs
-    assert fit_to_gpus(run) == (run, [])

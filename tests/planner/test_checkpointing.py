@@ -49,10 +49,17 @@ def test_activations_are_kept_where_they_fit_with_a_reserve(run):
     ]
 
 
-def test_nothing_is_recomputed_on_a_cpu(run):
-    planned = estimate(run, Target(None, 1 << 20, None))
-    assert planned.checkpointing == {"actor": False}
-    assert [*say_checkpointing(planned)] == []
+def test_a_machine_decides_by_the_memory_of_all_processes(run):
+    """On CPUs all processes share the memory, with what they take beside their tensors."""
+    kept = estimate(with_decisions(run, {"actor": False}), Target(None, 1 << 50, None))
+    assert kept.peak == sum(kept.host.values()) > kept.devices[0].peak
+    large = estimate(run, Target(None, round(kept.peak / (1 - FREE)) + 1, None))
+    small = estimate(run, Target(None, round(kept.peak / (1 - FREE)) - 1, None))
+    assert (large.checkpointing, small.checkpointing) == ({"actor": False}, {"actor": True})
+    assert [*say_checkpointing(large)] == []  # what one expects
+    assert [*say_checkpointing(small)] == [
+        f"By the plan the actor recomputes activations in the backward pass ({SWITCH}=null)."
+    ]
 
 
 @pytest.mark.parametrize("chosen", [True, False])

@@ -14,8 +14,9 @@ from rlhf_suite.config.plan.run_plan import CRITIC, Plan
 from rlhf_suite.config.rules.clients import OF_THE_LOOP, list_unserved
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
 from rlhf_suite.launch.slurm import allocation
-from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
+from rlhf_suite.preflight.devices import launch_of, plan_workers
 from rlhf_suite.preflight.folders import for_run, lock_folders
+from rlhf_suite.preflight.memory import fit_to_memory
 from rlhf_suite.rl.client import Started
 from rlhf_suite.rl.client_start import start_client
 from rlhf_suite.run_folders.record import fingerprint, save
@@ -106,7 +107,7 @@ def start(run: Run, record: RunFolder, has_prompts: bool, stack: ExitStack) -> S
     save(run, record.config, plan)
     allow_silence(run.launch.timeout_s)
     pass_on_trust(run.launch)
-    run, remarks = fit_to_gpus(replace(run, launch=launch_of(run, plan)))
+    run, remarks = fit_to_memory(replace(run, launch=launch_of(run, plan)))
     for remark in remarks:
         show_line(remark, to_stderr=True)
     plan = with_warm_starts(plan, run.data.prompt_dataset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Collection, Sequence
@@ -19,6 +18,7 @@ from rlhf_suite.config.check.problems import report
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import UserError
+from rlhf_suite.machine_memory import machine_memory
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
 from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import Preflight, preflight
@@ -100,8 +100,7 @@ def target_of(asked: Devices) -> Target:
         if (value := getattr(asked, name)) is not None and not value > 0:
             raise UserError(f"--{name} {value}: must be above 0")
     device = None if asked.gpu is None else find_device(asked.gpu)
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory = here if device is None else device.memory
+    memory = machine_memory() if device is None else device.memory
     flops = None if device is None else device.flops * (asked.mfu or UTILISATION)
     shared = Path("/dev/shm")
     return Target(

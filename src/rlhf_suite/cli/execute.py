@@ -31,8 +31,9 @@ from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.nodes import join_node, lead_nodes
 from rlhf_suite.launch.out_of_memory import advise
 from rlhf_suite.launch.slurm import is_first_node
-from rlhf_suite.preflight.devices import fit_to_gpus, launch_of, plan_workers
+from rlhf_suite.preflight.devices import launch_of, plan_workers
 from rlhf_suite.preflight.folders import how_to_continue
+from rlhf_suite.preflight.memory import fit_to_memory
 from rlhf_suite.run_folders.earlier_runs import describe_finished, keep_other_config
 from rlhf_suite.run_folders.record import fingerprint, load, save
 from rlhf_suite.run_folders.run_folder import RunFolder
@@ -143,9 +144,9 @@ def train(run: Run, folder: Path, plan: WorkerPlan | None) -> None:
 
 
 def run_task(run: Run, folder: Path, plan: WorkerPlan | None) -> Mapping[str, float]:
-    """Run the task, after what the plan says about its GPUs; return its last metrics."""
+    """Run the task, after what the plan says about its memory; return its last metrics."""
     task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
-    run, remarks = fit_to_gpus(run)
+    run, remarks = fit_to_memory(run)
     for remark in remarks:
         tell(remark, 0)
     launch = launch_of(run, plan)

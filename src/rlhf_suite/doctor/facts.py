@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlhf_suite.doctor.gpus import Driver, read_driver
 from rlhf_suite.launch.environment import cpu_count
+from rlhf_suite.machine_memory import machine_memory
 from rlhf_suite.python_source import module_file
 
 SUITE = "rlhf-suite"
@@ -65,7 +66,7 @@ def read_facts() -> Facts:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         cores=cpu_count(),
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory=machine_memory(),
         packages=dict(list_packages()),
         mismatches=tuple(list_mismatches()),
         torch_cuda=cuda_of_torch(),

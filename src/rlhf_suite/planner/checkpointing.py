@@ -1,7 +1,8 @@
 """Whether a model recomputes its activations in the backward pass, where a run leaves that to the plan.
 
 Recomputation (Chen et al., arXiv:1604.06174) costs another forward pass, about a third of the time of a step. So it is
-off where the activations of the longest micro-batch fit beside everything else that the GPU holds then.
+off where the activations of the longest micro-batch fit beside everything else that the GPU, or on CPUs the machine,
+holds then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, model_sections
 from rlhf_suite.planner.needs import Target
 from rlhf_suite.planner.remedies import with_values
 
-FREE = 0.15  # of a GPU that must stay free without recomputation, because the plan is an estimate
+FREE = 0.15  # of the memory that must stay free without recomputation, because the plan is an estimate
 Decisions = Mapping[str, bool]  # whether a model recomputes activations, by its name
 
 
@@ -34,11 +35,9 @@ def decide(
 ) -> dict[str, bool]:
     """Return for each of these models whether it recomputes activations on the devices of the plan.
 
-    `peak` returns the bytes of the fullest GPU with such decisions, and `supports` whether the code of a model can
-    recompute. On CPUs no model does.
+    `peak` returns the bytes of the fullest GPU, or of the machine, with such decisions, and `supports` whether the code
+    of a model can recompute.
     """
-    if target.device is None:
-        return dict.fromkeys(names, False)
     decisions = {name: supports(name) for name in names}
     for name in names:
         without = {**decisions, name: False}

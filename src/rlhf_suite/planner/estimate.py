@@ -34,7 +34,7 @@ from rlhf_suite.planner import memory
 from rlhf_suite.planner.checkpointing import Decisions, decide, models_to_decide, with_decisions
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
-from rlhf_suite.planner.needs import DeviceUse, Estimate, Process, Target, gib
+from rlhf_suite.planner.needs import DeviceUse, Estimate, Process, Target, gib, peak_of
 from rlhf_suite.planner.trace import Parameters, Tokens, Use, meta_model, parameters, trace
 
 UTILISATION = 0.4  # of a GPU's peak, where no rate is given
@@ -77,7 +77,8 @@ def decide_checkpointing(run: Run, plan: WorkerPlan, target: Target) -> dict[str
 
     def peak(decisions: Decisions) -> int:
         planner = Planner(with_decisions(run, decisions), plan, target)
-        return max(use.peak for use in planner.devices(planner.processes()))
+        processes = planner.processes()
+        return peak_of(target, planner.devices(processes), planner.host(processes))
 
     def supports(name: str) -> bool:
         use = Planner(run, plan, target).use(plan.models[name])

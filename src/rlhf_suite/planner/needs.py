@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlhf_suite.config.plan.run_plan import Machine
@@ -68,6 +69,11 @@ class DeviceUse:
         return lacking
 
 
+def peak_of(target: Target, devices: Iterable[DeviceUse], host: Mapping[str, int]) -> int:
+    """Return the bytes of the fullest device; of the machine where all processes are on CPUs."""
+    return sum(host.values()) if target.device is None else max(device.peak for device in devices)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a run needs, in bytes and seconds."""
@@ -94,10 +100,7 @@ class Estimate:
 
     @property
     def peak(self) -> int:
-        """Return the bytes of the fullest device; of the machine where all processes are on CPUs."""
-        if self.target.device is None:
-            return sum(self.host.values())
-        return max(device.peak for device in self.devices)
+        return peak_of(self.target, self.devices, self.host)
 
     @property
     def problems(self) -> list[str]:

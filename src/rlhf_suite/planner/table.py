@@ -40,8 +40,11 @@ def show(console: Console, estimate: Estimate) -> None:
 
 
 def say_checkpointing(estimate: Estimate) -> Iterator[str]:
-    """Yield what the plan decides for GPUs about the recomputation of activations, where the flag is null."""
-    for name, recomputes in estimate.checkpointing.items() if estimate.target.device else ():
+    """Yield what the plan decides about the recomputation of activations, where the flag is null. That a CPU keeps them
+    is what one expects, and is not said."""
+    for name, recomputes in estimate.checkpointing.items():
+        if not recomputes and estimate.target.device is None:
+            continue
         does = "recomputes activations in the backward pass" if recomputes else "keeps its activations, which fit"
         yield f"By the plan the {name} {does} ({name}.gradient_checkpointing_enable=null)."
 

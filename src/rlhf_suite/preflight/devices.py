@@ -16,17 +16,14 @@ from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.config.check.problems import Problem, distinct
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.declarations.runs import Run, flags_of
-from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, RL, TRAINED
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, RL
 from rlhf_suite.config.plan.loop_stages import plan_stages
 from rlhf_suite.config.plan.object_store import object_store_mb
 from rlhf_suite.config.plan.placement import Placement, Role
 from rlhf_suite.config.plan.run_plan import ENGINE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
-from rlhf_suite.doctor.gpus import Driver, read_driver
-from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
-from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.routing import route_bytes
 from rlhf_suite.preflight.jobs import Preflight
 
@@ -157,46 +154,6 @@ def remarks_on_idle(used: int, devices: Devices) -> Iterator[str]:
 def where(run: Run, devices: Devices) -> str:
     """Return where a run will be, for people."""
     return "the cluster" if devices.place == Devices.place else devices.place
-
-
-def fit_to_gpus(run: Run) -> tuple[Run, list[str]]:
-    """Return the run with what the plan decides for the GPUs of this machine, and what to say of it at its start. The
-    planner imports torch, so this is asked where a run has set its environment and needs torch itself."""
-    if run.task not in TRAINED or device_kind(run.launch) != "cuda":
-        return run, []
-    driver = read_driver() if is_first_node() and run.launch.ray_address is None else None
-    return fit_to_driver(run, driver if isinstance(driver, Driver) else None)
-
-
-def fit_to_driver(run: Run, driver: Driver | None) -> tuple[Run, list[str]]:
-    """Return the run with what the plan decides for the GPUs of a driver, and what to say of it; None, or a type of GPU
-    without numbers: the plan does not know them. It is an estimate, so it refuses nothing."""
-    from rlhf_suite.planner.checkpointing import models_to_decide, with_decisions
-    from rlhf_suite.planner.devices import DEVICES
-    from rlhf_suite.planner.estimate import UTILISATION, estimate
-    from rlhf_suite.planner.needs import Target
-    from rlhf_suite.planner.table import say_checkpointing, say_deadline
-
-    gpus = driver.gpus if driver is not None else ()
-    device = next((kind for gpu in gpus for kind in DEVICES if kind.mark in gpu.name), None)
-    try:
-        if device is not None:
-            target = Target(device, min(gpu.total for gpu in gpus), device.flops * UTILISATION)
-            planned = estimate(run, target)
-            remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
-            remarks += say_deadline(planned) if planned.is_late else ()
-            return with_decisions(run, planned.checkpointing), remarks
-    except UserError:  # of a model that the planner cannot read; loading says what is wrong
-        pass
-    names = models_to_decide(run)
-    remark = "The plan does not know these GPUs or this model, so activations are recomputed: write "
-    remark += " and ".join(f"{name}.gradient_checkpointing_enable=false" for name in names) + " to keep them."
-    return with_decisions(run, dict.fromkeys(names, True)), [remark] if names else []
-
-
-def say_what_does_not_fit(problem: str) -> str:
-    """Return what to say of a run that the plan expects not to fit."""
-    return f"By the plan this run does not fit: {problem}. plan=true shows what takes the memory and what would fit."
 
 
 def plan_workers(run: Run) -> WorkerPlan | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.foreign_text import describe
+from rlhf_suite.machine_memory import machine_memory
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
@@ -125,7 +126,7 @@ def limit_memory(is_rule: bool) -> None:
     """Limit this process to half of the machine's memory, or to RULE_BYTES for a rule that responses may blow up, so
     that a huge allocation fails here; disable core dumps.
     """
-    allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    allowed = machine_memory() // 2
     if is_rule:
         allowed = min(allowed, RULE_BYTES)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))

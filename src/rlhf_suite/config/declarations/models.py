@@ -80,7 +80,7 @@ class TrainedModelConfig(ModelConfig, tasks=TRAINING):
     aux_loss_coef: float = flag(0.0, ge=0)
     """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
     gradient_checkpointing_enable: bool | None = flag(None)
-    """Recompute activations in the backward pass; null: on GPUs where they do not fit by the plan, on CPUs never"""
+    """Recompute activations in the backward pass; null: where they do not fit by the plan"""
     gradient_checkpointing_reentrant: bool = flag(False, when=is_true(".gradient_checkpointing_enable"))
     """Use the re-entrant variant of checkpointing"""
 
