@@ -57,8 +57,10 @@ def changes(run: Run, on_gpu: bool) -> list[Change]:
     models = [name for name in ("critic", "actor") if name == "actor" or run.task in RL]
     for name in models:
         recomputes = getattr(run, name).gradient_checkpointing_enable
-        if not recomputes and not (recomputes is None and on_gpu):  # there the plan has tried it
+        if recomputes is False:  # where it is null the plan has tried it
             listed.append(Change((set_flags({f"{name}.gradient_checkpointing_enable": True}),)))
+    if run.ds.zero_stage is not None and run.actor.num_gpus_per_node == 1:
+        listed.append(Change((set_flags({"ds.zero_stage": None}),)))  # no second copy of fp32 weights, and no buffers
     listed += [*gpu_changes(run)] if on_gpu else []
     if run.ds.zero_stage in (0, 1, 2) and run.actor.num_gpus_per_node > 1:
         listed.append(Change((set_flags({"ds.zero_stage": 3}),)))
