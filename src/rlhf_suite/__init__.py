@@ -1,11 +1,15 @@
 """A post-training suite for language models: `python run.py task=<task> group.flag=value ...`, or from Python:
 `import rlhf_suite as rs; rs.run("sft", model=..., data=...)` (docs/python.md)."""
 
-import gc
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+import gc
+
+# As in `typing`, whose import would take as long as the start of Python.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rlhf_suite.api.client import Client as Client
     from rlhf_suite.api.plans import explain as explain
     from rlhf_suite.api.plans import plan as plan
@@ -47,6 +51,8 @@ gc.set_threshold(700, 10, 100)
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(NAMES[name]), name)

@@ -34,8 +34,6 @@ from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.plan.run_plan import is_on_ray, roles
 from rlhf_suite.config.rules.check_run import check
-from rlhf_suite.preflight.inspections.routing import hint_of_routes
-from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
 
 
 @dataclass
@@ -221,12 +219,16 @@ def check_job(
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
         result.problems += [rule for rule in rules if not is_reported(rule.key, result.problems)]
     if not result.problems:
+        from rlhf_suite.preflight.inspections.routing import hint_of_routes
+
         result.notes += [note for note in hint_of_routes(run) if note not in result.notes]
     result.runs.append(run)
 
 
 def with_trained_prompts(run: Run, given: set[str], result: Preflight) -> Run:
     """Return the run with the prompts that its model was trained on, where nobody has chosen others."""
+    from rlhf_suite.preflight.trained_prompts import adopt_training_prompts
+
     adopted = adopt_training_prompts(run, given)
     for key, value in adopted.values.items():
         OmegaConf.update(result.config, key, value)
