@@ -6,6 +6,7 @@ import pytest
 
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
+from rlhf_suite.config.rules.check_run import check
 
 
 @pytest.fixture
@@ -79,3 +80,31 @@ def test_the_reference_of_an_iteration_is_the_one_that_it_is_given():
 
 def test_the_stage_of_scores_has_room_for_the_longest_answer(loop):
     assert score_run(loop, "answers.jsonl").score.max_tokens_per_gpu >= 5000
+
+
+def test_a_loop_names_the_columns_of_its_held_out_prompts_as_its_flags_do(loop, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "a", "label": "b"}\n')
+    loop.data.prompt_dataset, loop.data.input_key, loop.data.label_key = "builtin:reverse", "text", "label"
+    loop.eval.dataset = str(rows)
+    assert keys_of_columns(loop) == {"data.input_key"}
+    loop.eval.input_key = "prompt"
+    assert keys_of_columns(loop) == {"eval.input_key"}
+    loop.eval.input_key, loop.eval.label_key = "question", "answer"
+    assert keys_of_columns(loop) == {"eval.label_key"}
+    loop.eval.label_key = "label"
+    assert keys_of_columns(loop) == set()
+
+
+def keys_of_columns(run: Run) -> set[str]:
+    """The flags of columns that a run is refused for."""
+    return {problem.key for problem in check(run, ()) if "column" in problem.what or "eval." in problem.key}
+
+
+def test_a_fixed_reference_needs_a_loss_with_one():
+    run = Run.of("iterative_dpo")
+    run.data.prompt_dataset, run.algo.loss, run.loop.fixed_reference_enable = "builtin:reverse", "simpo", True
+    (problem,) = (one for one in check(run, ()) if "reference" in one.what)
+    assert problem.key == "loop.fixed_reference_enable"
+    assert problem.what == "has no effect with algo.loss=simpo: this loss has no reference"
+    assert problem.fix.startswith("write loop.fixed_reference_enable=false, or algo.loss=")
