@@ -15,9 +15,7 @@ SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
 LANGUAGES = SITE["LANGUAGES"]
 TRANSLATIONS = [code for code in LANGUAGES if code != "en"]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text()
-NOT_YET = {
-    "agents.md",
-}  # to be translated; no name is ever added
+ENGLISH_ONLY = re.compile(r"agents_\w+\.md|gallery\.md")  # the pages behind that of agents, and the list of examples
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
 
@@ -28,7 +26,7 @@ def pages_below(heading: str) -> list[str]:
     return re.findall(r"([\w.]+\.md)$", part[1], re.MULTILINE) if part else []
 
 
-LEARN = [name for name in pages_below("Learn") if name not in NOT_YET]
+LEARN = [name for name in pages_below("Learn") if not ENGLISH_ONLY.fullmatch(name)]
 ENGLISH = [ROOT / "README.md", *(ROOT / "docs" / name for name in LEARN)]
 
 
@@ -51,7 +49,7 @@ def parts_of(text: str, page: Path, code: str) -> dict[str, list]:
             file + (anchor and "#" if not file or in_language(page.parent / file, code).exists() else anchor)
             for file, anchor in links
         ),
-        "names": sorted(" ".join(name.split()) for name in re.findall(r"`[^`]+`", prose)),
+        "names": sorted(" ".join(name.split()) for name in re.findall(r"`[^`]+`|\bdocs/\w+\.md", prose)),
         "numbers": sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)*", prose)),
     }
 
@@ -124,6 +122,7 @@ def test_the_site_leaves_out_the_line_of_languages():
         ("columns of tables", "| a | b |\n", "| a |\n"),
         ("links", "[a](rl.md#ppo)\n", "[a](rl.md)\n"),
         ("names", "`train.seed`\n", "`train.sed`\n"),
+        ("names", "see docs/rl.md\n", "see docs/rewards.md\n"),
         ("numbers", "11 s\n", "12 s\n"),
     ],
 )
