@@ -60,6 +60,7 @@ ATTACKS = (
     "tests/rewards/test_attacks.py",
     "tests/rewards/test_server_attacks.py",
     "tests/rewards/test_judge_attacks.py",
+    "tests/rewards/test_ranking_attacks.py",
     "tests/serving/test_serve_attacks.py",
     "tests/sandbox/test_hostile_code.py",
     "tests/agents/test_endpoint_attacks.py",

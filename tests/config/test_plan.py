@@ -348,3 +348,33 @@ def test_the_placement_knows_how_many_ranks_split_the_matrices_of_a_model(config
     assert placement(config).tensor == 1
     config.ds.tensor_parallel_size, config.actor.num_gpus_per_node = 2, 4
     assert placement(config).tensor == 2
+
+
+@pytest.mark.notices(
+    "a judge sleeps with the engines that share their devices",
+    "config/plan/run_plan.py",
+    "return (Pool(tuple(role for role in left if role.name != JUDGE)), *alone)",
+    "return (Pool(tuple(left)),)",
+)
+def test_the_engines_of_a_judge_have_devices_of_their_own(config):
+    config.reward.rule, config.reward.rubric, config.reward.judge.model = None, "rubric.md", "org/judge"
+    assert sizes(config) == [[("actor", 1)], [("engine", 1)], [("judge", 1)]]
+    config.train.colocate_all = config.vllm.enable_sleep = True
+    config.reward.judge.num_engines, config.reward.judge.tensor_parallel_size = 2, 2
+    assert sizes(config) == [[("actor", 1), ("engine", 1)], [("judge", 2)]]
+    assert placement(config).num_devices == 1 + 4
+    config.reward.judge.url = "http://judge/v1"
+    assert sizes(config) == [[("actor", 1), ("engine", 1)]]
+
+
+def test_a_machine_whose_gpus_are_few_keeps_one_for_the_judge(config):
+    config.reward.rule, config.reward.rubric, config.reward.judge.model = None, "rubric.md", "org/judge"
+    roles = [[role.name for role in pool.roles] for pool in resolved(config, num_gpus=2).placement.pools]
+    assert roles == [["actor", "engine"], ["judge"]]
+
+
+def test_a_judge_is_no_model_that_ranks_hold_and_a_replay_asks_none(config):
+    config.reward.rule, config.reward.rubric, config.reward.judge.model = None, "rubric.md", "org/judge"
+    assert [*resolved(config).models] == ["actor"]
+    config.rollout.replay = "runs/before"
+    assert sizes(config) == [[("actor", 1)]]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jobs
 import pytest
 
-from judge_server import JudgeServer, quoted, verdict
+from judge_server import JudgeServer, completion, quoted, verdict
 from rlhf_suite.run_folders.run_folder import RunFolder
 
 RUBRIC = """Question: {prompt}
@@ -71,3 +72,73 @@ def test_a_run_that_the_budget_ended_continues_to_the_weights_of_an_undisturbed_
     keys = [line["key"] for line in lines if line["parts"] is not None]
     assert len({*keys}) == len(keys)  # no verdict was paid for twice
     assert sum(line["tries"] for line in lines) == len(judge.seen) - before
+
+
+def rank_by_variety(body):
+    """A judge to whom answers with more different characters are better; one with less of them is not."""
+    number = re.search(r"^RANKING (\w+) ", body["messages"][0]["content"], re.MULTILINE)[1]
+    text = body["messages"][1]["content"]
+    shown = re.findall(rf"^BEGIN {number} \d+\n(.*?)\nEND {number} \d+$", text, re.DOTALL | re.MULTILINE)
+    order = sorted(range(1, len(shown) + 1), key=lambda place: (variety(shown[place - 1]), shown[place - 1]))
+    return 200, completion(f"RANKING {number} {json.dumps(order[::-1])}")
+
+
+def variety(response: str) -> int:
+    return len(set(response))
+
+
+@pytest.mark.proof
+def test_a_run_is_trained_on_ranks_while_groups_are_a_stream_and_resumes_without_asking_again(runs, warm, tmp_path):
+    """Groups are written by several weights, and scored as they end."""
+    server = JudgeServer(rank_by_variety)
+    (tmp_path / "rubric.md").write_text("{prompt}\n{response}\n")
+    words = [
+        *(word for word in jobs.SMALL if not word.startswith("eval.")),
+        *("eval.dataset=null", "eval.steps=-1", f"actor.model_name_or_path={warm}", "reward.rule=null"),
+        *(f"reward.rubric={tmp_path / 'rubric.md'}", f"reward.judge.url={server.base}", "reward.judge.model=scripted"),
+        *("reward.judge.mode=rank", "reward.judge.both_orders=true", "algo.advantage.estimator=group_norm"),
+        *("algo.kl.init_coef=0", "correction=tis", "train.async_enable=true", *jobs.STREAM, "ckpt.save_steps=1"),
+    ]
+    folder = runs / "ranked"
+    words.append("train.max_steps=4")
+    jobs.run(folder, [*words, "reward.judge.max_calls=17"], expect=1)
+    assert "the budget of the judge is used up: 17 calls" in RunFolder(folder).status()["error"]
+    jobs.run(folder, [*words, "ckpt.load_enable=true"])
+    server.close()
+    for step, metrics in enumerate(jobs.train_rows(folder), 1):
+        rows = jobs.rollout(folder, step)
+        for group in {row["group"] for row in rows}:
+            answers = {row["response"]: row["reward"] for row in rows if row["group"] == group}
+            order = sorted(answers, key=lambda answer: (variety(answer), answer))
+            places = [0.5] if len(order) == 1 else [place / (len(order) - 1) for place in range(len(order))]
+            assert [answers[answer] for answer in order] == pytest.approx(places)
+        assert metrics.get("judge/pairs_reversed", 0) == 0
+    lines = [json.loads(line) for line in (folder / "logs" / "judge.jsonl").read_text().splitlines()]
+    assert len({line["key"] for line in lines}) == len(lines) == len(server.seen)
+
+
+@pytest.mark.proof
+def test_a_judge_that_is_down_for_a_while_costs_a_run_groups_and_not_its_end(runs, warm, tmp_path):
+    down = range(22, 28)  # requests, all tries of some answers of the second step
+
+    def answer(body):
+        return (503, b"down") if len(server.seen) in down else verdict(body, **judged(quoted(body)[1]))
+
+    server = JudgeServer(answer)
+    (tmp_path / "rubric.md").write_text(RUBRIC)
+    words = [
+        *(word for word in jobs.SMALL if not word.startswith("eval.")),
+        *("eval.dataset=null", "eval.steps=-1", "train.max_steps=4", f"actor.model_name_or_path={warm}"),
+        *("reward.rule=null", f"reward.rubric={tmp_path / 'rubric.md'}", f"reward.judge.url={server.base}"),
+        *("reward.judge.model=scripted", "reward.http.num_retries=2", "reward.http.concurrency=1"),
+        *("reward.on_error=drop", "reward.max_error_rate=0.9", "algo.kl.init_coef=0"),
+    ]
+    folder = runs / "judge_was_down"
+    jobs.run(folder, words)
+    server.close()
+    rows = jobs.train_rows(folder)
+    assert len(rows) == 4 and sum(row["reward/errors"] for row in rows) > 0
+    reasons = [
+        json.loads(line)["reason"] for line in (folder / "logs" / "reward_failures.jsonl").read_text().splitlines()
+    ]
+    assert all("no server of reward.judge.url answers" in reason for reason in reasons)

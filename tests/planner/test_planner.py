@@ -465,3 +465,23 @@ def test_the_rate_of_a_core_is_measured_on_one_thread():
     before = torch.get_num_threads()
     assert min(cpu_flops("fp32"), cpu_flops("bf16")) > 1e6
     assert torch.get_num_threads() == before
+
+
+def test_the_memory_of_a_judge_is_counted_on_devices_of_its_own(folder):
+    """Weights of 2 bytes, and a KV cache of what is left of 0.9 of a GPU, as of an engine that shares nothing."""
+    run = Run.of("ppo")
+    path = folder(dtype="bfloat16")
+    run.actor.model_name_or_path = run.ref.model_name_or_path = path
+    run.algo.kl.init_coef, run.algo.advantage.estimator = 0.0, "group_norm"
+    run.reward.rubric, run.reward.judge.model, run.reward.judge.max_len = "rubric.md", path, 2048
+    run.vllm.quantization = "fp8"
+    planner = Planner(run, resolve(run, ON_H100.machine), ON_H100)
+    judge = planner.processes()["judge"]
+    assert planner.devices(planner.processes())[-1].processes == (judge,)
+    assert judge.memory.always["weights"] == 2 * parameters(used(path)).total
+    assert judge.memory.peak - judge.memory.always["GPU context"] == pytest.approx(0.9 * H100.memory, rel=1e-6)
+    run.reward.judge.tensor_parallel_size = 2
+    planner = Planner(run, resolve(run, ON_H100.machine), ON_H100)
+    judge = planner.processes()["judge"]
+    assert judge.devices == 2 and judge.memory.always["weights"] == parameters(used(path)).total
+    assert "judge x 1" in planner.host(planner.processes())

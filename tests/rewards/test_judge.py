@@ -16,6 +16,8 @@ from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.judge import JudgeReward
 from rlhf_suite.rewards.judge_calls import JudgeCalls
+from rlhf_suite.rewards.judge_model import JudgeServers
+from rlhf_suite.rewards.questions import number_of
 from rlhf_suite.rewards.rubric import RubricError, make_harmless, read_rubric
 from rlhf_suite.rewards.sources import Rewards
 
@@ -50,11 +52,14 @@ def serve(monkeypatch):
 def judge(tmp_path):
     """A maker of judges. Those of one test share a run folder, as those of a resumed run do."""
 
-    def make(server: JudgeServer, rubric: str = RUBRIC, http: HttpConfig | None = None, **flags) -> JudgeReward:
+    def make(
+        server: JudgeServer, rubric: str = RUBRIC, http: HttpConfig | None = None, *, drops: bool = False, **flags
+    ) -> JudgeReward:
         file = tmp_path / "rubric.md"
         file.write_text(rubric)
         config = JudgeConfig(url=server.base, model="m", **flags)
-        return JudgeReward(file, config, http or HttpConfig(num_retries=2), JudgeCalls(tmp_path / "logs", config))
+        model = JudgeServers(config, http or HttpConfig(num_retries=2), drops=drops)
+        return JudgeReward(file, config, model, JudgeCalls(tmp_path / "logs", config))
 
     return make
 
@@ -103,8 +108,8 @@ def test_a_rubric_without_criteria_has_one_score_and_may_show_the_label(serve, j
 @pytest.mark.notices(
     "a judge that says nothing of use gives the worst score",
     "rewards/judge.py",
-    'outcome = RewardFailure(f"the judge gives no verdict: {error}", "error")',
-    "outcome = self.make_outcome(dict.fromkeys(self.rubric.weights, 0.0))",
+    "replace(call, problem=failure.reason), Answer(failure, retries)",
+    'call, Answer(dict.fromkeys(("correct", "polite"), 0.0), retries)',
 )
 def test_what_is_not_one_verdict_in_the_form_asked_for_is_no_verdict(serve, judge, reply, reason):
     server = serve(lambda body: (200, completion(reply.replace("{n}", nonce_of(body)))))
@@ -188,6 +193,56 @@ def test_a_judge_that_is_down_ends_the_run_and_keeps_what_it_said(serve, judge):
     back = serve(fine)
     assert judge(back).score(rows) == [FINE_SCORED] * 20
     assert len(back.seen) == 17  # three were known
+
+
+@pytest.mark.notices(
+    "a judge that is down ends a run that drops rows without a score",
+    "rewards/sources.py",
+    "JudgeServers(config.judge, config.http, drops=drops_rows(config))",
+    "JudgeServers(config.judge, config.http)",
+)
+def test_a_judge_that_dies_costs_a_run_that_drops_rows_only_those_without_a_verdict(serve, tmp_path):
+    (tmp_path / "rubric.md").write_text(RUBRIC)
+    said = []
+
+    def answer(body):
+        said.append(body)
+        return fine(body) if len(said) <= 3 else (500, b"down")
+
+    server = serve(answer)
+    flags = {"rubric": str(tmp_path / "rubric.md"), "judge": JudgeConfig(url=server.base, model="m")}
+    config = RewardConfig.of("generate", on_error="drop", http=HttpConfig(num_retries=3, concurrency=1), **flags)
+    with closing(Rewards(config, tmp_path / "logs" / "reward.log")) as rewards:
+        outcomes, metrics = rewards.score([row(str(number)) for number in range(20)])
+    assert outcomes[:3] == [FINE_SCORED] * 3
+    reasons = [outcome.reason for outcome in outcomes[3:]]
+    assert all(reason.startswith("no server of reward.judge.url answers. ") for reason in reasons)
+    assert all("HTTP 500: down" in reason for reason in reasons)
+    assert metrics["judge/no_verdict"] == 17 and metrics["judge/calls"] == len(server.seen)
+    assert len(server.seen) == 3 + 4  # the others are not waited for
+
+
+def test_a_judge_that_is_back_is_asked_again_by_the_next_batch(serve, judge):
+    said = []
+
+    def answer(body):
+        said.append(body)
+        return (500, b"down") if len(said) <= 4 else fine(body)
+
+    reward = judge(serve(answer), http=HttpConfig(num_retries=3, concurrency=1), drops=True)
+    (first,) = reward.score([row()])
+    assert isinstance(first, RewardFailure) and reward.model.servers.are_out
+    assert reward.score([row(str(number)) for number in range(4)]) == [FINE_SCORED] * 4
+
+
+def test_the_number_of_a_request_follows_from_the_question_and_changes_when_it_is_asked_again(serve, judge):
+    server = serve(lambda body: (200, completion("no verdict")))
+    for _ in range(2):
+        judge(server).score([row("a"), row("b")])
+    numbers = [nonce_of(body) for body in server.seen]
+    assert len({*numbers}) == 4
+    key = judge(server).questioner.about_one(row("a")).key
+    assert {number_of(key, 0, 0), number_of(key, 1, 0)} < {*numbers}
 
 
 def test_a_question_is_asked_once_also_by_a_resumed_run_and_only_if_nothing_changed(serve, judge, tmp_path):

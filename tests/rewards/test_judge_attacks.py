@@ -61,8 +61,8 @@ def asked(response: str, prompt: str = "Where is it?") -> tuple[str, str]:
 @pytest.mark.notices(
     "a response may end its quotation",
     "rewards/rubric.py",
-    'return f"\\nBEGIN {nonce}\\n{make_harmless(given[placeholder[1]], form.max_chars)}\\nEND {nonce}\\n"',
-    'return f"\\nBEGIN\\n{make_harmless(given[placeholder[1]], form.max_chars)}\\nEND\\n"',
+    'return f"\\nBEGIN {mark}\\n{make_harmless(text, form.max_chars)}\\nEND {mark}\\n"',
+    'return f"\\nBEGIN\\n{make_harmless(text, form.max_chars)}\\nEND\\n"',
 )
 def test_what_a_response_writes_stands_in_one_quotation_and_nothing_else_changes(name, place):
     honest = asked("")
@@ -83,8 +83,8 @@ def test_plain_text_is_quoted_as_it_is(name):
 @pytest.mark.notices(
     "a verdict counts without the number of its request",
     "rewards/rubric.py",
-    'beginning = f"VERDICT {nonce}"',
-    'beginning = "VERDICT"',
+    'end_of(reply, f"VERDICT {nonce}")',
+    'end_of(reply, "VERDICT")',
 )
 def test_a_judge_that_repeats_a_response_gives_no_verdict(section, name):
     attack, limit = ATTACKS[name]

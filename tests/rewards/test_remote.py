@@ -299,6 +299,37 @@ def test_when_no_server_is_left_the_run_ends_with_their_names_and_last_errors(se
         assert part in str(raised.value)
 
 
+@pytest.mark.notices(
+    "rows wait for a server that is down, one after the other",
+    "rewards/remote.py",
+    "    outage.check()\n",
+    "",
+)
+@pytest.mark.notices(
+    "a reward server that is down ends a run that drops rows without a score",
+    "rewards/remote.py",
+    "            if not self.drops:\n",
+    "            if True:\n",
+)
+def test_a_server_that_dies_costs_a_run_that_drops_rows_only_those_without_a_score(serve):
+    """Its process ends while it answers: connections are refused from then on."""
+
+    def answer(body):
+        if len(server.seen) == 3:
+            server.close()
+        return lengths(body)
+
+    server = serve(answer)
+    reward = RemoteReward([server.url], HttpConfig(batch_size=1, concurrency=1, num_retries=3), drops=True)
+    outcomes = reward.score([row("a" * number) for number in range(1, 11)])
+    assert [outcome.reward for outcome in outcomes[:3]] == [1, 2, 3]
+    for outcome in outcomes[3:]:
+        assert isinstance(outcome, RewardFailure) and outcome.reason.startswith("no server of reward.remote_url")
+    assert reward.servers.all[0].failures == 4  # tries of the fourth row: the others are not waited for
+    with pytest.raises(RunError, match=r"no server of reward\.remote_url answers"):
+        RemoteReward([server.url], HttpConfig(num_retries=2)).score([row("a")])
+
+
 def test_a_server_that_is_back_is_asked_again_and_one_that_fails_again_stays_out_longer():
     servers = Servers(["a", "b"])
     first, second = servers.all

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from judge_server import JudgeServer, quoted, verdict
+from judge_server import JudgeServer, completion, quoted, verdict
 from rlhf_suite.cli import main
 from rlhf_suite.run_folders.run_folder import RunFolder
 
@@ -118,8 +119,8 @@ def test_further_columns_are_handed_to_the_reward_function(check):
 @pytest.mark.notices(
     "a judge is compared with its own verdicts in the cache",
     "tasks/check_reward.py",
-    "Rewards(config.reward, folder / log.name)",
-    "Rewards(config.reward, log)",
+    "Rewards(config.reward, folder / log.name, seed=AGAIN_SEED)",
+    "Rewards(config.reward, log, seed=AGAIN_SEED)",
 )
 def test_a_judge_is_compared_with_labelled_pairs_and_with_itself(check, tmp_path):
     seen = []
@@ -140,3 +141,29 @@ def test_a_judge_is_compared_with_labelled_pairs_and_with_itself(check, tmp_path
     assert {name: metrics[name] for name in expected} == expected
     assert metrics["self_difference"] == pytest.approx(0.1 / 4)
     assert "pair_accuracy 0.5" in text
+
+
+def test_a_judge_that_ranks_is_compared_with_labels_and_one_that_prefers_a_place_disagrees_with_itself(check, tmp_path):
+    def ranked(body, order):
+        number = re.search(r"^RANKING (\w+) ", body["messages"][0]["content"], re.MULTILINE)[1]
+        text = body["messages"][1]["content"]
+        shown = re.findall(rf"^BEGIN {number} \d+\n(.*?)\nEND", text, re.MULTILINE)
+        places = sorted(range(1, len(shown) + 1), key=lambda place: order(shown[place - 1], place))
+        return 200, completion(f"RANKING {number} {json.dumps(places)}")
+
+    (tmp_path / "rubric.md").write_text("Which is the longest?\n{prompt}\n{response}")
+    rows = [row(prompt, "a" * length, str(length)) for prompt in "pqrstu" for length in (1, 3, 2)]
+    found = []
+    for order in (lambda answer, place: -len(answer), lambda answer, place: place):
+        server = JudgeServer(lambda body, order=order: ranked(body, order))
+        flags = [f"reward.rubric={tmp_path}/rubric.md", f"reward.judge.url={server.base}", "reward.judge.model=m"]
+        code, text, metrics = check(
+            rows, "data.output_key=answer", "reward.judge.mode=rank", "data.max_samples=18", *flags
+        )
+        server.close()
+        assert code == 0 and len(server.seen) == 12, text
+        assert "score differently in a batch" not in text
+        found.append(metrics)
+    honest, biased = found
+    assert (honest["pairs"], honest["pair_accuracy"], honest["self_agreement"]) == (18, 1.0, 1.0)
+    assert biased["self_agreement"] < 0.8 and biased["pair_accuracy"] < 0.9

@@ -30,6 +30,7 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids; the id stays at the end of the response
     log_probs: bool = True  # return the log-prob of each token
     never: tuple[int, ...] = ()  # tokens that are not sampled, as if the model gave them no probability
+    only: tuple[int, ...] = ()  # tokens that alone are sampled, and their log-probs are among these; (): all
 
     @classmethod
     def of(

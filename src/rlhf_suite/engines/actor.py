@@ -307,6 +307,7 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
         logit_bias=dict.fromkeys(sampling.never, NEVER) or None,
+        allowed_token_ids=list(sampling.only) or None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.plan.run_plan import ACTOR, ModelPlan, Plan
+from rlhf_suite.config.plan.run_plan import ACTOR, ENGINE, JUDGE, ModelPlan, Plan
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec, EngineSpec
@@ -18,7 +18,8 @@ from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.models.adapters import adapted_modules
-from rlhf_suite.models.load import model_folder
+from rlhf_suite.models.judge import JUDGE_FLAG, judge_engines, judge_length, judge_path
+from rlhf_suite.models.load import checkpoint_precision, model_folder
 
 LARGEST_RANK = 512  # of an adapter that vLLM applies
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -92,10 +93,24 @@ def start_generators(config: Run, model: str, slots: Sequence[Slot], device: str
     return start(spec, slots, log_dir, config.launch.timeout_s)
 
 
-def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: float) -> EnginePool:
-    """Start one actor per engine. Does not wait."""
+def start_judge(run: Run, device: str, slots: Sequence[Slot], log_dir: Path) -> EnginePool:
+    """Start one actor per engine with the weights of the judge, which no sync changes. Does not wait."""
+    path = judge_path(run)
+    spec = EngineSpec(
+        model=model_folder(path, JUDGE_FLAG),
+        dtype=ENGINE_DTYPES[checkpoint_precision(path, JUDGE_FLAG)],
+        device=device,
+        max_len=judge_length(run),
+        seed=run.train.seed,
+        vllm=judge_engines(run),
+    )
+    return start(spec, slots, log_dir, run.launch.timeout_s, JUDGE)
+
+
+def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: float, name: str = ENGINE) -> EnginePool:
+    """Start one actor per engine; `name` begins its name. Does not wait."""
     environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
-    members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
+    members = [Member(f"{name}-{i}", log_dir / f"{name}-{i}.log") for i in range(len(slots))]
 
     def create(number: int, kv_blocks: int | None = None) -> Any:
         slot, own = slots[number], replace(spec, kv_blocks=kv_blocks)

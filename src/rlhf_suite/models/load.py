@@ -62,6 +62,14 @@ def model_folder(path: str, flag: str) -> str:
     return str(folder)
 
 
+def count_positions(path: str, flag: str) -> int | None:
+    """Return how many tokens a model was made for; None if its configuration does not say."""
+    with explain_load_errors(flag, path):
+        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code())
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def model_digest(path: str, flag: str) -> str:
     """Return a digest that is equal for two models only if their configuration, weights and own code are equal.
 

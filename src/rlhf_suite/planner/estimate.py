@@ -17,6 +17,7 @@ from rlhf_suite.config.plan.run_plan import (
     ACTOR,
     CRITIC,
     ENGINE,
+    JUDGE,
     REFERENCE,
     TEACHER,
     ModelPlan,
@@ -28,7 +29,8 @@ from rlhf_suite.config.plan.run_plan import (
     round_size,
 )
 from rlhf_suite.models.families import bytes_of_routes
-from rlhf_suite.models.load import model_config, model_folder
+from rlhf_suite.models.judge import JUDGE_FLAG, judge_engines, judge_length, judge_path
+from rlhf_suite.models.load import checkpoint_precision, model_config, model_folder
 from rlhf_suite.models.rows import rows_of
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.checkpointing import Decisions, decide, models_to_decide, with_decisions
@@ -68,6 +70,8 @@ def estimate(run: Run, target: Target) -> Estimate:
         longest=run.data.max_len,
         at_once=planner.at_once() if run.task in RL else 1.0,
         rows=str(rows_of(meta_model(planner.use(plan.models[ACTOR])).family, run)),
+        judge=planner.judge if JUDGE in processes else None,
+        judge_longest=judge_length(run) if JUDGE in processes else 0,
         checkpointing=decisions,
     )
 
@@ -131,6 +135,8 @@ class Planner:
         """Return what one process of a role holds."""
         if role.name == ENGINE:
             return Process(ENGINE, role.num_actors, self.with_context(self.engine.memory), role.devices_per_actor)
+        if role.name == JUDGE:
+            return Process(JUDGE, role.num_actors, self.with_context(self.judge.memory), role.devices_per_actor)
         model = self.plan.models[role.name]
         terms = (
             self.estimate_trained(model) if self.section(role.name) else self.estimate_frozen(model, role.num_actors)
@@ -226,11 +232,21 @@ class Planner:
         held = memory.engine(counts, self.run.vllm, size, self.run.data.max_len, capacity, share)
         return replace(held, memory=replace(held.memory, host={})) if self.plan.engines.discards_weights else held
 
+    @property
+    def judge(self) -> EngineMemory:
+        """Return what a device of an engine of the judge holds, in the precision of its checkpoint."""
+        model, config = ModelPlan(JUDGE, judge_path(self.run)), judge_engines(self.run)
+        precision = checkpoint_precision(model.path, JUDGE_FLAG)
+        use = Use.of(model, load_settings(param_dtype=precision), None, self.on_gpu)
+        counts = parameters(replace(use, flag=JUDGE_FLAG))
+        capacity = self.target.memory if self.on_gpu else None
+        return memory.engine(counts, config, memory.SIZES[precision], judge_length(self.run), capacity, None)
+
     def host(self, processes: dict[str, Process]) -> dict[str, int]:
         """Return what all processes take of host memory, as if all were on one node."""
         terms: dict[str, int] = {}
         for process in processes.values():
-            is_engine = process.name == ENGINE
+            is_engine = process.name in (ENGINE, JUDGE)
             own = memory.ENGINE_PROCESS if is_engine else memory.RANK_PROCESS
             device = 0 if self.on_gpu else process.memory.peak
             terms[f"{process.name} x {process.count}"] = process.count * (

@@ -91,6 +91,8 @@ class Estimate:
     longest: int  # data.max_len
     at_once: float  # sequences that an engine would run at one time, if its KV cache had the room
     rows: str  # how the actor takes its batches
+    judge: EngineMemory | None  # of its engines; None: the run has none
+    judge_longest: int  # reward.judge.max_len
     checkpointing: dict[str, bool]  # of models whose run leaves that to the plan: whether they recompute activations
 
     @property
@@ -109,9 +111,14 @@ class Estimate:
         if self.peak > self.target.usable:
             kind = self.target.device.name if self.target.device else "this machine"
             problems.append(f"{gib(self.peak)} do not fit into {gib(self.target.usable)} of {kind}")
-        if self.engine is not None and self.engine.kv_tokens < self.longest:
-            problem = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
-            problems.append(f"{problem}, fewer than data.max_len={self.longest}")
+        engines = (
+            ("an engine", self.engine, "data.max_len", self.longest),
+            ("an engine of the judge", self.judge, "reward.judge.max_len", self.judge_longest),
+        )
+        for whose, engine, flag, longest in engines:
+            if engine is not None and engine.kv_tokens < longest:
+                problem = f"the KV cache of {whose} has {engine.kv_tokens} tokens"
+                problems.append(f"{problem}, fewer than {flag}={longest}")
         places = (("disk", self.disk, self.target.disk), ("/dev/shm", self.shared_memory, self.target.shared_memory))
         for name, terms, free in places:
             if free is not None and (needed := sum(terms.values())) > free:

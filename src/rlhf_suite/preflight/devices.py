@@ -20,7 +20,7 @@ from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, RL
 from rlhf_suite.config.plan.loop_stages import plan_stages
 from rlhf_suite.config.plan.object_store import object_store_mb
 from rlhf_suite.config.plan.placement import Placement, Role
-from rlhf_suite.config.plan.run_plan import ENGINE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
+from rlhf_suite.config.plan.run_plan import ENGINE, JUDGE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
 from rlhf_suite.launch.environment import device_kind, gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
@@ -110,6 +110,8 @@ def flag_of(role: Role) -> str:
     """Return the flag that says how many devices a role has."""
     if role.name == ENGINE:
         return "vllm.num_engines" if role.num_actors > 1 else "vllm.tensor_parallel_size"
+    if role.name == JUDGE:
+        return "reward.judge.num_engines" if role.num_actors > 1 else "reward.judge.tensor_parallel_size"
     own = f"{role.name}.num_gpus_per_node"
     return own if own in flags_of(None) else f"{REWARD}.num_gpus_per_node"  # several reward models have equally many
 

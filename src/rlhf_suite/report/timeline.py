@@ -27,6 +27,7 @@ COLOURS = {
     "generation": "#009E73",
     "episodes": "#CC79A7",
     "reward": "#F0E442",
+    "judging": "#C9BD2C",
     "evaluation": "#8A6FB0",
     "make_experience": "#56B4E9",
     "ppo_train": "#0072B2",
@@ -53,7 +54,7 @@ class Lane:
 
 
 LANES = (
-    *(Lane(who, who) for who in ("engines", "environments", "rewards", "evaluation", "trainer")),
+    *(Lane(who, who) for who in ("engines", "environments", "rewards", "judge", "evaluation", "trainer")),
     Lane("driver", "driver waits"),
 )
 

@@ -32,6 +32,7 @@ class Sample:
     ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
     images: Sequence[bytes] = field(default=(), compare=False, repr=False)  # the files of those in `ids`
     turns: Sequence[str] = ()  # all turns of the model in order, where others wrote between them; else empty
+    group: int | None = field(default=None, compare=False)  # samples of one call with one number are of one prompt
 
     def text(self) -> dict[str, Any]:
         """Return the fields that reward code in another process reads, as JSON values."""

@@ -23,7 +23,7 @@ class Call:
 
     key: str  # of the question
     tries: int = 0  # requests that were sent
-    parts: Mapping[str, float] | None = None  # of each criterion, 0 to 1
+    parts: Mapping[str, float] | None = None  # of each criterion, or of each answer by its number; 0 to 1
     problem: str = ""
     reply: str = ""  # the end of what the judge wrote
     tokens: int = 0
@@ -36,6 +36,7 @@ class JudgeCalls:
     def __init__(self, folder: Path, config: JudgeConfig) -> None:
         self.path, self.config, self.lock = folder / FILE, config, threading.Lock()
         self.verdicts: dict[str, Mapping[str, float]] = {}
+        self.asked = Counter[str]()  # how often each question was
         self.calls = self.tokens = 0
         for call in read_calls(self.path):
             self.calls += call.tries
@@ -44,6 +45,10 @@ class JudgeCalls:
     def find(self, key: str) -> Mapping[str, float] | None:
         """Return the verdict on a question that was asked before."""
         return self.verdicts.get(key)
+
+    def count(self, key: str) -> int:
+        """Return how often a question was asked, in vain if it has no verdict."""
+        return self.asked[key]
 
     def begin(self) -> None:
         """Count a request that is about to be sent.
@@ -75,6 +80,7 @@ class JudgeCalls:
     def keep(self, call: Call) -> None:
         """Add the tokens of a question, and its verdict."""
         self.tokens += call.tokens
+        self.asked[call.key] += 1
         if call.parts is not None:
             self.verdicts[call.key] = call.parts
 

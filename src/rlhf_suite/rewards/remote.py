@@ -10,7 +10,8 @@ connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at which
 seconds, or after those of its header Retry-After. An answer has a largest size (`rewards/http_body.py`); what is
 larger, not JSON or not as above fails its rows at once. A server that failed three requests in a row is left out for 10
 seconds, each time twice as long. When a request is given up while no server is left, the run ends: nothing would be
-gained by going on.
+gained by going on. With reward.on_error=drop its rows have no score, and so have the others of the batch for as long
+as no server is left; they are not waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from rlhf_suite.config.declarations.reward import TOKEN, HttpConfig
+from rlhf_suite.config.declarations.reward import TOKEN, HttpConfig, RewardConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, columns_of
@@ -85,11 +86,49 @@ class Servers:
         self.turn = (self.all.index(chosen) + 1) % len(self.all)
         return chosen
 
+    @property
+    def are_out(self) -> bool:
+        return all(server.is_out for server in self.all)
+
     def check(self, flag: str = "reward.remote_url") -> None:
         """Raise RunError when every server of `flag` is left out."""
-        if all(server.is_out for server in self.all):
+        if self.are_out:
             errors = "; ".join(server.last_error for server in self.all)
             raise RunError(f"no server of {flag} answers. {errors}. Start it again, or change {flag}")
+
+
+class Outage:
+    """What becomes of a batch of rows when no server is left: it ends the run, or, where the run `drops` rows without a
+    score, costs the rows that are asked about until a server is back."""
+
+    def __init__(self, servers: Servers, drops: bool) -> None:
+        self.servers, self.drops = servers, drops
+        self.reason = ""  # of the newest one in this batch
+
+    def check(self) -> None:
+        """Raise GivenUp if a request of this batch was given up, and no server is back since."""
+        if self.reason and self.servers.are_out:
+            raise GivenUp(RewardFailure(self.reason, "error"), passing=True)
+
+    def note(self, last: GivenUp, flag: str) -> GivenUp:
+        """Return how a request failed whose last try failed by `last`; `flag` names the servers.
+
+        Raises:
+            RunError: no server is left, and that ends the run.
+        """
+        try:
+            self.servers.check(flag)
+        except RunError as error:
+            if not self.drops:
+                raise
+            self.reason = str(error)
+            return GivenUp(replace(last.failure, reason=self.reason), passing=True)
+        return last
+
+
+def drops_rows(config: RewardConfig) -> bool:
+    """Return whether a run goes on without the rows that have no score."""
+    return config.has("on_error") and config.on_error == "drop"
 
 
 class GivenUp(Exception):
@@ -101,10 +140,12 @@ class GivenUp(Exception):
 
 
 class RemoteReward:
-    """Scores rows at the servers `urls`."""
+    """Scores rows at the servers `urls`. `drops`: the run goes on without rows that have no score."""
 
-    def __init__(self, urls: Sequence[str], config: HttpConfig, choice: Choice | None = None) -> None:
-        self.config, self.choice = config, choice
+    def __init__(
+        self, urls: Sequence[str], config: HttpConfig, choice: Choice | None = None, *, drops: bool = False
+    ) -> None:
+        self.config, self.choice, self.drops = config, choice, drops
         self.servers = Servers(urls)
 
     def score(self, rows: list[Sample]) -> list[Outcome]:
@@ -116,16 +157,19 @@ class RemoteReward:
 
     async def _score(self, rows: list[Sample]) -> list[Outcome]:
         size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
+        outage = Outage(self.servers, self.drops)
         async with open_client(self.config.timeout_s, TOKEN, self.config.concurrency) as client:
             try:
                 async with asyncio.TaskGroup() as group:  # the first RunError cancels the other requests
                     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
-                    tasks = [group.create_task(self._part(client, places, part)) for part in parts]
+                    tasks = [group.create_task(self._part(client, places, outage, part)) for part in parts]
             except* RunError as errors:
                 raise errors.exceptions[0] from None
         return [outcome for task in tasks for outcome in task.result()]  # no-limit: they are done
 
-    async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:
+    async def _part(
+        self, client: httpx.AsyncClient, places: asyncio.Semaphore, outage: Outage, rows: list[Sample]
+    ) -> list[Outcome]:
         """Return the outcomes of one request, tried as often as `num_retries` allows."""
         body: dict[str, Any] = {
             "query": [row.query for row in rows],
@@ -137,7 +181,7 @@ class RemoteReward:
         request = Request(json.dumps(body).encode(), BASE_BYTES + BYTES_PER_ROW * len(rows), f"{len(rows)} rows")
         async with places:
             try:
-                answer, url, retries = await ask(client, self.servers, self.config, request)
+                answer, url, retries = await ask(client, outage, self.config, request)
             except GivenUp as error:
                 return [error.failure] * len(rows)
         return [replace(outcome, retries=retries) for outcome in outcomes(answer, len(rows), url, self.choice)]
@@ -157,7 +201,7 @@ class Request:
 
 async def ask(
     client: httpx.AsyncClient,
-    servers: Servers,
+    outage: Outage,
     config: HttpConfig,
     request: Request,
     before: Callable[[], None] = lambda: None,
@@ -167,9 +211,10 @@ async def ask(
 
     Raises:
         GivenUp: no try succeeded.
-        RunError: a server refuses the token, or all servers are left out.
+        RunError: a server refuses the token, or all servers are left out and that ends the run.
     """
-    asked = None
+    outage.check()
+    asked, servers = None, outage.servers
     for attempt in range(config.num_retries + 1):
         if attempt:
             await asyncio.sleep(wait_s(attempt, asked))
@@ -187,8 +232,7 @@ async def ask(
         else:
             server.works()
             return answer, server.url, attempt
-    servers.check(request.flag)
-    raise last
+    raise outage.note(last, request.flag)
 
 
 async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: Request) -> Any:

@@ -31,7 +31,8 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.judge import JudgeReward
 from rlhf_suite.rewards.judge_calls import JudgeCalls
-from rlhf_suite.rewards.remote import RemoteReward
+from rlhf_suite.rewards.judge_model import JudgeModel, JudgeServers
+from rlhf_suite.rewards.remote import RemoteReward, drops_rows
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
 from rlhf_suite.waits import waiting
@@ -62,23 +63,29 @@ class Rewards:
     must not wait scores with sources of its own (`beside`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that sources are made of
         self,
         config: RewardConfig,
         log: Path,
         models: Mapping[str, RewardSource] = MappingProxyType({}),
         process: RewardSource | None = None,
+        *,
+        judge: JudgeModel | None = None,
+        seed: int = 0,
         judge_calls: JudgeCalls | None = None,
     ) -> None:
         """Open the sources. `models` are the reward models of the run by the keys of their sections, and `process` is
-        its process reward model. `judge_calls` are those that other sources of the run have open.
+        its process reward model. `judge`: the chat model of the run that judges; None: servers do. `seed`: of the run.
+        `judge_calls` are those that other sources of the run have open.
 
         Raises:
             UserError: a source cannot be used.
         """
         self.lock, self.is_closed = threading.Lock(), False
         self.judge_calls = judge_calls or JudgeCalls(log.parent, config.judge)
-        self.opened_with = config, log, models, process, self.judge_calls
+        self.judge = judge or JudgeServers(config.judge, config.http, drops=drops_rows(config))
+        self.seed = seed
+        self.reopen = partial(Rewards, config, log, models, process, judge=judge, seed=seed)
         self.trained = find_trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
@@ -101,7 +108,7 @@ class Rewards:
     def beside(self) -> Rewards:
         """Open the sources of text once more, for an evaluation that rollouts do not wait for. The models of the run
         are the same. What is returned is closed with these sources."""
-        again = Rewards(*self.opened_with)
+        again = self.reopen(judge_calls=self.judge_calls)
         self.stack.callback(again.close)
         return again
 
@@ -133,9 +140,10 @@ class Rewards:
         """Open a source that reads text: servers, a judge, a rule in processes of its own, or a file in one."""
         choice = Choice(config.reward_key, config.combine)
         if is_http(source.remote_url):
-            return RemoteReward(urls(source.remote_url), config.http, choice)
+            return RemoteReward(urls(source.remote_url), config.http, choice, drops=drops_rows(config))
         if source.rubric is not None:
-            return JudgeReward(Path(source.rubric), config.judge, config.http, self.judge_calls, choice)
+            rubric = Path(source.rubric)
+            return JudgeReward(rubric, config.judge, self.judge, self.judge_calls, choice, seed=self.seed)
         own = replace(config, rule=source.rule, remote_url=source.remote_url)
         return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
 

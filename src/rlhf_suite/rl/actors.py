@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, ENGINE, PROCESS, Plan, judge_paths
+from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, ENGINE, JUDGE, PROCESS, Plan, judge_paths
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.spec import AdapterSpec
-from rlhf_suite.engines.start import start_engines
+from rlhf_suite.engines.start import start_engines, start_judge
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
@@ -43,6 +43,7 @@ class Actors:
     rewards: Mapping[str, RewardGroup]  # by their names in the plan
     process: ProcessRewardGroup | None
     episodes: EpisodeWorkers | None = None  # None: the driver runs them, or there is no agent
+    judge: EnginePool | None = None  # a frozen chat model that scores; None: nobody judges, or servers do
 
     def ready(self) -> None:
         """Wait until all actors are up."""
@@ -51,8 +52,9 @@ class Actors:
         for group in (self.policy, self.critic, *self.frozen.values(), *self.rewards.values(), self.process):
             if group is not None:
                 group.ready()
-        if self.engines is not None:
-            self.engines.ready()
+        for engines in (self.engines, self.judge):
+            if engines is not None:
+                engines.ready()
 
 
 def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
@@ -88,9 +90,8 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
     judges = judge_paths(run)
-    others = (ACTOR, CRITIC, PROCESS, *judges)
     policy = start(*trained, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
-    read = [model for name, model in plan.models.items() if name not in others]
+    read = [model for name, model in plan.models.items() if name not in (ACTOR, CRITIC, PROCESS, *judges)]
     return Actors(
         engines,
         policy,
@@ -104,4 +105,5 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
         rewards={name: judge(RewardGroup, name) for name in judges},
         process=judge(ProcessRewardGroup, PROCESS) if PROCESS in plan.models else None,
         episodes=None if engines is None else start_episode_workers(run, plan, engines, log_dir),
+        judge=start_judge(run, plan.device, slots[JUDGE], log_dir) if JUDGE in slots else None,
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoConfig
 
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, is_flash, load_settings
-from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.config.plan.micro_batches import MicroBatches
 from rlhf_suite.config.plan.run_plan import ModelPlan
@@ -19,7 +17,7 @@ from rlhf_suite.distributed.group import LocalGroup
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores
-from rlhf_suite.models.load import checkpoint_precision, load_tokenizer, model_folder
+from rlhf_suite.models.load import checkpoint_precision, count_positions, load_tokenizer
 from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rl.model_groups import RewardGroup
@@ -81,10 +79,7 @@ class TextJudge:
     @property
     def positions(self) -> int | None:
         """Return how many tokens the model was made for; None if its configuration does not say."""
-        folder = model_folder(self.model.path, self.model.flag)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code()).get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
-        return limit if isinstance(limit, int) and limit > 0 else None
+        return count_positions(self.model.path, self.model.flag)
 
     @property
     def longest_token(self) -> int:

@@ -62,7 +62,9 @@ class SampleScorer:
     def score_batch(self, groups: Sequence[Sequence[tuple[str, Sample]]]) -> list[list[Scored] | None]:
         """Score all samples of a batch, each with its place in a file. Return None for a group that has a failure, and
         end the run if there are too many."""
-        members = [*chain.from_iterable(groups)]
+        members = [
+            (where, replace(sample, group=number)) for number, group in enumerate(groups) for where, sample in group
+        ]
         assert self.rewards is not None, "a file has no scores of its own"
         outcomes = self.rewards.score([sample for _, sample in members])[0] if members else []
         self.report_failures([{"where": where} for where, _ in members], outcomes)
@@ -224,7 +226,17 @@ class Scorer(SampleScorer):
         prompts, queries = [t.prompt for t in trajectories], query_texts(self.tokenizer, [t.ids for t in trajectories])
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         return [
-            Sample(query, p.text, response, p.label, p.datasource, json.loads(p.columns), t.ids, t.image_files)
+            Sample(
+                query,
+                p.text,
+                response,
+                p.label,
+                p.datasource,
+                json.loads(p.columns),
+                t.ids,
+                t.image_files,
+                group=t.group,
+            )
             for t, p, query, response in zip(trajectories, prompts, queries, responses, strict=True)
         ]
 

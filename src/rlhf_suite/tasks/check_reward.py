@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.config.declarations.logger import LoggerConfig
-from rlhf_suite.config.declarations.reward import is_http
+from rlhf_suite.config.declarations.reward import is_http, is_judged
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource
@@ -32,6 +32,7 @@ from rlhf_suite.tracking.console import Progress
 
 SAME = 1e-6  # scores that differ by less are equal
 AGAIN = "again"  # the folder of a judge's second verdicts in the logs
+AGAIN_SEED = 1  # of the second questions: other numbers of requests, and another order of ranked answers
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ def run(config: Run, folder: Path) -> dict[str, float]:
 
 def measure_judge(config: Run, log: Path, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return how far a judge agrees with labels, and with itself when it is asked again; nothing without a judge."""
-    if not any(source.rubric for source in list_sources(config.reward).values()):
+    if not is_judged(config.reward):
         return {}
     folder = log.parent / AGAIN
     folder.mkdir(parents=True)
-    with closing(Rewards(config.reward, folder / log.name)) as rewards:
+    with closing(Rewards(config.reward, folder / log.name, seed=AGAIN_SEED)) as rewards:
         again = rewards.score(samples)[0]
     return measure_agreement(samples, outcomes) | measure_repetition(outcomes, again)
 
@@ -108,20 +109,38 @@ def rows(config: Run) -> list[RowOrError]:
 
 
 def score_alone(config: Run, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
-    """Score the rows one at a time. Without a column of responses the label is scored as the response."""
-    for row in given:
-        try:
-            if isinstance(row, RowError):
-                raise row
-            item = text_sample(row, config.data, config.data.output_key)
-        except RowError as error:
-            yield Checked(error.where, None, [], RewardFailure(error.reason, "error"), 0.0)
+    """Score the rows one at a time, or all together where a judge ranks them. Without a column of responses the label
+    is scored as the response."""
+    read = [(row, read_item(config, row)) for row in given]
+    ranked: Iterator[Outcome] = iter(())
+    is_ranked, began = ranks(config), time.perf_counter()
+    if is_ranked:
+        ranked = iter(rewards.score([item for _, item in read if isinstance(item, Sample)])[0])
+    share = (time.perf_counter() - began) / max(1, len(read))
+    for row, item in read:
+        if isinstance(item, RowError):
+            yield Checked(item.where, None, [], RewardFailure(item.reason, "error"), 0.0)
             continue
         began = time.perf_counter()
-        (outcome,), _ = rewards.score([item])
-        seconds = time.perf_counter() - began
+        outcome = next(ranked) if is_ranked else rewards.score([item])[0][0]
+        seconds = share if is_ranked else time.perf_counter() - began
         names = [source.name for source in rewards.sources if source.takes(item.datasource)]
         yield Checked(row.where, item, names, outcome, seconds)
+
+
+def ranks(config: Run) -> bool:
+    """Return whether a judge compares the answers to a prompt with each other."""
+    return config.reward.judge.mode == "rank" and is_judged(config.reward)
+
+
+def read_item(config: Run, row: RowOrError) -> Sample | RowError:
+    """Return what the reward is asked about a row, or why it cannot be scored."""
+    if isinstance(row, RowError):
+        return row
+    try:
+        return text_sample(row, config.data, config.data.output_key)
+    except RowError as error:
+        return error
 
 
 def table(checked: Sequence[Checked]) -> Table:

@@ -67,7 +67,9 @@ def answerer(config: Run, plan: WorkerPlan, source: RowSource, job: BatchJob) ->
         stack.callback(engines.retire)
         scorer = None
         if has_source(config.reward):
-            rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
+            rewards = stack.enter_context(
+                closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG, seed=config.rollout.seed))
+            )
             scorer = Scorer(config.reward, tokenizer, rewards, journal)
         engines.ready()
         stop_ids = stop_token_ids(path, tokenizer)

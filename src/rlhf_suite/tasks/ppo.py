@@ -12,6 +12,7 @@ from rlhf_suite.agents.build import make_conversations
 from rlhf_suite.config.declarations.agent import AgentConfig
 from rlhf_suite.config.declarations.benchmarks import named_benchmarks
 from rlhf_suite.config.declarations.ckpt import NO_METRIC
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.config.declarations.reward import has_source, reward_models
 from rlhf_suite.config.declarations.runs import Run
@@ -25,6 +26,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.processes import keep_freed_memory
 from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.models.judge import JUDGE_FLAG, judge_length, judge_path
 from rlhf_suite.models.load import Tokenizer, check_teacher, load_tokenizer, vision_processor
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
@@ -34,6 +36,7 @@ from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.build import RunData, build_pipeline
 from rlhf_suite.rl.documents import load_documents
 from rlhf_suite.rl.evaluation import CALLS
+from rlhf_suite.rl.judge_engines import JudgeEngines
 from rlhf_suite.rl.pipeline import total_steps
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
@@ -45,6 +48,7 @@ from rlhf_suite.rl.teachers import check_teachers
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.timeline import Activity
 from rlhf_suite.train.notices import (
     batch_notices,
     chat_template_notices,
@@ -76,7 +80,9 @@ def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
         rewards = None
         if has_source(config.reward) and not config.replays:
             sources = judges.sources(actors, config.reward.process.aggregate)
-            rewards = stack.enter_context(closing(Rewards(config.reward, record.logs / REWARD_LOG, *sources)))
+            judge = open_judge(config, actors, journal, stack)
+            opened = Rewards(config.reward, record.logs / REWARD_LOG, *sources, judge=judge, seed=config.train.seed)
+            rewards = stack.enter_context(closing(opened))
         actors.ready()
         if config.ds.lora.rank > 0 and actors.engines is not None:
             journal.info(describe_syncs(actors.engines, why))
@@ -175,6 +181,19 @@ def read_judges(config: Run, plan: Plan) -> Judges:
     if process is not None:
         encoder = solution_encoder(process.path, process.flag, config.reward.process.step_separator)
     return Judges(constants, encoder)
+
+
+def open_judge(config: Run, actors: Actors, journal: Journal, stack: ExitStack) -> JudgeEngines | None:
+    """Return the chat model that judges on engines of the run; None if there is none. They end with the stack."""
+    if actors.judge is None:
+        return None
+    stack.callback(actors.judge.retire)
+    actors.judge.busy = Activity(journal.timeline, "judge", "judging")
+    path = judge_path(config)
+    tokenizer = load_tokenizer(path, DataConfig.of("ppo"), JUDGE_FLAG)
+    stop_ids = tuple(stop_token_ids(path, tokenizer))
+    settings = {"max_len": judge_length(config), "seed": config.train.seed}
+    return JudgeEngines(actors.judge, tokenizer, config.reward.judge, stop_ids, **settings)
 
 
 def announce(journal: Journal, config: Run, plan: Plan, data: RunData) -> None:

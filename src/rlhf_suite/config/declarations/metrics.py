@@ -145,7 +145,9 @@ METRICS: dict[str, Metric] = {
     "reward/retries": Metric("Requests for rewards that were made again", LOWER),
     # judges
     "judge/answers": Metric("Responses that a judge was to score"),
-    "judge/cached": Metric("Those whose verdict it had given before, or that were the same as another"),
+    "judge/cached": Metric("Questions whose answer it had given before, or that were the same as another"),
+    "judge/pairs": Metric("Pairs of answers that a judge ranked in both orders (reward.judge.both_orders)"),
+    "judge/pairs_reversed": Metric("Those that it ordered otherwise when it saw them the other way round", LOWER),
     "judge/no_verdict": Metric("Those without a verdict", LOWER),
     "judge/calls": Metric("Requests to judges, with those that were sent again"),
     "judge/tokens": Metric("Tokens of their questions and replies"),

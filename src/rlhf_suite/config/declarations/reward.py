@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FREE, SHAPE, When, flag, group, is_one_of, is_set, is_true
+from rlhf_suite.config.declarations.flags import FREE, SHAPE, When, flag, group, is_null, is_one_of, is_set, is_true
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import BY_MODEL, RL
 
 STEPS = is_true(".enable")
 JUDGED = is_set(".rubric", "<rubric.md>")
 MODEL = is_set(".model_name_or_path", "<reward model>")
+OWN_ENGINES = is_null(".url")
 NO_TAG = r"(?!</?(?:think|answer)>)"
 SAID = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"  # something, without a tag in it
 THOUGHT_AND_ANSWER = rf"<think>{SAID}</think>\s*<answer>{SAID}</answer>"
@@ -69,21 +70,34 @@ class JudgeConfig:
 
     url: str | None = flag(None)
     """An OpenAI-compatible server, as http://<host>:<port>/v1, or a comma list of them (reward.http has its time limit,
-    retries and concurrency)"""
-    model: str | None = flag(None, "The name of the model at the server")
+    retries and concurrency); null: engines of the run have the model (task=ppo)"""
+    model: str | None = flag(None, "The name of the model at the server; without one, its folder or hub name")
+    mode: str = flag("verdict", choices=("verdict", "rank", "yes_no"))
+    """What the judge says: a number for each criterion of the rubric, an order of all answers to a prompt, or Yes or
+    No, of which the probability of Yes is the score"""
+    both_orders: bool = flag(False, when=is_one_of(".mode", "rank"))
+    """Ask a second time with the answers in the reversed order, and take the mean of both scores"""
     key_env: str = flag("RLHF_SUITE_JUDGE_KEY")
     """The name of the environment variable with the server's key; without a value no key is sent"""
-    scale: list[float] = flag([0.0, 10.0], "The numbers that mean the worst and the best: they become 0 and 1")
+    scale: list[float] = flag([0.0, 10.0], when=is_one_of(".mode", "verdict"))
+    """The numbers that mean the worst and the best: they become 0 and 1"""
     max_new_tokens: int = flag(1024, "Tokens of a reply, with its reasons", ge=1)
     max_chars: int = flag(20_000, ge=100)
     """Characters of a prompt, a response or a label that the judge sees; the middle of a longer one is cut out with a
     mark"""
     body: dict[str, Any] = flag({})
-    """Further fields of each request, such as {temperature: 0}; a field that is null is not sent"""
+    """Further fields of each request, such as {temperature: 0}; a field that is null is not sent. Engines of the run
+    take temperature (0 if it is not there), top_p, top_k, min_p, repetition_penalty and chat_template_kwargs"""
     max_calls: int | None = flag(None, ge=1, resume=FREE)
     """The run ends before it sends more requests than these to the judge; null: no limit"""
     max_tokens: int | None = flag(None, ge=1, resume=FREE)
     """The run ends before a request when those before it used so many tokens; null: no limit"""
+    num_engines: int = flag(1, "Engines of the run that have the judge, on devices of their own", ge=1, resume=FREE,
+                            when=OWN_ENGINES)  # fmt: skip
+    tensor_parallel_size: int = flag(1, ge=1, resume=SHAPE, when=OWN_ENGINES)
+    """Devices that each hold a part of every layer of such an engine"""
+    max_len: int | None = flag(None, ge=1, when=OWN_ENGINES)
+    """The longest question with its reply in tokens; null: what the model was made for, at most 8192"""
 
 
 @dataclass
@@ -183,6 +197,16 @@ def has_source(config: RewardConfig) -> bool:
         or bool(config.sources)
         or any((config.rule, config.remote_url, config.rubric, config.model_name_or_path))
     )
+
+
+def is_judged(config: RewardConfig) -> bool:
+    """Return whether a judge scores."""
+    return any(source.rubric is not None for source in (config, *config.sources.values()))
+
+
+def judges_on_engines(config: RewardConfig) -> bool:
+    """Return whether a judge scores, and no server is named that has it."""
+    return is_judged(config) and not urls(config.judge.url)
 
 
 def key_of(source: str) -> str:

@@ -15,7 +15,7 @@ from rlhf_suite.config.check.sources import BUILTIN
 from rlhf_suite.config.declarations.ds import FAST_DEVICES, DeepSpeedConfig
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.models import SEEING_MODEL
-from rlhf_suite.config.declarations.reward import RewardConfig, reward_models
+from rlhf_suite.config.declarations.reward import RewardConfig, judges_on_engines, reward_models
 from rlhf_suite.config.declarations.rollout import RolloutConfig, VLLMConfig
 from rlhf_suite.config.declarations.runs import (
     Run,
@@ -29,7 +29,7 @@ from rlhf_suite.config.plan.placement import Placement, Pool, Role, nodes_of
 
 ACTOR, CRITIC, REFERENCE, TEACHER, REWARD = "actor", "critic", "ref", "teacher", "reward"
 PROCESS = "reward.process"
-ENGINE = "engine"
+ENGINE, JUDGE = "engine", "judge"
 # By task and model the demo that a built-in model is trained by before it is used: random weights are not worth
 # strengthening, and nothing can be learned from them.
 RECIPES = {
@@ -334,7 +334,14 @@ def roles(run: Run) -> list[Role]:
     ]
     if run.has("generate") or (run.task in RL and not run.replays):
         kinds.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
+    if has_judge(run):
+        kinds.append(Role(JUDGE, run.reward.judge.num_engines, run.reward.judge.tensor_parallel_size))
     return kinds
+
+
+def has_judge(run: Run) -> bool:
+    """Return whether engines of the run have a frozen model that judges responses."""
+    return run.task == "ppo" and not run.replays and judges_on_engines(run.reward)
 
 
 def is_on_ray(run: Run) -> bool:
@@ -355,15 +362,17 @@ def shares_all(run: Run, machine: Machine) -> bool:
     if machine.device != "cuda" or machine.num_gpus is None or run.train.async_enable:
         return False
     needed = sum(pool.num_devices for pool in pools(run, together=False))
-    sizes = {role.num_devices for role in roles(run)}
+    sizes = {role.num_devices for role in roles(run) if role.name != JUDGE}
     return machine.num_gpus < needed and len(sizes) == 1 and len(nodes_of(roles(run))) == 1
 
 
 def pools(run: Run, together: bool) -> tuple[Pool, ...]:
-    """Return which roles share devices: all of them (`together`), or the pairs that the flags name."""
+    """Return which roles share devices: all of them (`together`) but the judge, which is asked while the models train
+    and the engines sleep; or the pairs that the flags name."""
     left, shared = roles(run), list[Pool]()
     if together:
-        return (Pool(tuple(left)),)
+        alone = tuple(Pool((role,)) for role in left if role.name == JUDGE)
+        return (Pool(tuple(role for role in left if role.name != JUDGE)), *alone)
     pairs = (
         (run.train.colocate_actor_ref, (ACTOR, REFERENCE)),
         (run.train.colocate_critic_reward, (CRITIC, *judge_paths(run))),

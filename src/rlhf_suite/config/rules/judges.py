@@ -9,11 +9,23 @@ from collections.abc import Iterator, Mapping
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.reward import urls
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import REWARDED
+from rlhf_suite.config.declarations.task_groups import LOOPS, REWARDED
+from rlhf_suite.config.plan.run_plan import has_judge
 from rlhf_suite.config.rules.rewards import list_named, url_problems
 from rlhf_suite.foreign_text import SECRET_NAMES
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# What engines of the run take of reward.judge.body, with the least and the largest value.
+SAMPLED_BY = {
+    "temperature": (0, 2),
+    "top_p": (1e-6, 1),
+    "top_k": (-1, math.inf),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-6, math.inf),
+}
+TEMPLATE = "chat_template_kwargs"
+MIN_RANKED = 2
+SAMPLES_GROUPS = ("ppo", "generate", *LOOPS)
 OWN_FIELDS = {
     "model": "write reward.judge.model",
     "messages": "write the rubric in reward.rubric",
@@ -33,13 +45,53 @@ def judge_is_named(run: Run) -> Iterator[Problem]:
     judge = run.reward.judge
     if not list_rubrics(run):
         return
-    if not urls(judge.url):
+    server = "add reward.judge.url=http://<host>:<port>/v1"
+    if not urls(judge.url) and not has_judge(run):
         problem = "no judge is named that scores by the rubric"
-        yield Problem("reward.judge.url", problem, "add reward.judge.url=http://<host>:<port>/v1")
+        yield Problem("reward.judge.url", problem, f"{server}; only task=ppo has engines for a judge")
     yield from url_problems("reward.judge.url", urls(judge.url), judge.key_env)
-    if not judge.model:
+    if not judge.model and has_judge(run):
+        fix = f"{server} and reward.judge.model=<its name there>, or reward.judge.model=<model folder> alone"
+        yield Problem("reward.judge.model", "no judge is named that scores by the rubric", fix)
+    elif not judge.model:
         problem = "the server has to know which model is asked"
         yield Problem("reward.judge.model", problem, "add reward.judge.model=<name of the model at the server>")
+
+
+@rule(tasks=REWARDED)
+def engines_take_the_fields(run: Run) -> Iterator[Problem]:
+    """Refuse fields of requests that only servers take, and a mode that only engines have."""
+    judge = run.reward.judge
+    if has_judge(run):
+        for name in sorted(judge.body.keys() - {*SAMPLED_BY, TEMPLATE}):
+            problem = "is not a field that engines of the run take"
+            fix = f"remove it; they take {', '.join((*SAMPLED_BY, TEMPLATE))}"
+            yield Problem(f"reward.judge.body.{name}", problem, fix)
+        for name, (low, high) in SAMPLED_BY.items():
+            value = judge.body.get(name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and low <= value <= high):
+                problem = f"{value!r} is not a number from {low:g} to {high:g}"
+                yield Problem(f"reward.judge.body.{name}", problem, "correct it, or remove it")
+        if not isinstance(judge.body.get(TEMPLATE) or {}, dict):
+            problem = "is not a table of variables of the chat template"
+            yield Problem(f"reward.judge.body.{TEMPLATE}", problem, "write it as {enable_thinking: false}")
+    elif judge.mode == "yes_no" and list_rubrics(run):
+        problem = "yes_no reads the probability of a token, which engines of the run give and servers need not"
+        yield Problem("reward.judge.mode", problem, "write verdict, or remove reward.judge.url (task=ppo)")
+
+
+@rule(tasks=REWARDED)
+def answers_can_be_ranked(run: Run) -> Iterator[Problem]:
+    """Refuse a ranking of single answers."""
+    if run.reward.judge.mode != "rank" or not list_rubrics(run):
+        return
+    if run.task in SAMPLES_GROUPS and run.rollout.n_samples_per_prompt < MIN_RANKED:
+        problem = "rank orders the answers to a prompt, and there is one"
+        yield Problem("rollout.n_samples_per_prompt", problem, "write 2 or more, or reward.judge.mode=verdict")
+    if run.task == "score" and not run.score.needs_groups:
+        problem = "rank orders all answers to a prompt, and rows are scored one by one"
+        yield Problem("reward.judge.mode", problem, "write verdict, or add score.best_of_n=true")
 
 
 @rule(tasks=REWARDED)

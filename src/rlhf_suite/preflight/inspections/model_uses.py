@@ -17,6 +17,7 @@ from rlhf_suite.config.plan.run_plan import (
     PROCESS,
     REWARD,
     TEACHER,
+    has_judge,
     model_paths,
     model_sections,
 )
@@ -64,6 +65,19 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
                     use = replace(use, attention=run.ds.attn_implementation, packed=run.ds.packing_samples)
                 use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
                 yield with_length(run, name, use)
+    path = run.reward.judge.model if has_judge(run) else None
+    if path is not None and not path.startswith(BUILTIN):
+        longest = run.reward.judge.max_len or 0
+        yield ModelUse(
+            "reward.judge.model",
+            path,
+            has_tokenizer=True,
+            needs_template=True,
+            length_key="reward.judge.max_len" if longest else "",
+            length=longest,
+            is_trusted=run.launch.trust_remote_code,
+            is_sampled=True,
+        )
 
 
 def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:

@@ -22,7 +22,7 @@ from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file
 from rlhf_suite.registry import reward_rule, teacher
-from rlhf_suite.rewards.rubric import RubricError, read_rubric
+from rlhf_suite.rewards.rubric import ONLY, RubricError, read_rubric
 from rlhf_suite.sandbox.jail import offer
 
 FUNCTION, ARGUMENTS = "reward_func", 3
@@ -70,6 +70,9 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
         except RubricError as error:
             yield Problem(key, f"{name}: {error}", "correct it (docs/rewards_judge.md)")
         else:
+            if run.reward.judge.mode == "yes_no" and [*rubric.weights] != [ONLY]:
+                problem = f"the rubric {name} has criteria, and Yes or No is one number"
+                yield Problem("reward.judge.mode", problem, "write verdict, or remove the heading Criteria")
             if "{label}" in rubric.text and run.task in REWARDED and run.data.label_key is None:
                 problem = f"the rubric {name} shows a label"
                 yield Problem("data.label_key", problem, "add data.label_key=<column>, or remove {label} from it")
