@@ -17,6 +17,7 @@ TRANSLATIONS = [code for code in LANGUAGES if code != "en"]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text()
 ENGLISH_ONLY = re.compile(r"agents_\w+\.md|gallery\.md")  # the pages behind that of agents, and the list of examples
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"`[^`]+`|\bdocs/\w+\.md")  # what stays as it is in a text
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
 
 
@@ -49,7 +50,7 @@ def parts_of(text: str, page: Path, code: str) -> dict[str, list]:
             file + (anchor and "#" if not file or in_language(page.parent / file, code).exists() else anchor)
             for file, anchor in links
         ),
-        "names": sorted(" ".join(name.split()) for name in re.findall(r"`[^`]+`|\bdocs/\w+\.md", prose)),
+        "names": sorted(" ".join(name.split()) for name in NAME.findall(LINK.sub("]", prose))),
         "numbers": sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)*", prose)),
     }
 
