@@ -8,6 +8,7 @@ from rlhf_suite.config.declarations.agent import AgentConfig, AgentSourceConfig
 
 RUN = "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse algo.advantage.estimator=rloo"
 RUN += " rollout.n_samples_per_prompt=2 rollout.batch_size=4 train.batch_size=8 data.max_len=64"
+LIMITS = "data.max_len=300 agent.max_feedback_tokens=100 agent.compact_at_tokens=120 agent.compact_max_tokens=40"
 RULE, CHAT = "reward.rule=exact_match data.label_key=label", "data.apply_chat_template=true"
 
 
@@ -69,6 +70,8 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"{RULE} agent.max_turns=3 agent.python_memory_mb=64 'agent.sources={{a: {{kind: python, datasets: [sums]}}}}'",
         f"{RULE} agent.kind=python 'agent.sources={{a: {{datasets: [x, y]}}, b: {{kind: environment, datasets: [z], "
         'max_turns: 2, agent_func_path: "ENV"}}\' train.agent_func_path=ENV',
+        f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} agent.compact_prompt=please",
+        f"agent.kind=tools train.agent_func_path=TOOLS {CHAT} {RULE} {LIMITS}",
         f"{RULE} {CHAT} agent.kind=environment train.agent_func_path=ENV agent.tool_parser=json "
         "'agent.sources={a: {kind: tools, datasets: [x], "
         'agent_func_path: "TOOLS"}}\'',
@@ -155,6 +158,37 @@ def test_whole_agents_have_no_problem(checked, files, line):
             f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.tool_timeout_s=3",
             "agent.tool_timeout_s",
             "agent.kind",
+        ),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {LIMITS}",
+            "agent.compact_at_tokens",
+            "needs a chat template",
+        ),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} agent.compact_at_tokens=160",
+            "agent.compact_at_tokens",
+            "takes up to 140 tokens, and data.max_len=300 leaves 140",
+        ),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} agent.compact_at_tokens=40",
+            "agent.compact_max_tokens",
+            "as long as the conversation it stands for (agent.compact_at_tokens=40)",
+        ),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} rollout.max_new_tokens=140",
+            "rollout.max_new_tokens",
+            "takes up to 140 tokens",
+        ),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} algo.advantage.estimator=reinforce",
+            "algo.advantage.estimator",
+            "an episode with a summary has several ledgers",
+        ),
+        (f"agent.kind=python {RULE} agent.compact_at_tokens=30", "agent.compact_at_tokens", "agent.kind"),
+        (
+            f"agent.kind=environment train.agent_func_path=ENV {CHAT} agent.compact_prompt=please",
+            "agent.compact_prompt",
+            "agent.compact_at_tokens",
         ),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),
         (f"{RULE} agent.num_workers=2", "agent.num_workers", "agent.kind"),

@@ -131,7 +131,7 @@ def test_metrics_of_episodes_are_logged(whole):
     assert rows and all(1 <= row["agent/turns"] <= 2 and row["train/reward"] >= 0.5 for row in rows)
     for step, row in enumerate(rows, 1):
         table = pq.read_table(samples_file(whole / "rollouts", step))
-        for ending in Ending:
+        for ending in set(Ending) - {Ending.COMPACTED}:
             assert row[f"agent/ended/{ending.value}"] == table["ending"].to_pylist().count(ending.value)
 
 

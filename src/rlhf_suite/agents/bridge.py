@@ -41,7 +41,11 @@ TRIED: Schema = {
         "parameters": {"type": "object", "properties": {"value": {"type": "string"}}, "required": ["value"]},
     },
 }
-AFTER = {"user": "a user's message", "tool": "the answer of a tool"}
+AFTER = {
+    "user": "a user's message",
+    "tool": "the answer of a tool",
+    "request": "a user's message behind the answer of a tool",  # which asks for a summary
+}
 
 
 class Bridge:
@@ -148,27 +152,27 @@ class Bridge:
 
     def problem(self, role: str) -> str | None:
         """Return why messages of a role cannot follow a turn, or None."""
-        answer: Message = {"role": role, "content": "4"}
-        if role == "tool":
-            answer |= {"name": "add", "tool_call_id": CALL_ID.format(1)}
-        tools = [TRIED] if role == "tool" else []
-        stops = [stop for stop in self.stops if self.render_closing([answer], stop, tools) is not None]
+        answers: list[Message] = [] if role == "tool" else [{"role": "user", "content": "4"}]
+        tools = [] if role == "user" else [TRIED]
+        if tools:
+            answers.insert(0, {"role": "tool", "content": "4", "name": "add", "tool_call_id": CALL_ID.format(1)})
+        stops = [stop for stop in self.stops if self.render_closing(answers, stop, tools) is not None]
         if not stops:
             return f"it does not end a turn with one of {', '.join(self.stops.values())}, which end responses"
         turn: Message = {"role": "assistant", "content": "2 + 2"}
-        if role == "tool":
-            turn |= {"content": "", "tool_calls": [call_of(answer, "2 + 2")]}
+        if tools:
+            turn |= {"content": "", "tool_calls": [call_of(answers[0], "2 + 2")]}
         for before in ([QUESTION], [QUESTION, {"role": "assistant", "content": "Yes."}, QUESTION]):
-            whole = self.render([*before, turn, answer], tools)
+            whole = self.render([*before, turn, *answers], tools)
             for stop in stops:
-                if problem := self.problem_in(whole, stop, answer, tools):
+                if problem := self.problem_in(whole, stop, answers, tools):
                     return problem
         return None
 
-    def problem_in(self, whole: str, stop: int, answer: Message, tools: Sequence[Schema]) -> str | None:
-        """Return how the rendering of a whole conversation, which ends with `answer`, differs from its parts, or
+    def problem_in(self, whole: str, stop: int, answers: Sequence[Message], tools: Sequence[Schema]) -> str | None:
+        """Return how the rendering of a whole conversation, which ends with `answers`, differs from its parts, or
         None."""
-        text = self.text_after(stop, [answer], tools)
+        text = self.text_after(stop, answers, tools)
         assert text is not None
         head, name = whole.removesuffix(text), self.stops[stop]
         if not whole.endswith(name + text):

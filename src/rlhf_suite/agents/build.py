@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
 from rlhf_suite.agents.bridge import Bridge
+from rlhf_suite.agents.compaction import Compaction
 from rlhf_suite.agents.endpoint import Sessions
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, AgentSetup, Episodes
 from rlhf_suite.agents.parsing import TurnReader
@@ -94,7 +95,11 @@ def make_conversations(
     bridge = Bridge(tokenizer, run.data, stop_ids)
     if run.data.apply_chat_template:
         agents = agents_of(config, run.train.agent_func_path)
-        bridge.check(sorted({role for chosen in agents for role in roles(chosen)}))
+        spoken = {chosen.key: roles(chosen) for chosen in agents}
+        bridge.check(sorted({role for each in spoken.values() for role in each}))
+        for chosen in agents:
+            if (compaction := Compaction.of(chosen.config)) is not None:
+                compaction.check(bridge, run.data.max_len, config.max_feedback_tokens, spoken[chosen.key])
     return bridge, TurnReader(tokenizer, stop_ids, config.tool_parser, config.vllm_tool_parser)
 
 

@@ -23,6 +23,7 @@ from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
 from rlhf_suite.waits import in_coroutine, in_thread, runs, waiting
 
 if TYPE_CHECKING:
+    from rlhf_suite.agents.compaction import Compaction
     from rlhf_suite.agents.session import Session
 
 T = TypeVar("T", Start, Step)
@@ -48,6 +49,7 @@ class Progress:
     extra: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     problems: int = 0  # calls that could not be read
+    summaries: list[int] | None = None  # the tokens of each; None: the agent asks for none
 
     def add_turn(self, turn: Turn, step: Step) -> float:
         """Take the numbers of a turn and the step that answers it. Return the reward of the step, 0 without one."""
@@ -88,6 +90,8 @@ class Progress:
     def metrics(self, turns: int) -> dict[str, float]:
         """Return the metrics of the episode."""
         counts = {"turns": turns, "calls": self.calls, "malformed_calls": self.problems}
+        if self.summaries is not None:
+            counts |= {"compactions": len(self.summaries), "summary_tokens": sum(self.summaries)}
         return self.parts | self.extra | {f"agent/{name}": float(value) for name, value in counts.items()}
 
 
@@ -107,10 +111,12 @@ class EnvironmentAgent:
         *,
         must_score: bool = False,
         choice: Choice | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         self.make, self.max_turns, self.choice = make, max_turns, choice or Choice()
         self.must_score = must_score  # nobody else does
         self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
+        self.compaction = compaction  # None: a conversation ends where its ledger is full
 
     def limit_turns(self, max_turns: int) -> EnvironmentAgent:
         """Return the same agent with at most so many turns in an episode."""
@@ -120,7 +126,7 @@ class EnvironmentAgent:
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the environment is its outcome; an error of the policy is raised."""
-        progress = Progress(self.choice)
+        progress = Progress(self.choice, summaries=None if self.compaction is None else [])
         environment: Environment | None = None
         ending = Ending.FINISHED
         outcome: Outcome | None
@@ -156,10 +162,15 @@ class EnvironmentAgent:
             where = f"turn {session.num_turns}: "
             step = check_answer(await self.ask(environment.step, turn, where=where), Step, "step", where)
             reward = progress.add_turn(turn, step)
-            if (ending := self.append_answer(turn, step, session)) is not None:
+            if (ending := self.ending_at(turn, step, session)) is not None:
                 return ending, reward
+            fits, asks_summary = self.append_answer(step, session)
+            if not fits:
+                return Ending.FULL, reward
             if reward:
                 session.latest.ledger.reward_turn(reward)
+            if asks_summary and (ending := await self.compact(session, progress)) is not None:
+                return ending, 0.0
 
     async def last_words(self, environment: Environment, session: Session, progress: Progress) -> float:
         """Return the reward that an environment gives at the end of its episode, however that ended; 0 if it has no
@@ -183,22 +194,32 @@ class EnvironmentAgent:
         problem = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
         raise EnvironmentFailure(f"{problem} reward, and the run has no reward source")
 
-    def append_answer(self, turn: Turn, step: Step, session: Session) -> Ending | None:
-        """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
+    def ending_at(self, turn: Turn, step: Step, session: Session) -> Ending | None:
+        """Return why the episode ends with this step; None if another turn may follow."""
         if turn.is_cut:
             return Ending.CUT
         if step.done or not (step.messages or step.text):
             return Ending.FINISHED
-        if session.num_turns >= self.max_turns:
-            return Ending.TURNS
+        return Ending.TURNS if session.num_turns >= self.max_turns else None
+
+    def append_answer(self, step: Step, session: Session) -> tuple[bool, bool]:
+        """Append the answer to a turn, with the request for a summary where the conversation is long. Return whether a
+        turn fits behind it, and whether that is the summary."""
         try:
-            if step.messages:
-                fits = session.observe(step.messages)
-            else:
-                fits = session.observe_text(step.text or "", images=step.images)
+            if not step.messages:
+                return session.observe_text(step.text or "", images=step.images), False
+            asks_summary = self.compaction is not None and self.compaction.is_due(session, step.messages)
+            request = self.compaction.prompt if self.compaction is not None and asks_summary else None
+            return session.observe(step.messages, request), asks_summary
         except ValueError as error:
             raise EnvironmentFailure(f"the answer of the environment cannot be used: {error}") from error
-        return None if fits else Ending.FULL
+
+    async def compact(self, session: Session, progress: Progress) -> Ending | None:
+        """Let the conversation go on from a summary. Return why the episode ends; None if another turn follows."""
+        assert self.compaction is not None and progress.summaries is not None, "a summary was asked for"
+        ending, tokens = await self.compaction.write_summary(session)
+        progress.summaries.append(tokens)
+        return ending
 
     async def ask(self, function: Callable[..., Any], *arguments: Any, where: str = "") -> Any:
         """Return what a function of the environment returns. `where` begins the reason of a failure.

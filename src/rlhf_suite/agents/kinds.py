@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf_suite import registry
 from rlhf_suite.agents.command import Command
+from rlhf_suite.agents.compaction import Compaction
 from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent
 from rlhf_suite.agents.environment import EnvironmentAgent, call, construct
@@ -48,7 +49,16 @@ def single_turn(setup: AgentSetup) -> Agent:
 
 @agent(
     needs=("turns", "tools", "tool_messages"),
-    reads=("tools", "mcp_sessions", "history", "tool_timeout_s", "max_feedback_tokens"),
+    reads=(
+        "tools",
+        "mcp_sessions",
+        "history",
+        "tool_timeout_s",
+        "max_feedback_tokens",
+        "compact_at_tokens",
+        "compact_prompt",
+        "compact_max_tokens",
+    ),
 )
 def tools(setup: AgentSetup) -> Agent:
     """Functions of your file, and tools of MCP servers."""
@@ -66,6 +76,9 @@ def tools(setup: AgentSetup) -> Agent:
         "history",
         "tool_timeout_s",
         "max_feedback_tokens",
+        "compact_at_tokens",
+        "compact_prompt",
+        "compact_max_tokens",
     ),
 )
 def environment(setup: AgentSetup) -> Agent:
@@ -162,7 +175,15 @@ def environment_agent(
     """Return the agent of the environments that `make` returns; `limit_s`: of each of their answers. Tools and Python
     have a limit for each call instead."""
     config = setup.chosen.config
-    return cls(make, config.max_turns, config.timeout_s, limit_s, must_score=setup.must_score, choice=setup.choice)
+    return cls(
+        make,
+        config.max_turns,
+        config.timeout_s,
+        limit_s,
+        must_score=setup.must_score,
+        choice=setup.choice,
+        compaction=Compaction.of(config),
+    )
 
 
 def environment_maker(chosen: ChosenAgent) -> tuple[Make, float | None]:

@@ -132,7 +132,7 @@ class FenceAgent(EnvironmentAgent):
                 return Ending.CUT if turn.is_cut else Ending.FULL, 0.0
             if block is None:
                 return Ending.FINISHED, 0.0
-            rest = await session.reply((CLOSE,), goes_on=True)
+            rest = await session.reply((CLOSE,), counts=False)
             code, closed, _ = (block + rest.text).partition(CLOSE)
             if rest.is_cut or not closed:
                 return Ending.CUT if rest.is_cut else Ending.FINISHED, 0.0

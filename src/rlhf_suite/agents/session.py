@@ -24,7 +24,7 @@ from rlhf_suite.data.generation import (
     sample_seed,
 )
 from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, image_file, with_places
-from rlhf_suite.data.messages import Message
+from rlhf_suite.data.messages import Message, add_text
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome, RewardFailure
@@ -146,12 +146,13 @@ class Session:
         return self.limits.room(self.open.prompt_tokens, len(self.open.ledger.ids))
 
     async def reply(
-        self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None, *, goes_on: bool = False
+        self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None, *, counts: bool = True
     ) -> Turn:
         """Let the model write the next turn, of at most `max_new_tokens`. `stop`: strings that end it; None: those of
-        rollout.stop. `goes_on`: it is the rest of the turn before, which ended at a stop string."""
+        rollout.stop. `counts`: it is a turn of the episode, not the rest of one that ended at a stop string, nor a
+        summary."""
         turn = self.start_turn(stop, max_new_tokens)
-        self.num_turns -= goes_on
+        self.num_turns -= not counts
         return await turn
 
     def start_turn(
@@ -191,13 +192,16 @@ class Session:
         place = (self.open.ledger.fork, len(self.open.ledger.ids)) if self.num_turns else ()
         return sample_seed(*self.seed, *place)
 
-    def observe(self, answers: Sequence[Message]) -> bool:
-        """Append messages of tools and of the user behind a turn, and return whether another turn fits.
+    def observe(self, answers: Sequence[Message], request: str | None = None) -> bool:
+        """Append messages of tools and of the user behind a turn, and return whether another turn fits. `request`: what
+        the user asks for behind them, which is not cut.
 
         If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
         """
         assert self.num_turns, "begin() takes the messages before the first turn"
         answers, files = self.place_images(self.cut_all(answers))
+        if request is not None:
+            answers = add_text(answers, request)
         if self.renders_history:
             return self.render_again([*self.open.messages, *answers])
         stop = int(self.open.ledger.ids[-1])
@@ -337,11 +341,17 @@ class Session:
                     best = (branch, end, length)
         return best
 
-    def fork(self, ids: Sequence[int], messages: Sequence[Message], tools: tuple[Schema, ...]) -> bool:
+    def fork(
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: tuple[Schema, ...],
+        images: tuple[Image, ...] = (),
+    ) -> bool:
         """Begin a new ledger with this prompt. What the model wrote of it is trained on in the ledger where it was
         sampled."""
         first = self.branches[0].ledger
-        ledger = Trajectory.start(first.prompt, first.group, first.sample, ids)
+        ledger = Trajectory.start(first.prompt, first.group, first.sample, ids, images)
         ledger.fork, ledger.greedy = len(self.branches) if self.num_turns else 0, first.greedy
         self.is_full = self.limits.room(len(ids), len(ids)) < 1
         if not self.is_full:

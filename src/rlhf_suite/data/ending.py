@@ -13,6 +13,7 @@ class Ending(StrEnum):
     FULL = "full"  # what was answered to the last turn left no room for another one
     TURNS = "turns"  # it had as many turns as agent.max_turns allows
     TIMED_OUT = "timed_out"  # the episode, or an answer of its environment, took too long
+    COMPACTED = "compacted"  # of a ledger before the last: its last turn is a summary, with which the next one begins
     FAILED = "failed"  # its environment raised an error, or answered something that cannot be used
 
     @classmethod

@@ -163,3 +163,13 @@ def last_response(text: str, markers: Sequence[str], row: Row) -> tuple[str, str
     if not response.strip():
         raise RowError(row.where, "the response is empty")
     return prompt, response
+
+
+def add_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return messages with a text of the user behind them: in the last one where that is the user's, since many chat
+    templates refuse two of them."""
+    if not messages or messages[-1]["role"] != "user":
+        return [*messages, {"role": "user", "content": text}]
+    content = messages[-1]["content"]
+    whole = f"{content}\n\n{text}" if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return [*messages[:-1], {**messages[-1], "content": whole}]

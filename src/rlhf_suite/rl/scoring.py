@@ -349,7 +349,7 @@ def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float
 def ending_counts(episodes: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Return how many episodes ended for each of the reasons that there are."""
     counts = Counter(ledgers[-1].ending for ledgers in episodes)
-    return {f"{ENDED}{ending.value}": float(counts[ending]) for ending in Ending}
+    return {f"{ENDED}{ending.value}": float(counts[ending]) for ending in Ending if ending is not Ending.COMPACTED}
 
 
 def kind_of(outcome: Outcome) -> str | None:

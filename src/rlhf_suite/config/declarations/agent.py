@@ -12,6 +12,12 @@ FILES = ("environment", "tools", "program")  # what an agent may need the file o
 MANY_TURNS = needs(".kind", registry.agent, "turns")
 WORKERS = is_positive(".num_workers", "<number of processes>")
 COMMANDED = is_set(".command", "<command>")
+COMPACTED = is_set(".compact_at_tokens", "<tokens>")
+SUMMARY = (
+    "This conversation goes on without its earlier turns. Write a summary of them with which you can finish the task: "
+    "what was done and found out, with the exact names, numbers and values; what failed; and what remains to be done. "
+    "Answer with the summary alone."
+)
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
@@ -63,6 +69,12 @@ class AgentConfig:
     """Longest call of a tool, of Python code or of the environment, in seconds"""
     max_feedback_tokens: int | None = flag(512, ge=16)
     """Longest answer to a turn in tokens; more is cut off; null: no limit"""
+    compact_at_tokens: int | None = flag(None, ge=16)
+    """Tokens of a conversation from which on the model is asked to write a summary, with which the conversation goes on
+    behind its first prompt, in a new sequence (docs/agent_compaction.md); null: never"""
+    compact_prompt: str = flag(SUMMARY, "How the user asks for a summary", when=COMPACTED)
+    compact_max_tokens: int = flag(1024, ge=1, when=COMPACTED)
+    """Longest summary in tokens; one that is cut off there ends the episode"""
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
     num_workers: int = flag(0, ge=0, resume=FREE, when=MANY_TURNS)
     """Processes beside the driver that run the episodes, spread over the nodes; 0: the driver runs them"""

@@ -161,6 +161,8 @@ METRICS: dict[str, Metric] = {
     "agent/python_errors": Metric("Mean number of those that raised an error"),
     "agent/python_timeouts": Metric("Mean number of those that took too long"),
     "agent/environment_truncated": Metric("Share of episodes that their environment cut off", is_share=True),
+    "agent/compactions": Metric("Mean number of summaries of an episode, with which its conversation went on"),
+    "agent/summary_tokens": Metric("Mean number of tokens of all summaries of an episode"),
     "agent/ledgers": Metric("Mean number of ledgers of an episode"),
     "agent/orphans": Metric("Mean number of turns that a program did not go on with, which are not trained on"),
     "agent/retries": Metric("Mean number of requests that a client sent again"),

@@ -194,6 +194,33 @@ def endpoint_fits(run: Run) -> Iterator[Problem]:
 
 
 @rule(tasks=RL)
+def summaries_fit(run: Run) -> Iterator[Problem]:
+    at, most, key = run.agent.compact_at_tokens, run.agent.compact_max_tokens, "agent.compact_at_tokens"
+    if at is None:
+        return
+    if not run.data.apply_chat_template:
+        problem = "a summary is asked for in a message of the user, which needs a chat template"
+        yield Problem(key, problem, "add data.apply_chat_template=true, or write agent.compact_at_tokens=null")
+    name = run.algo.advantage.estimator
+    if name in registry.estimator.that_read("gamma"):
+        problem = f"{name} needs the order of all tokens, and an episode with a summary has several ledgers"
+        yield Problem(
+            "algo.advantage.estimator", problem, "write algo.advantage.estimator=group_norm, rloo or the like"
+        )
+    needed, most_left = most + (run.agent.max_feedback_tokens or 0), run.data.max_len - at
+    what = f"a summary (agent.compact_max_tokens={most}) behind an answer (agent.max_feedback_tokens)"
+    if needed >= most_left:
+        problem = f"{what} takes up to {needed} tokens, and data.max_len={run.data.max_len} leaves {most_left}"
+        yield Problem(key, problem, "lower it or these limits, or raise data.max_len")
+    if run.rollout.max_new_tokens is not None and needed >= run.rollout.max_new_tokens:
+        problem = f"{what} takes up to {needed} tokens, and no more may follow the prompt"
+        yield Problem("rollout.max_new_tokens", problem, f"raise it above {needed}, or lower these limits")
+    if most >= at:
+        problem = f"a summary of that length would be as long as the conversation it stands for ({key}={at})"
+        yield Problem("agent.compact_max_tokens", problem, f"write less than {at}")
+
+
+@rule(tasks=RL)
 def servers_of_tools_are_named(run: Run) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():

@@ -146,7 +146,7 @@ function sampleView(read, at, before, choose) {
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
     read.others.filter((name) => read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
-    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at))] : null,
+    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.text("ending", at) === "compacted")] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
       element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}: ${show(read.value("reward", other))}`)))] : null,
     !tokens && read.kind(at) === "rollout" && before === undefined ? element("p.note", {}, "This page has no tokens of this sample; the file of the step has them.") : null,

@@ -53,15 +53,15 @@ function stretches(tokens) {
 }
 
 // Return the heading of a stretch: who wrote it, how much, by which weights, and what the turn earned.
-function turnHead({ owner, tokens, turn }, owners) {
+function turnHead({ owner, tokens, turn }, owners, isSummary) {
   const versions = [...new Set(tokens.map((token) => token.version).filter((version) => version >= 0))];
   const reward = tokens.reduce((sum, token) => sum + (token.values["turn reward"] ?? 0), 0);
   const facts = [`${show(tokens.length)} token${tokens.length === 1 ? "" : "s"}`, versions.length ? `weights ${[Math.min(...versions), Math.max(...versions)].filter((each, at, all) => !at || each !== all[0]).join(" to ")}` : null, reward ? `turn reward ${show(reward)}` : null];
-  return element("div.turn-head", {}, element("b", {}, `${owners[owner] ?? owner}${turn ? `, turn ${turn}` : ""}`), ` ${facts.filter(Boolean).join(" · ")}`);
+  return element("div.turn-head", {}, element("b", {}, `${owners[owner] ?? owner}${turn ? `, turn ${turn}` : ""}${isSummary ? " (summary)" : ""}`), ` ${facts.filter(Boolean).join(" · ")}`);
 }
 
-// Return the view of the tokens of one sample, whose owners have these names.
-function tokenView(tokens, owners) {
+// Return the view of the tokens of one sample, whose owners have these names. `isCompacted`: its last turn is a summary.
+function tokenView(tokens, owners, isCompacted) {
   const parts = stretches(tokens), isEpisode = parts.filter((part) => part.owner > MODEL).length > 0;
   const written = tokens.filter((token) => token.owner === MODEL);
   const names = Object.keys(tokens[0].values).filter((name) => written.some((token) => token.values[name] !== null));
@@ -85,7 +85,7 @@ function tokenView(tokens, owners) {
   };
   const box = element("div.tokens", { tabindex: 0, role: "group", "aria-label": "Tokens; the arrow keys move between them",
     onmouseover: (event) => tell(at(event)), onmouseleave: () => tell(pinned), onclick: (event) => { pinned = at(event); tell(pinned); }, onkeydown: move },
-    isEpisode ? parts.map((part) => element("div.turn", { style: `border-color:${ownerColour(part.owner)}` }, turnHead(part, owners), part.tokens.map((token) => spans[token.at]))) : spans);
+    isEpisode ? parts.map((part) => element("div.turn", { style: `border-color:${ownerColour(part.owner)}` }, turnHead(part, owners, isCompacted && part === parts.at(-1)), part.tokens.map((token) => spans[token.at]))) : spans);
   const paint = () => {
     const { colours, marks } = painted(tokens, shown, owners);
     spans.forEach((span, place) => { span.style.background = colours[place] ?? ""; });
