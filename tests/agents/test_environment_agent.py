@@ -63,9 +63,9 @@ def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
 @pytest.mark.notices(
     "the reward of the last step counts twice",
     "agents/environment.py",
-    "            if (ending := self.append_answer(turn, step, session)) is not None:",
+    "            if (ending := self.ending_at(turn, step, session)) is not None:",
     "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
-    "            if (ending := self.append_answer(turn, step, session)) is not None:",
+    "            if (ending := self.ending_at(turn, step, session)) is not None:",
 )
 def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
     episode = play(tokenizer, ["3", "9", "4", "5"])
