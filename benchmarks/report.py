@@ -18,6 +18,8 @@ import torch
 
 from common import ROOT, publish, scratch
 from rlhf_suite.config.declarations.logger import LoggerConfig
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory
 from rlhf_suite.report.html import choose_runs, content_of
@@ -67,7 +69,8 @@ def time_readings(folder: Path) -> dict[str, float]:
 
 def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = (), turns: int = 1) -> RunFolder:
     """Write a run folder with `samples` of each of `steps` and of two evaluations. Responses have `tokens` tokens in
-    each of their `turns`, between which a tool answers, and `texts` in turn, or random words."""
+    each of their `turns`, between which a tool answers, and `texts` in turn, or random words. With several turns the
+    last one of the second sample is a summary."""
     folder, random = RunFolder(path), np.random.default_rng(0)
     folder.start("made up")
     agent = "agent:\n  kind: tools\n" if turns > 1 else ""
@@ -104,6 +107,8 @@ def sampled(
                 trajectory.append_environment(random.integers(0, VOCABULARY, ANSWER_TOKENS).tolist())
             log_probs = -random.exponential(0.5, tokens).astype(np.float32)
             trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
+        if turns > 1 and number == 1:
+            trajectory.ending = Ending.COMPACTED
         trajectories.append(trajectory)
     responses = [texts[number % len(texts)] if texts else written(random, tokens) for number in range(samples)]
     rewards = random.random(samples, dtype=np.float32)

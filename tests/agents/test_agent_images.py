@@ -10,6 +10,7 @@ from scripted import Scripted, run
 
 from rlhf_suite.agents.base import Start, Step, Task
 from rlhf_suite.agents.bridge import Bridge
+from rlhf_suite.agents.compaction import Compaction
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.parsing import TurnReader
@@ -19,7 +20,7 @@ from rlhf_suite.data.generation import SamplingSettings
 from rlhf_suite.data.images import open_image
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
-from rlhf_suite.data.trajectory import ENVIRONMENT, Trajectory, to_batch
+from rlhf_suite.data.trajectory import ENVIRONMENT, PROMPT, Trajectory, to_batch
 from vision import PICTURES, Seeing
 
 pytestmark = pytest.mark.stack
@@ -50,7 +51,7 @@ class Crops:
     async def close(self) -> None: ...
 
 
-def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **limits):
+def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, compaction=None, **limits):
     """Run an episode about one image; the policy and the episode."""
     config = DataConfig.of("ppo", apply_chat_template=True, image_key="image", max_len=400)
     row = Row({"input": "what is it?", "image": PICTURES[0]}, "rows", 1)
@@ -61,7 +62,7 @@ def episode(seeing: Seeing, script, environment=Crops, max_images: int = 3, **li
     shared = Shared(policy, bridge, reader, limits, images=seeing.processor, max_images=max_images)
     ledger = Trajectory.start(prompt, 0, 0)
     session = Session(shared, Task.of(prompt), ledger, (1,), SamplingSettings(stop_token_ids=stops))
-    agent = EnvironmentAgent(environment, 8, 600.0)
+    agent = EnvironmentAgent(environment, 8, 600.0, compaction=compaction)
     return policy, run(agent.run, Task.of(prompt), session)
 
 
@@ -99,6 +100,16 @@ def test_an_image_too_many_ends_the_episode_and_is_not_dropped(seeing):
     (ledger,) = found.ledgers
     assert (found.ending, len(policy.asked), len(ledger.images)) == ("full", 2, 2)
     assert ledger.ids.tolist().count(seeing.processor.placeholder) == 2 * 4
+
+
+def test_a_ledger_behind_a_summary_has_the_images_of_the_prompt(seeing):
+    policy, found = episode(seeing, ["look", "look", "SUM", "seven"], compaction=Compaction(70, "sum up", 40))
+    first, second = found.ledgers
+    assert [len(request.images) for request in policy.asked] == [1, 2, 3, 1]
+    (image,), placeholder = second.images, seeing.processor.placeholder
+    assert image.data == first.images[0].data and second.ids.tolist().count(placeholder) == 4
+    assert second.ids[image.start : image.start + image.length].tolist() == seeing.processor.tokens(image.data)
+    assert second.owner[image.start] == PROMPT and found.ending == "finished"
 
 
 def test_an_image_without_room_ends_the_episode(seeing):

@@ -204,6 +204,13 @@ def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser
     assert browser.run(f"{turns}.length") == 0, "a single response is not cut into turns"
 
 
+def test_a_summary_is_marked_as_one(browser, pages):
+    browser.show(pages["episodes"], "#samples")
+    enter(browser, "Ended by", "compacted")
+    heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
+    assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3 (summary)"]
+
+
 def test_a_phase_has_the_same_colour_in_every_chart(browser, pages):
     browser.show(pages["run"], "#timing", height=3000)
     browser.drawn()
