@@ -18,7 +18,6 @@ import torch
 
 from common import ROOT, publish, scratch
 from rlhf_suite.config.declarations.logger import LoggerConfig
-from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Experience, Trajectory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -80,15 +81,16 @@ FLAGS = {
     "agent__kind": "environment",
     "agent__max_turns": 6,
     "agent__max_feedback_tokens": 16,
-    "agent__compact_at_tokens": 90,
+    "agent__compact_at_tokens": 60,
     "agent__compact_prompt": "sum up",
-    "agent__compact_max_tokens": 60,
+    "agent__compact_max_tokens": 40,
     "data__apply_chat_template": True,
     "data__max_len": 300,
     "reward__rule": None,
     "reward__stop_properly_penalty_coef": None,
     "rollout__max_new_tokens": None,
     "algo__kl__init_coef": 0.0,
+    "train__max_epochs": 2,
     "ckpt__save_steps": 1,
     "ckpt__load_enable": True,
 }
@@ -139,7 +141,9 @@ def test_all_ledgers_of_an_episode_have_its_reward_and_its_advantage(episodes):
     assert any(len(ledgers) > 2 for ledgers in episodes), "or this test looks at nothing"
     for ledgers in episodes:
         assert len({row["reward"] for row in ledgers}) == 1
-        advantages = {a for row in ledgers for a, owner in zip(row["advantages"], row["owner"], strict=True) if owner == MODEL}
+        advantages = {
+            a for row in ledgers for a, owner in zip(row["advantages"], row["owner"], strict=True) if owner == MODEL
+        }
         assert len(advantages) == 1
         *before, last = ledgers
         assert {row["ending"] for row in before} <= {"compacted"} and last["ending"] != "compacted"
@@ -148,7 +152,7 @@ def test_all_ledgers_of_an_episode_have_its_reward_and_its_advantage(episodes):
 
 def test_the_next_ledger_begins_with_the_prompt_and_the_summary(episodes):
     for ledgers in episodes:
-        for before, after in zip(ledgers, ledgers[1:], strict=False):
+        for before, after in pairwise(ledgers):
             prompt = np.array(after["ids"])[np.array(after["owner"]) == PROMPT]
             assert not (np.array(after["advantages"])[: len(prompt)]).any(), "a summary is trained on once"
             first = np.array(before["ids"])[np.array(before["owner"]) == PROMPT]

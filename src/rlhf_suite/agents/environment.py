@@ -102,7 +102,7 @@ class EnvironmentAgent:
     the environment (None: only by `timeout_s`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run says of its episodes
         self,
         make: Callable[[], Environment],
         max_turns: int,
