@@ -169,7 +169,7 @@ def test_log_probs_of_engine_and_trainer_agree_in_all_ledgers(episodes, record_p
         if owner == MODEL
     ]
     record_property("mean difference of log-probs", float(np.mean(differences)))
-    assert len(differences) > 100 and np.mean(differences) < 1e-6
+    assert len(differences) > 50 and np.mean(differences) < 1e-6
 
 
 def test_metrics_count_summaries_and_their_tokens(whole, episodes):

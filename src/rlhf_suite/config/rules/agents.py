@@ -196,7 +196,7 @@ def endpoint_fits(run: Run) -> Iterator[Problem]:
 @rule(tasks=RL)
 def summaries_fit(run: Run) -> Iterator[Problem]:
     at, most, key = run.agent.compact_at_tokens, run.agent.compact_max_tokens, "agent.compact_at_tokens"
-    if at is None:
+    if at is None or not any(registry.agent.reads(kind, "compact_at_tokens") for kind in run.agent.kinds):
         return
     if not run.data.apply_chat_template:
         problem = "a summary is asked for in a message of the user, which needs a chat template"
