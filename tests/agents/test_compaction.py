@@ -14,7 +14,7 @@ from rlhf_suite.agents.compaction import HEAD, Compaction
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import add_text
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT

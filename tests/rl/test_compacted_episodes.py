@@ -14,7 +14,7 @@ from plain_run import run, small
 from test_forked_episodes import experience, gradient, ledger
 from transformers import AutoModelForCausalLM
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.trajectory import MODEL, PROMPT, Trajectory
 from rlhf_suite.models.builtin import create_tiny

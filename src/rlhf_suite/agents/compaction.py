@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.session import Session
-from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.declarations.agent import AgentConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message, add_text
 from rlhf_suite.errors import UserError
