@@ -206,7 +206,9 @@ def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser
 
 def test_a_summary_is_marked_as_one(browser, pages):
     browser.show(pages["episodes"], "#samples")
+    enter(browser, "Kind", "rollout")
     enter(browser, "Ended by", "compacted")
+    until_shown(browser, 3)
     heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
     assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3 (summary)"]
 
