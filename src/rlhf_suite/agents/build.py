@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
@@ -96,7 +97,7 @@ def make_conversations(
     if run.data.apply_chat_template:
         agents = agents_of(config, run.train.agent_func_path)
         spoken = {chosen.key: roles(chosen) for chosen in agents}
-        bridge.check(sorted({role for each in spoken.values() for role in each}))
+        bridge.check(sorted(set(chain.from_iterable(spoken.values()))))
         for chosen in agents:
             if (compaction := Compaction.of(chosen.config)) is not None:
                 compaction.check(bridge, run.data.max_len, config.max_feedback_tokens, spoken[chosen.key])

@@ -208,12 +208,12 @@ def summaries_fit(run: Run) -> Iterator[Problem]:
             "algo.advantage.estimator", problem, "write algo.advantage.estimator=group_norm, rloo or the like"
         )
     needed, most_left = most + (run.agent.max_feedback_tokens or 0), run.data.max_len - at
-    what = f"a summary (agent.compact_max_tokens={most}) behind an answer (agent.max_feedback_tokens)"
+    parts = f"a summary (agent.compact_max_tokens={most}) behind an answer (agent.max_feedback_tokens)"
     if needed >= most_left:
-        problem = f"{what} takes up to {needed} tokens, and data.max_len={run.data.max_len} leaves {most_left}"
+        problem = f"{parts} takes up to {needed} tokens, and data.max_len={run.data.max_len} leaves {most_left}"
         yield Problem(key, problem, "lower it or these limits, or raise data.max_len")
     if run.rollout.max_new_tokens is not None and needed >= run.rollout.max_new_tokens:
-        problem = f"{what} takes up to {needed} tokens, and no more may follow the prompt"
+        problem = f"{parts} takes up to {needed} tokens, and no more may follow the prompt"
         yield Problem("rollout.max_new_tokens", problem, f"raise it above {needed}, or lower these limits")
     if most >= at:
         problem = f"a summary of that length would be as long as the conversation it stands for ({key}={at})"
