@@ -20,6 +20,7 @@ import sys
 import venv
 from collections.abc import Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent
 BIN = "Scripts" if os.name == "nt" else "bin"
@@ -77,6 +78,9 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "agent_proofs": ("benchmarks/agent_proofs.py", "--write"),
 }
 SITE = "mkdocs-material>=9.7,<10"
+BUILD = "build>=1.3,<2"
+# What must work after `pip install` of the wheel.
+IN_AN_EMPTY_FOLDER = ("--help", "gallery", "doctor --quick", "experiment=grpo task=ppo explain=true", "task=sft")
 MUTATOR = "cosmic-ray>=8.7,<9"
 MUTANT_S = 120.0  # what the tests may take with a mistake, which is noticed then
 MUTATE = """\
@@ -120,32 +124,39 @@ def ready(session: nox.Session) -> None:
     if device() == "gpu":
         check_driver(session)
     session.log(f"Setting up .venv for {device()} ({NEEDS[device()]} the first time)")
-    if not (VENV / BIN / "python").exists():
-        venv.create(VENV, with_pip=True)
-    if device() == "cpu":
-        install_cpu_torch(session)
-    pip(session, "install", "-c", str(CONSTRAINTS[device()]), "-e", f".[{device()},dev]")
-    if device() == "cpu":
-        remove_broken(session)
+    build(session, VENV, device(), "-c", str(CONSTRAINTS[device()]), "-e", f".[{device()},dev]")
     stamp.write_text(wanted)
 
 
-def pip(session: nox.Session, *args: str, **options: object) -> object:
-    return session.run(PYTHON, "-m", "pip", *args, external=True, **options)
+def build(session: nox.Session, folder: Path, name: str, *words: str) -> str:
+    """Install what `words` say into an environment in `folder`, for a device; return its Python."""
+    python = str(folder / BIN / "python")
+    if not Path(python).exists():
+        venv.create(folder, with_pip=True)
+    if name == "cpu":
+        install_cpu_torch(session, python)
+    pip(session, "install", *words, python=python)
+    if name == "cpu":
+        remove_broken(session, python)
+    return python
 
 
-def install_cpu_torch(session: nox.Session) -> None:
+def pip(session: nox.Session, *args: str, python: str = PYTHON, **options: object) -> object:
+    return session.run(python, "-m", "pip", *args, external=True, **options)
+
+
+def install_cpu_torch(session: nox.Session, python: str) -> None:
     """Install the `+cpu` build from the user's own index if it has one, else from PyTorch's (never an extra index)."""
-    probe = subprocess.run([PYTHON, "-m", "pip", "install", "-q", f"{TORCH}+cpu"], capture_output=True, check=False)
+    probe = subprocess.run([python, "-m", "pip", "install", "-q", f"{TORCH}+cpu"], capture_output=True, check=False)
     if probe.returncode:
-        pip(session, "install", "--index-url", CPU_INDEX, TORCH, *CUDA_LINKED)
+        pip(session, "install", "--index-url", CPU_INDEX, TORCH, *CUDA_LINKED, python=python)
 
 
-def remove_broken(session: nox.Session) -> None:
+def remove_broken(session: nox.Session, python: str) -> None:
     """Uninstall those of the CUDA-linked packages that do not import on this machine."""
     for name in CUDA_LINKED:
-        if subprocess.run([PYTHON, "-c", f"import {name}"], capture_output=True, check=False).returncode:
-            pip(session, "uninstall", "-q", "-y", name)
+        if subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode:
+            pip(session, "uninstall", "-q", "-y", name, python=python)
 
 
 @nox.session
@@ -281,6 +292,24 @@ def site(session: nox.Session) -> None:
     """Build the pages of docs/ as a site, into the folder site; a link that leads nowhere ends the build."""
     session.install(SITE)
     session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel and the sdist, install the wheel into a new environment outside of the project, and run a demo,
+    a preset and a recipe there (5 GB; ten minutes)."""
+    session.install(BUILD)
+    with TemporaryDirectory(prefix="rlhf-suite-wheel-") as name:
+        place = Path(name)
+        session.run("python", "-m", "build", "--outdir", str(place))  # the wheel is built from the sdist
+        (file,) = place.glob("*.whl")
+        python = build(session, place / "env", "cpu", "-c", str(CONSTRAINTS["cpu"]), f"{file}[cpu]")
+        program = str(Path(python).parent / "rlhf-suite")
+        (place / "empty").mkdir()
+        with session.chdir(place / "empty"):
+            for words in IN_AN_EMPTY_FOLDER:
+                session.run(program, *shlex.split(words), external=True)
+            session.run(python, "experiments/recipes/tiny.py", "sft_8b", external=True)
 
 
 @nox.session(venv_backend="venv", reuse_venv=True)

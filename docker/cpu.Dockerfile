@@ -8,6 +8,7 @@ WORKDIR /suite
 
 COPY --chown=suite pyproject.toml constraints-cpu.txt noxfile.py README.md LICENSE run.py ./
 COPY --chown=suite conf ./conf
+COPY --chown=suite experiments ./experiments
 COPY --chown=suite src ./src
 RUN RLHF_SUITE_DEVICE=cpu python3 noxfile.py -s install
 

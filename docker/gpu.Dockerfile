@@ -11,6 +11,7 @@ WORKDIR /suite
 # No GPU is visible while an image is built, so the noxfile is told for which device to install.
 COPY --chown=suite pyproject.toml constraints-gpu.txt noxfile.py README.md LICENSE run.py ./
 COPY --chown=suite conf ./conf
+COPY --chown=suite experiments ./experiments
 COPY --chown=suite src ./src
 RUN RLHF_SUITE_DEVICE=gpu python3 noxfile.py -s install
 

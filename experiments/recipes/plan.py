@@ -1,4 +1,4 @@
-"""What each recipe of this folder needs, planned: writes the table of README.md.
+"""What each recipe of this folder needs, planned: writes plans.jsonl, which the pages of the gallery show.
 
     python experiments/recipes/plan.py [--gpu h100-80]
 
@@ -25,8 +25,8 @@ from rlhf_suite.planner.needs import DeviceUse, Estimate, Target, gib
 from rlhf_suite.preflight.jobs import preflight
 
 FOLDER = Path(__file__).parent
-RECIPES = sorted(FOLDER.glob("*.yaml"))
-TABLE = "| recipe | GPUs | planned memory of a GPU | host memory | fits |"
+RECIPES = sorted(FOLDER.glob("*/recipe.yaml"))
+PLANS = FOLDER / "plans.jsonl"
 LLAMA_8B = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -81,6 +81,11 @@ SHAPES = {
 ROWS = {"rm": "reverse_pairs", "dpo": "reverse_pairs", "kto": "reverse_labelled", "prm": "reverse_steps"}
 
 
+def name_of(recipe: Path) -> str:
+    """Return the name of a recipe, which is that of its folder."""
+    return recipe.parent.name
+
+
 def stand_ins(recipe: Path, model: Callable[[str], str]) -> Iterator[str]:
     """Yield words that put `model` of its name in the place of each model of a recipe, and built-in rows in the place
     of its data."""
@@ -97,7 +102,7 @@ def run_of(recipe: Path, model: Callable[[str], str]) -> Run:
     """Return the run that a recipe describes, with stand-ins for what would be downloaded; all checks have passed."""
     line = with_config_file(parse(["--config", str(recipe), *stand_ins(recipe, model)]))
     found = preflight(line)
-    assert not found.problems, f"{recipe.name}: {found.problems}"
+    assert not found.problems, f"{name_of(recipe)}: {found.problems}"
     (run,) = found.runs
     return run
 
@@ -117,12 +122,16 @@ def config_folder(folder: Path, name: str) -> str:
     return str(path)
 
 
-def row(recipe: Path, found: Estimate) -> str:
-    """Return the line of the table for a recipe."""
-    gpus = sum(use.count for use in found.devices)
-    needs = "; ".join(map(used, found.devices))
-    fits = "yes" if found.fits else "no"
-    return f"| [{recipe.stem}]({recipe.name}) | {gpus} | {needs} | {gib(sum(found.host.values()))} | {fits} |"
+def row(recipe: Path, gpu: str, found: Estimate) -> dict[str, object]:
+    """Return the line about a recipe: its GPUs, the memory of each of them and of the host, and whether that fits."""
+    return {
+        "recipe": name_of(recipe),
+        "gpu": gpu,
+        "gpus": sum(use.count for use in found.devices),
+        "needs": "; ".join(map(used, found.devices)),
+        "host": gib(sum(found.host.values())),
+        "fits": found.fits,
+    }
 
 
 def used(use: DeviceUse) -> str:
@@ -131,22 +140,20 @@ def used(use: DeviceUse) -> str:
 
 
 def main() -> None:
-    """Plan all recipes and write their table."""
+    """Plan all recipes and write what they need."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h100-80")
     parser.add_argument("--only", default="", help="print recipes with this in their names, and write nothing")
     asked = parser.parse_args()
     gpu = find_device(asked.gpu)
-    lines = [TABLE, "|---|---|---|---|---|"]
+    lines = []
     with TemporaryDirectory() as folder:
-        for recipe in (each for each in RECIPES if asked.only in each.name and is_planned(each)):
+        for recipe in (each for each in RECIPES if asked.only in name_of(each) and is_planned(each)):
             run = run_of(recipe, lambda name: config_folder(Path(folder), name))
-            lines.append(row(recipe, estimate(run, Target(gpu, gpu.memory, None))))
+            lines.append(json.dumps(row(recipe, asked.gpu, estimate(run, Target(gpu, gpu.memory, None)))))
             print(lines[-1], flush=True)
-    if asked.only:
-        return
-    page = FOLDER / "README.md"
-    page.write_text(page.read_text().partition(TABLE)[0] + "\n".join(lines) + "\n")
+    if not asked.only:
+        PLANS.write_text("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "AGENTS.md",
     ROOT / "llms.txt",
     *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("experiments/**/*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
@@ -130,7 +131,7 @@ def test_pages_that_are_read_from_their_beginning_are_short():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("see [the recipes](../experiments/recipes/README.md#a)", "see the recipes (`experiments/recipes/README.md`)"),
+        ("see [real data](../experiments/real_data/README.md#a)", "see real data (`experiments/real_data/README.md`)"),
         ("see [`run.py`](../run.py) and [data](data.md)", "see `run.py` and [data](data.md)"),
         ("```\n[a](../b)\n```\n[a](../b)", "```\n[a](../b)\n```\na (`b`)"),
     ],

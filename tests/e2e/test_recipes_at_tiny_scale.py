@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "recipes"))
 
-from plan import RECIPES
+from plan import RECIPES, name_of
 from tiny import SCORER, try_recipe
 
 pytestmark = pytest.mark.proof
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.proof
 def folder(tmp_path_factory):
     """The folder of all runs, with the reward model that scores in some of them."""
     folder = tmp_path_factory.mktemp("recipes")
-    code, _, text = try_recipe(next(recipe for recipe in RECIPES if recipe.stem == SCORER), folder)
+    code, _, text = try_recipe(next(recipe for recipe in RECIPES if name_of(recipe) == SCORER), folder)
     assert code == 0, text
     return folder
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_a_recipe_runs_at_tiny_scale(recipe, folder):
     if "load_in_4bit" in recipe.read_text():
         pytest.importorskip("bitsandbytes")
-    if recipe.stem != SCORER:
+    if name_of(recipe) != SCORER:
         code, _, text = try_recipe(recipe, folder)
         assert code == 0, text
-    assert (folder / recipe.stem / "status.json").exists()
+    assert (folder / name_of(recipe) / "status.json").exists()

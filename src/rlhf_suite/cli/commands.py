@@ -126,6 +126,23 @@ def schema(asked: Namespace) -> int:
     return FINE
 
 
+def gallery(asked: Namespace) -> int:
+    """Copy the examples of the suite into a folder."""
+    import shutil
+
+    from rlhf_suite.config import shipped_folder
+
+    target, remedy = Path(asked.folder).expanduser() / "experiments", "name another folder: rlhf-suite gallery <folder>"
+    try:
+        shutil.copytree(shipped_folder("experiments"), target, ignore=shutil.ignore_patterns("__pycache__"))
+    except FileExistsError:
+        raise UserError(f"{target} exists already; {remedy}") from None
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error}; {remedy}") from None
+    print(f"{target / 'README.md'} lists the examples")
+    return FINE
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: the function that does it and returns the exit code, what its words are called, what it is for in a
@@ -242,6 +259,16 @@ Editors with the YAML language server check and complete a file of flags that ha
 
     # yaml-language-server: $schema=flags.schema.json""",
         {},
+    ),
+    "gallery": Command(
+        gallery,
+        "[<folder>]",
+        "copy the examples into the folder experiments",
+        """\
+Copies the examples of the suite into <folder>/experiments, by default ./experiments, where their commands work as
+they are printed. README.md in it lists them, with what they cost and what checks them. Nothing that is there is
+replaced.""",
+        {"folder": {"metavar": "<folder>", "nargs": "?", "default": "."}},
     ),
 }
 

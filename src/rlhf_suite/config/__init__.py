@@ -6,7 +6,12 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """Return conf/ inside the installed package, or next to src/ in the repository."""
+    """Return the folder of the presets."""
+    return shipped_folder("conf")
+
+
+def shipped_folder(name: str) -> Path:
+    """Return a folder inside the installed package, or next to src/ in the repository."""
     package = Path(__file__).parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"
+    installed = package / name
+    return installed if installed.is_dir() else package.parents[1] / name

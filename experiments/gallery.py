@@ -1,0 +1,276 @@
+"""Write the pages of the gallery: README.md of this folder and of each recipe with its curve, and docs/gallery.md.
+
+    python experiments/gallery.py
+
+Nothing is copied by hand: what a recipe is stands in its first lines, what it needs in recipes/plans.jsonl (by
+recipes/plan.py), and what it did with a tiny model in recipes/curves.jsonl (by recipes/tiny.py --curves).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+RECIPES = FOLDER / "recipes"
+AGENTS = ("second_try", "guess", "calculator", "chat_client", "fences", "when_to_call")
+Row = Mapping[str, Any]  # a line of a .jsonl file
+Rows = Mapping[str, Row]  # by their recipes
+MEANINGS = {
+    "train/gpt_loss": "loss per token of the answers",
+    "eval/acc": "share of held-out pairs or steps that are judged right",
+    "eval/auc": "probability that a good held-out answer ranks above a bad one",
+    "eval/loss": "loss on held-out rows",
+    "eval/pass1": "share of held-out questions that are answered right",
+    "train/reward": "mean reward of the responses, by a tiny reward model",
+}
+WRITTEN_BY = "<!-- Written by: python experiments/gallery.py -->\n"
+HEAD = """# The gallery
+
+All examples, with what they cost, what they show and what checks them. Every command works as it is printed: in the
+repository, or after `pip install` in the folder to which `rlhf-suite gallery` has copied these files as `experiments`
+(with `rlhf-suite` in place of `python run.py`).
+
+## Recipes
+
+A recipe is a whole run for a published model (`--config`); the command line wins over the file. **None has run as it is
+here, because that takes GPUs.** What is measured is the same file with a tiny model, built-in rows and small sizes, on
+two CPU cores beside other work. This says that the method works in this suite, and nothing about the published model.
+The last column is [planned]({docs}planner.md) for {gpu}, with sequences of `data.max_len` tokens; no run has
+confirmed it. Where the page of a recipe names a script of OpenRLHF (`examples/scripts`), it has the settings of that
+script, without `ds.enable_sleep`; the others have settings that are usual for their method. `ckpt.*` and `logger.*` are
+left to you.
+
+```text
+rlhf-suite --config experiments/recipes/sft_8b/recipe.yaml
+rlhf-suite plan --gpu a100-80 --config experiments/recipes/sft_8b/recipe.yaml train.micro_batch_size=4
+```
+
+| recipe | what it shows | tiny: minutes | tiny: memory | tiny: what changes | planned, in full |
+|---|---|---|---|---|---|
+"""
+CHECKED = """
+Every change of the suite has all recipes pass the checks of a run (`tests/planner/test_recipes.py`). On demand every
+recipe runs at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`).
+
+## Agents
+
+| example | what it shows | minutes | checked |
+|---|---|---|---|
+"""
+OTHERS = """
+The commands are in the first lines of each file; the minutes are those of all of them, on two CPU cores beside other
+work. [Bring your agent]({docs}agents.md) says more.
+
+## Code of your own, notebooks, real data
+
+| example | what it shows | checked |
+|---|---|---|
+"""
+# What has no saved figures: where it is, what it shows, and the test that runs it.
+PLACES = {
+    "own_code/own.py": (
+        "an estimator, losses, a rule and a schedule of one's own",
+        "tests/e2e/test_own_code_run.py",
+    ),
+    "own_code/async_fork.py": ("estimators and filters of a fork of OpenRLHF", "tests/algo/test_async_fork.py"),
+    "callbacks": (
+        "metrics and samples elsewhere, a run that ends at a goal",
+        "tests/train/test_callbacks.py",
+    ),
+    "notebooks": ("an agent and a reward of one's own, in Jupyter", "tests/api/test_notebooks.py"),
+    "grpo_client.py": ("GRPO as a loop of one's own, with the same weights bit for bit", "tests/api/test_client.py"),
+}
+REAL = "every supervised task on real rows, with intervals on held-out questions"
+PAGE = """# {name}
+
+{what}
+
+```bash
+rlhf-suite --config experiments/recipes/{name}/recipe.yaml
+```
+
+{planned}
+
+{notes}## At tiny scale
+
+{measured}
+## Checked
+
+- `tests/planner/test_recipes.py`, in each change: the file passes all checks of a run.
+- `tests/e2e/test_recipes_at_tiny_scale.py`, on demand: it trains two steps with tiny models.
+{learned}
+[All examples](../../README.md)
+"""
+MEASURED = """`{metric}`, {meaning}: {first:.3f} at step {begin}, {last:.3f} at step {end}. It took
+{minutes} minutes and {memory} of memory for all processes, on two CPU cores with a load average of {load} ({date}).
+
+![{metric} over the steps](curve.png)
+
+```bash
+{command}
+```
+"""
+INK, LINE, FAINT = "#333333", "#0072B2", "#DDDDDD"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the first lines of a recipe say of it."""
+
+    name: str
+    what: str
+    notes: Mapping[str, str]  # by their keys, such as `Script of OpenRLHF`
+
+    @classmethod
+    def read(cls, file: Path) -> Recipe:
+        """Read `# a sentence`, then `# key: text` with lines of `#   more text`."""
+        head = re.match(r"(?:#.*\n)+", file.read_text())
+        lines = re.sub(r"\n#   +", " ", head[0] if head else "").splitlines()
+        what, *notes = (line.removeprefix("# ") for line in lines)
+        return cls(file.parent.name, what, dict(note.split(": ", 1) for note in notes))
+
+
+def newest(file: Path, key: str) -> dict[str, Row]:
+    """Return the last line of each name in a .jsonl file; none where there is no file."""
+    rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {row[key]: row for row in rows}
+
+
+def index(recipes: list[Recipe], curves: Rows, two_steps: Rows, plans: Rows, docs: str) -> str:
+    """Return the page of all examples; `docs` is the way from it to docs/."""
+    gpus = ", ".join(sorted({str(plan["gpu"]) for plan in plans.values()}))
+    lines = [HEAD.format(gpu=gpus, docs=docs).rstrip("\n")]
+    for recipe in recipes:
+        link = f"[{recipe.name}](../experiments/recipes/{recipe.name}/README.md)"
+        tiny = ("", "", "not run")
+        if row := two_steps.get(recipe.name):
+            tiny = (minutes(row["seconds"]), "", "two steps ran")
+        if row := curves.get(recipe.name):
+            (_, first), *_, (_, last) = row["points"]
+            tiny = (minutes(row["seconds"]), gibibytes(row["peak_mb"]), f"`{row['metric']}` {first:.2f} → {last:.2f}")
+        plan = plans.get(recipe.name)
+        full = f"{plan['gpus']} GPUs, up to {largest(plan['needs'])}" if plan else ""
+        lines.append(f"| {link} | {recipe.what} | {' | '.join(tiny)} | {full} |")
+    lines.append(CHECKED.rstrip("\n"))
+    lines += agents(docs)
+    lines.append(OTHERS.format(docs=docs).rstrip("\n"))
+    lines += [f"| [{path}](../experiments/{path}) | {what} | `{test}` |" for path, (what, test) in PLACES.items()]
+    lines.append(f"| [real_data](../experiments/real_data/README.md) | {REAL} | its page has the figures |")
+    return WRITTEN_BY + "\n" + "\n".join(lines) + "\n"
+
+
+def agents(docs: str) -> Iterator[str]:
+    """Yield the line of each agent: the first sentence of its file, and the minutes of its last runs."""
+    results = ROOT / "benchmarks" / "results"
+    saved = newest(results / "agents.jsonl", "example")
+    saved |= {"when_to_call": list(newest(results / "when_to_call.jsonl", "seed").values())[-1]}
+    for name in AGENTS:
+        head = ast.get_docstring(ast.parse((FOLDER / "agents" / f"{name}.py").read_text())) or ""
+        what = " ".join(head.partition("\n\n")[0].split())
+        page = "when_to_call" if name == "when_to_call" else "agent_curves"
+        link = f"[{name}](../experiments/agents/{name}.py)"
+        yield f"| {link} | {what} | {minutes(saved[name]['seconds'])} | [{page}]({docs}{page}.md) |"
+
+
+def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | None) -> str:
+    """Return the page of a recipe."""
+    notes = [f"- {key}: {text}\n" for key, text in recipe.notes.items() if key != "Learning measured"]
+    learned = recipe.notes.get("Learning measured", "")
+    links = re.sub(r"[\w/]+\.md", lambda path: f"[{path[0]}](../../../{path[0]})", learned)
+    planned = "It has no plan: its stages have plans of their own, or it needs a package that was not there."
+    if plan:
+        fits = "fits" if plan["fits"] else "does not fit"
+        planned = f"Planned for {plan['gpus']} GPUs ({plan['gpu']}): {plan['needs']}; host: {plan['host']}. "
+        planned += f"It {fits}; no GPU has run it."
+    measured = "It has not run here.\n"
+    if two_steps:
+        measured = f"Two steps ran to their end in {two_steps['seconds']} s on two CPU cores ({two_steps['date']}). "
+        measured += "Its curve has not been measured.\n"
+    if curve:
+        (begin, first), *_, (end, last) = curve["points"]
+        measured = MEASURED.format(
+            **{key: curve[key] for key in ("metric", "date", "command")},
+            meaning=MEANINGS[curve["metric"]],
+            **{"begin": begin, "first": first, "end": end, "last": last, "load": curve["load_average"]},
+            minutes=minutes(curve["seconds"]),
+            memory=gibibytes(curve["peak_mb"]),
+        )
+    return (
+        WRITTEN_BY
+        + "\n"
+        + PAGE.format(
+            name=recipe.name,
+            what=recipe.what,
+            planned=planned,
+            notes="".join(notes) + "\n" if notes else "",
+            measured=measured,
+            learned=f"- The same method was measured to learn: {links}.\n" if learned else "",
+        )
+    )
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f}"
+
+
+def gibibytes(mebibytes: float) -> str:
+    return f"{mebibytes / 1024:.1f} GiB"
+
+
+def largest(needs: str) -> str:
+    """Return the largest number of GiB in a list of what GPUs hold."""
+    return f"{max(map(float, re.findall(r'([0-9.]+) GiB', needs))):.1f} GiB"
+
+
+def draw(curve: Row, path: Path) -> None:
+    """Draw a metric over the steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 2.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    steps, values = zip(*curve["points"], strict=True)
+    axes.plot(steps, values, color=LINE, marker="o" if len(steps) < 30 else "", linewidth=1.8, markersize=5)
+    axes.set_title(curve["metric"], loc="left", color=INK, fontsize=11)
+    axes.set_xlabel("step", color=INK)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=INK, length=0)
+    figure.savefig(path, dpi=100)
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every page."""
+    recipes = [Recipe.read(file) for file in sorted(RECIPES.glob("*/recipe.yaml"))]
+    data = (newest(RECIPES / f"{name}.jsonl", "recipe") for name in ("curves", "two_steps", "plans"))
+    curves, two_steps, plans = data
+    found = {
+        recipe.name: page(recipe, curves.get(recipe.name), two_steps.get(recipe.name), plans.get(recipe.name))
+        for recipe in recipes
+    }
+    return {
+        FOLDER / "README.md": index(recipes, curves, two_steps, plans, "../docs/"),
+        ROOT / "docs" / "gallery.md": index(recipes, curves, two_steps, plans, ""),
+        **{RECIPES / name / "README.md": text for name, text in found.items()},
+    }
+
+
+def main() -> None:
+    """Write all pages, and the picture of each curve."""
+    for path, text in pages().items():
+        path.write_text(text)
+    for name, curve in newest(RECIPES / "curves.jsonl", "recipe").items():
+        draw(curve, RECIPES / name / "curve.png")
+
+
+if __name__ == "__main__":
+    main()
