@@ -115,6 +115,19 @@ def test_the_site_leaves_out_the_line_of_languages():
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.batch_size=64 is", ["train", "batch_size", "64", "is"]),
+        ("每个 token 的权重", ["每", "个", "token", "的", "权", "重"]),
+        ("重みとトークン、rank", ["重", "み", "と", "トークン", "rank"]),
+    ],
+)
+def test_the_search_of_the_site_finds_words(text, words):
+    separator = re.search(r"^      separator: '(.*)'$", NAVIGATION, re.MULTILINE)
+    assert separator and [word for word in re.split(separator[1], text, flags=re.ASCII) if word] == words
+
+
+@pytest.mark.parametrize(
     ("part", "english", "other"),
     [
         ("blocks", "```bash\npwd # here\n```\n", "```bash\npwd # hier\n```\n"),
