@@ -15,5 +15,16 @@ class UserError(WithoutTraceback, ValueError):
     """A user's mistake: the message names the flag or file:line, the value and the remedy. Exit code 2."""
 
 
+class FixableError(UserError):
+    """A user's mistake with the remedy apart, for those who make a `Problem` of it."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem, fix)  # both as arguments, so that the error pickles
+        self.what, self.fix = problem, fix
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.fix}"
+
+
 class RunError(WithoutTraceback, RuntimeError):
     """A run that could not go on: the message names who failed, in which phase, and what it last said. Exit code 1."""

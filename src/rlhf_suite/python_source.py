@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_text import line_of_user, printable, what_of
 
 SOURCE = Path(__file__).parent
@@ -26,15 +26,8 @@ MOST_FILES = 1000  # of a user's own that are followed from one; a project has f
 GUARD, LOCKS = threading.Lock(), dict[str, threading.RLock]()  # a lock for each file that is imported
 
 
-class SourceError(UserError):
-    """A name does not lead to a function of its kind: what is wrong, and the remedy."""
-
-    def __init__(self, problem: str, fix: str) -> None:
-        super().__init__(problem, fix)  # both as arguments, so that the error pickles
-        self.what, self.fix = problem, fix
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.fix}"
+class SourceError(FixableError):
+    """A name does not lead to a function of its kind."""
 
 
 def parse_file(path: Path) -> ast.Module:

@@ -10,7 +10,7 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.generate import output_file
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RESUMABLE
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError, UserError
 from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.locks import LOCK, holder_of
 from rlhf_suite.run_folders.record import fingerprint
@@ -50,9 +50,8 @@ def find_damage(folder: Path) -> Problem | None:
     try:
         RunFolder(folder).status()
         read(folder)
-    except UserError as error:
-        problem, _, fix = str(error).rpartition(": ")
-        return Problem("run_dir", problem, fix)
+    except FixableError as error:
+        return Problem("run_dir", error.what, error.fix)
     return None
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.disk import DiskError, name_disk_errors, write_json
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.foreign_text import printable
 
@@ -177,7 +177,7 @@ class RunFolder:
             return NEW | read_table(self.status_file, FIELDS)
         except DamagedFile as damage:
             fix = "delete it, since a run continues from its checkpoints without it"
-            raise UserError(f"{damage}: {fix}") from None
+            raise FixableError(str(damage), fix) from None
 
     def starts(self) -> list[float]:
         """Return when the run was started last and when it was continued, in seconds since the epoch and in order."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.disk import write_json
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_files import DamagedFile, check_types, read_json
 from rlhf_suite.locks import is_alive
 from rlhf_suite.run_folders.run_folder import RunFolder
@@ -114,7 +114,7 @@ def read(folder: Path) -> Sweep | None:
     """Return the record of a sweep, or None if the folder has none.
 
     Raises:
-        UserError: the file is damaged.
+        FixableError: the file is damaged.
     """
     path = folder / "summary.json"
     if not path.exists():
@@ -124,7 +124,7 @@ def read(folder: Path) -> Sweep | None:
         return Sweep(folder, [Job(**check_types(row, FIELDS, path)) for row in rows])
     except (DamagedFile, TypeError) as damage:
         problem = str(damage) if isinstance(damage, DamagedFile) else f"{path} is damaged"
-        raise UserError(f"{problem}: delete it, since the folders of the jobs keep their results") from None
+        raise FixableError(problem, "delete it, since the folders of the jobs keep their results") from None
 
 
 def extend_sweep(folder: Path, jobs: Sequence[Job]) -> Sweep:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from rlhf_suite.config.check.problems import Problem
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_text import SECRET_NAMES
 
 PLAIN_NAMES = re.compile(r"USER|LOGNAME|HOSTNAME|SLURM_\w+")
@@ -47,19 +47,21 @@ def from_environment(name: str, default: str | None = NO_DEFAULT) -> str | None:
     """Return the value of an environment variable, or the default of a reference to one that is not set.
 
     Raises:
-        UserError: it is not set and there is no default, or its value may be a secret. The message does not show it.
+        FixableError: it is not set and there is no default, or its value may be a secret, which is not in the message.
     """
     value = os.environ.get(name)
     if value is None:
         if default == NO_DEFAULT:
-            raise UserError(f"${{oc.env:{name}}} is not set; export {name}, or write ${{oc.env:{name},<default>}}")
+            raise FixableError(
+                f"${{oc.env:{name}}} is not set", f"export {name}, or write ${{oc.env:{name},<default>}}"
+            )
         return None if default is None else str(default)
     if not is_plain(name, value):
         problem = (
             "is neither a path that exists nor a number, so perhaps a secret: values are written to files, reports"
         )
         fix = f'if it is one, leave it in the environment, where keys are read; else write "${name}" for the shell'
-        raise UserError(f"${{oc.env:{name}}} {problem}; {fix}")
+        raise FixableError(f"${{oc.env:{name}}} {problem}", fix)
     return value
 
 
@@ -75,7 +77,9 @@ def is_plain(name: str, value: str) -> bool:
 def make_unresolved_problem(key: str, error: OmegaConfBaseException, fix: str) -> Problem:
     """Return the problem of a value that cannot be resolved; `fix` is the remedy of other errors than those of
     `from_environment`, which say their own."""
-    reason = WRAPPED.sub("", str(error).splitlines()[0])
-    if reason.startswith("${oc.env:"):
-        reason, _, fix = reason.partition("; ")
-    return Problem(key, reason, fix)
+    cause: BaseException | None = error  # OmegaConf raises its own error while it handles that of a resolver
+    while cause is not None and not isinstance(cause, FixableError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return Problem(key, cause.what, cause.fix)
+    return Problem(key, WRAPPED.sub("", str(error).splitlines()[0]), fix)
