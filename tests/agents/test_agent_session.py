@@ -169,12 +169,12 @@ def test_feedback_is_cut_to_its_limit(tokenizer):
 
     session = open_session(tokenizer, Scripted(tokenizer, ["a"] * 3), chat_task(tokenizer), max_feedback_tokens=12)
     long = "é🙂 wrong, try again " * 20
-    assert size(session.cut(long)) <= 12 and session.cut(long).endswith("[...]")
-    assert session.cut("short") == "short"
+    assert size(session.cutter.cut(long)) <= 12 and session.cutter.cut(long).endswith("[...]")
+    assert session.cutter.cut("short") == "short"
     run(session.reply)
     assert session.observe([{"role": "user", "content": long}])
     assert "<|im_start|>assistant\n" in ended(session, ENVIRONMENT), "what the template adds is whole"
-    shares = session.cut_all([{"role": "tool", "content": long}] * 3)
+    shares = session.cutter.cut_all([{"role": "tool", "content": long}] * 3)
     assert sum(size(message["content"]) for message in shares) <= 12
     run(session.reply)
     count = len(session.ledgers[0].ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -109,9 +110,9 @@ def test_a_command_that_crashes_or_never_asks_has_failed(run_command, command, r
 
 @pytest.mark.notices(
     "a command outlives the time of its episode",
-    "agents/command.py",
-    "            kill_all(process.pid, environment[MARK])\n            await",
-    "            await",
+    "sandbox/reaper.py",
+    "            return KILLED\n",
+    "            poller.unregister(line)\n",
 )
 @pytest.mark.parametrize("rest", ["sleep 1000", "while :; do echo x; done"], ids=["hangs", "prints"])
 def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, rest):
@@ -122,16 +123,20 @@ def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, 
 
 @pytest.mark.notices(
     "what a command has left running lives on",
-    "agents/command.py",
-    "    kill_marked(MARK, mark)\n    kill_marked(MARK, mark)  # what",
-    "    # what",
+    "sandbox/reaper.py",
+    'kernel.check(kernel.prctl(kernel.SUBREAPER, 1), "prctl(PR_SET_CHILD_SUBREAPER)")',
+    "pass",
 )
-def test_children_of_a_command_end_with_it(run_command, tmp_path):
-    """They have process groups of their own, and hold its output open."""
-    child = f"import subprocess, os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); import time; "
-    started = f"setsid {python(child + 'time.sleep(1000)')} & while ! test -s {tmp_path}/pid; do :; done; "
-    outcome, ending, _, _ = run_command(started + python(ASK))
-    assert (outcome, ending) == (None, "finished")
+@pytest.mark.parametrize("how", ["setsid", "env -i setsid", "env -i setsid setsid -f"])
+@pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
+def test_children_of_a_command_end_with_it(run_command, tmp_path, how, hangs):
+    """They have process groups of their own, hold its output open, have cleared their environment and lost their
+    parents."""
+    child = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); import time; "
+    started = f"{how} {python(child + 'time.sleep(1000)')} & while ! test -s {tmp_path}/pid; do :; done; "
+    command = f"{started}{python(ASK)}" + ("; sleep 1000" if hangs else "")
+    outcome, ending, _, _ = run_command(command, timeout_s=4.0 if hangs else 600.0)
+    assert ending == ("timed_out" if hangs else "finished") and (outcome is None) is not hangs
     pid = int((tmp_path / "pid").read_text())
     assert poll_until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or is_zombie(pid), HOURS_S, 0.01)
 
@@ -140,9 +145,10 @@ def is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_command_that_holds_too_much_memory_is_killed(run_command):
-    code = ASK + "held = bytearray(300 << 20)\nimport time; time.sleep(1000)"
-    outcome, ending, _, _ = run_command(f"{python(code)}; true", memory_mb=200)
+@pytest.mark.parametrize("how", ["", "env -i setsid -f"], ids=["itself", "a child without a parent"])
+def test_a_command_that_holds_too_much_memory_is_killed(run_command, how):
+    held = "held = bytearray(300 << 20)\nimport time; time.sleep(1000)"
+    outcome, ending, _, _ = run_command(f"{python(ASK)}; {how} {python(held)}; sleep 1000", memory_mb=200)
     assert ending == "failed" and "its limit is 200 MiB (agent.command_memory_mb)" in outcome.reason
 
 
@@ -164,3 +170,29 @@ def test_of_endless_output_both_ends_are_kept_without_the_key():
     kept = Kept(key)
     kept.add(json.dumps({"key": key}).encode())
     assert kept.text() == '{"key": "<key>"}'
+
+
+def test_passwords_of_the_run_are_not_for_its_commands(run_command, monkeypatch):
+    for name in ("RLHF_SUITE_REWARD_TOKEN", "RLHF_SUITE_JUDGE_KEY", "OPENAI_ORGANIZATION"):
+        monkeypatch.setenv(name, "secret-of-the-run")
+    _, _, log, _ = run_command(f"env; {python(ASK)}")
+    assert "AGENT_KEY=<key>" in log and "secret-of-the-run" not in log
+
+
+def test_a_command_ends_with_the_process_that_started_it(tmp_path):
+    """As it does when a run is killed: nobody is left to say so."""
+    here = Path(__file__).parents[2] / "src"
+    child = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)"
+    starter = (
+        f"import sys, os, subprocess; sys.path.insert(0, {str(here)!r})\n"
+        "from rlhf_suite.sandbox.reaper import Line, with_reaper\n"
+        "line = Line()\n"
+        f"words = ['/bin/sh', '-c', {'env -i setsid -f ' + python(child) + '; sleep 1000'!r}]\n"
+        "subprocess.Popen(with_reaper(words, line.theirs, ['touch', 'cleared']), pass_fds=[line.theirs])\n"
+        "while not os.path.exists('pid') or not open('pid').read(): pass\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", starter], cwd=tmp_path, check=False)
+    pid = int((tmp_path / "pid").read_text())
+    assert poll_until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or is_zombie(pid), HOURS_S, 0.01)
+    assert poll_until((tmp_path / "cleared").exists, HOURS_S, 0.01), "what clears up runs too"

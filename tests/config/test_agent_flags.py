@@ -64,6 +64,9 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2 agent.max_concurrent=4",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} agent.tool_parser=json",
         f"agent.kind=endpoint agent.command=echo agent.score_command=echo agent.command_memory_mb=64 {CHAT} {RULE}",
+        f"agent.kind=endpoint agent.command=echo agent.container=jail agent.container_paths=[/opt] {CHAT} {RULE}",
+        f"agent.kind=endpoint agent.command=echo agent.container=image:1 {CHAT} {RULE} "
+        "agent.container_network=agents agent.host=172.18.0.1",
         "agent.kind=environment train.agent_func_path=ENV agent.num_workers=2 agent.max_restarts=0",
         "agent.kind=environment train.agent_func_path=ENV data.reward_columns=[level]",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} data.reward_columns=[level]",
@@ -136,6 +139,26 @@ def test_whole_agents_have_no_problem(checked, files, line):
             "two programs",
         ),
         (f"agent.kind=python {RULE} agent.command=echo", "agent.command", "agent.kind"),
+        (
+            f"agent.kind=endpoint {CHAT} train.agent_func_path=PROGRAM agent.container=jail",
+            "agent.container",
+            "agent.command",
+        ),
+        (
+            f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=image agent.container_network=agents",
+            "agent.host",
+            "do not reach agent.host=127.0.0.1",
+        ),
+        (
+            f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=jail agent.container_network=agents",
+            "agent.container_network",
+            "no network but the endpoint",
+        ),
+        (
+            f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=--privileged",
+            "agent.container",
+            "is not an image",
+        ),
         (
             f"agent.kind=endpoint {CHAT} train.agent_func_path=PROGRAM agent.score_command=echo",
             "agent.score_command",

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from rlhf_suite import registry
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.compaction import Compaction
+from rlhf_suite.agents.cutting import Limits
 from rlhf_suite.agents.endpoint import Sessions
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, AgentSetup, Episodes
 from rlhf_suite.agents.parsing import TurnReader
-from rlhf_suite.agents.session import Limits, Policy, Shared
+from rlhf_suite.agents.session import Policy, Shared
 from rlhf_suite.config.check.agent_file import OURS, RAW, TRL, export_of, has_tools_beside
 from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.reward import has_source
@@ -75,9 +76,8 @@ def make_episodes(
     if others:
         made = [(agent_config.datasets, make_agent(agent_config, *shared_setup)) for agent_config in others]
         agent = AgentsByDatasource({name: other for names, other in made for name in names}, agent)
-    is_cut = reads("max_feedback_tokens", config)  # a message that was cut is not known again to a program
-    feedback = config.max_feedback_tokens if is_cut else None
-    limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback)
+    feedback = config.max_feedback_tokens if reads("max_feedback_tokens", config) else None
+    limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback, config.cut_to_fit)
     most = run.data.max_images_per_prompt
     shared = Shared(policy, bridge, reader, limits, config.history == "template", images, most)
     return Episodes(agent, shared, config.max_concurrent)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import tempfile
 from collections import deque
@@ -20,23 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.isolation import Isolation, Place
 from rlhf_suite.agents.request import MODEL
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.launch.processes import SHELL, kill_marked
-from rlhf_suite.sandbox.memory import Watched, watcher
+from rlhf_suite.launch.processes import OF_EPISODE_WORKER, kill_marked
+from rlhf_suite.launch.watch import MARK as OF_CLUSTER
+from rlhf_suite.sandbox.memory import Watched, remove_tree, watcher
+from rlhf_suite.sandbox.reaper import CLEAR_S, Line, with_reaper
 
 MARK = (
     "RLHF_SUITE_PROGRAM"  # environment variable of all that a command starts; its value is the session of the episode
 )
-OURS = "RLHF_SUITE_"  # begins the variables by which the processes of a run are found
-KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ", "USER", "LOGNAME", "TMPDIR")  # of our own environment
+FOUND_BY = (OF_CLUSTER, OF_EPISODE_WORKER)  # variables by which the processes of a run are found when it has ended
+# Of our own environment. Other variables of the suite may be passwords.
+KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ", "USER", "LOGNAME", "TMPDIR", *FOUND_BY)
 HALF_BYTES = 32 << 10  # of the output that is kept, at its beginning and at its end
 READ_BYTES = 1 << 16
 MAX_LOGS = 500  # files of a process; older ones are removed
 MAX_PROMPT = 100_000  # characters in an environment variable, of which the kernel takes 128 KiB
 TAIL = 300  # characters of the errors, quoted in messages
 END_S = 5.0  # for what is killed to be gone, and for its output to be read
+ALL_ENDS_S = 4 * END_S + CLEAR_S  # for all that a command has started to end with its episode
+KEY = "AGENT_KEY"  # environment variable of the command that asks for turns
 PARTS = ("output", "errors", "output of the score", "errors of the score")  # of a log
 
 
@@ -82,6 +87,7 @@ class Command:
     memory_mb: int
     score: str | None = None
     logs: Path | None = None  # folder for what the commands print
+    isolation: Isolation = field(default_factory=Isolation)
     written: deque[Path] = field(default_factory=deque)
 
     async def run(self, task: Task, url: str, key: str, name: str) -> Any:
@@ -92,56 +98,61 @@ class Command:
             ProgramFailure: a command ended with an error, or held too much memory.
         """
         folder = Path(tempfile.mkdtemp(prefix="rlhf_suite_program_"))
+        place = Place(self.isolation, str(folder), url, name)
         played, scored = (Kept(key), Kept(key)), (Kept(key), Kept(key))
         try:
             environment = prepare_folder(folder, task) | {MARK: name}
-            await self.run_one(self.command, "agent.command", folder, environment | addresses(url, key), played)
+            await self.run_one(self.command, "agent.command", place, environment | addresses(place.url, key), played)
             if self.score is None:
                 return None
             environment |= {"AGENT_LABEL": task.label}
-            await self.run_one(self.score, "agent.score_command", folder, environment, scored)
+            await self.run_one(self.score, "agent.score_command", place, environment, scored)
             return result_of(scored[0].text())
         finally:
             with suppress(OSError):
                 self.write_log(name, zip(PARTS, (*played, *scored), strict=True))
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, str(folder))
 
     async def run_one(
-        self, command: str, flag: str, folder: Path, environment: Mapping[str, str], outputs: tuple[Kept, Kept]
+        self, command: str, flag: str, place: Place, environment: Mapping[str, str], outputs: tuple[Kept, Kept]
     ) -> None:
-        """Run a command to its end, in the folder of the episode. `outputs` keep what it prints: to standard output,
+        """Run a command to its end, in the place of the episode. `outputs` keep what it prints: to standard output,
         and to standard error."""
-        why = list[str]()
+        why, line = list[str](), Line()
+        launch = place.prepare(command, environment, KEY in environment)
+        passed = [line.theirs, *(() if launch.relay is None else (launch.relay[1].fileno(),))]
 
         def end(reason: str) -> None:
             why.append(reason)
-            kill_all(process.pid, environment[MARK])
+            line.close()
 
-        with (folder / "prompt.txt").open("rb") as prompt:
+        with Path(place.folder, "prompt.txt").open("rb") as prompt:
             streams, writable = zip(*[await open_pipe() for _ in outputs], strict=True)
             process = await asyncio.create_subprocess_exec(
-                *(SHELL, "-c", command),
+                *with_reaper(launch.words, line.theirs, launch.clear),
                 stdin=prompt,
                 stdout=writable[0],
                 stderr=writable[1],
-                cwd=folder / "work",
-                env=environment,
+                cwd=Path(place.folder, "work"),
+                env=launch.environment,
+                pass_fds=passed,
                 start_new_session=True,
             )
-        for descriptor in writable:
+        for descriptor in (*writable, line.theirs):
             os.close(descriptor)
         reading = [asyncio.ensure_future(read_all(*pair)) for pair in zip(streams, outputs, strict=True)]
         watched = Watched(process.pid, None, self.memory_mb, 0, end)
         watcher.add(watched)
         try:
-            await process.wait()
+            async with place.connected(launch):
+                await process.wait()
         finally:
             watcher.remove(watched)
-            kill_all(process.pid, environment[MARK])
+            line.close()
+            await end_process(process, environment[MARK], END_S + (CLEAR_S if launch.clear else 0.0))
             await asyncio.wait(reading, timeout=END_S)  # the pipes end with those who hold them
             for task in reading:
                 task.cancel()
-            await asyncio.wait_for(process.wait(), END_S)  # no-limit: it has one
         if why:
             raise ProgramFailure(f"{flag} was killed: {why[0]} (agent.command_memory_mb)")
         if process.returncode:
@@ -177,12 +188,15 @@ async def read_all(stream: asyncio.StreamReader, kept: Kept) -> None:
         kept.add(data)
 
 
-def kill_all(pid: int, mark: str) -> None:
-    """Kill a process, its group, and all whose environment says that it has started them."""
+async def end_process(process: asyncio.subprocess.Process, mark: str, limit_s: float) -> None:
+    """Wait until a reaper has ended all that came of its command. If it does not, or was killed itself, kill what is
+    still found by its group and its environment."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), limit_s)  # no-limit: it has one
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    kill_marked(MARK, mark)
-    kill_marked(MARK, mark)  # what was being started meanwhile
+        os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(kill_marked, MARK, mark)
+    await asyncio.wait_for(process.wait(), END_S)  # no-limit: it has one
 
 
 def prepare_folder(folder: Path, task: Task) -> dict[str, str]:
@@ -196,7 +210,7 @@ def prepare_folder(folder: Path, task: Task) -> dict[str, str]:
     (folder / "prompt.txt").write_text(prompt)
     given = {"messages": task.messages, "tools": task.tools, "datasource": task.datasource, "columns": task.columns}
     (folder / "task.json").write_text(json.dumps(given, default=str))
-    inherited = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(OURS)}
+    inherited = {name: value for name, value in os.environ.items() if name in KEPT}
     short = {"AGENT_PROMPT": prompt} if len(prompt.encode()) < MAX_PROMPT and "\0" not in prompt else {}
     return (
         inherited
@@ -214,7 +228,7 @@ def addresses(url: str, key: str) -> dict[str, str]:
     """Return the variables by which clients find the model of an episode."""
     return {
         "AGENT_URL": url,
-        "AGENT_KEY": key,
+        KEY: key,
         "AGENT_MODEL": MODEL,
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,

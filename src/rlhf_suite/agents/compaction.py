@@ -77,7 +77,7 @@ class Compaction:
 
 def length_with(session: Session, answers: Sequence[Message]) -> int:
     """Return how many tokens the prompt of the next turn has with these answers to the last one."""
-    branch, (placed, files) = session.open, session.place_images(session.cut_all(answers))
+    branch, (placed, files) = session.open, session.place_images(session.cutter.cut_all(answers))
     if session.renders_history:
         return len(session.bridge.prompt([*branch.messages, *placed], branch.tools))
     ids = session.bridge.after(int(branch.ledger.ids[-1]), placed, branch.tools) or ()

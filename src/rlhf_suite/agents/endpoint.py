@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Task, Turn
-from rlhf_suite.agents.command import END_S, Command, ProgramFailure
+from rlhf_suite.agents.command import ALL_ENDS_S, Command, ProgramFailure
 from rlhf_suite.agents.environment import call
 from rlhf_suite.agents.program_loop import program_loop
 from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send
@@ -128,8 +128,13 @@ class ChatSession:
         return asked
 
     def check_characters(self, request: ChatRequest) -> None:
-        """Refuse a conversation that is too long even if each token were the longest one."""
-        count = sum(map(characters, request.messages))
+        """Refuse a conversation that is too long even if each token were the longest one. What agent.cut_to_fit would
+        cut does not count."""
+        messages = request.messages
+        if self.session.limits.cut_to_fit is not None:
+            branch, end, _ = self.session.find_known(messages, request.tools)
+            messages = messages if branch is None else messages[:end]
+        count = sum(map(characters, messages))
         if count > self.max_characters:
             raise self.too_long(f"the conversation has {count} characters, too many for the tokens of data.max_len")
 
@@ -315,7 +320,7 @@ class EndpointAgent:
         finally:
             running.cancel()
             if of_command is not None:
-                await asyncio.wait((running,), timeout=3 * END_S)  # what a command has started ends with the episode
+                await asyncio.wait((running,), timeout=ALL_ENDS_S)  # what a command has started ends with the episode
 
     def check_outcome(self, returned: Any, chat: ChatSession) -> Outcome | None:
         """Return the outcome of an episode: what the program returned, else what it reported, else None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlhf_suite import registry
@@ -17,6 +18,7 @@ from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRL
 from rlhf_suite.agents.endpoint import EndpointAgent
 from rlhf_suite.agents.environment import EnvironmentAgent, call, construct
 from rlhf_suite.agents.episodes import Agent, AgentSetup, SingleTurnAgent
+from rlhf_suite.agents.isolation import Isolation
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.own_files import import_export, tool_environment, tools_of
@@ -33,7 +35,7 @@ from rlhf_suite.config.check.agent_file import (
     TRL,
     export_of,
 )
-from rlhf_suite.config.declarations.agent import ChosenAgent
+from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import agent, python_style
 from rlhf_suite.sandbox.process import SandboxError
@@ -58,6 +60,7 @@ def single_turn(setup: AgentSetup) -> Agent:
         "compact_at_tokens",
         "compact_prompt",
         "compact_max_tokens",
+        "cut_to_fit",
     ),
 )
 def tools(setup: AgentSetup) -> Agent:
@@ -79,6 +82,7 @@ def tools(setup: AgentSetup) -> Agent:
         "compact_at_tokens",
         "compact_prompt",
         "compact_max_tokens",
+        "cut_to_fit",
     ),
 )
 def environment(setup: AgentSetup) -> Agent:
@@ -104,6 +108,7 @@ def environment(setup: AgentSetup) -> Agent:
         "history",
         "tool_timeout_s",
         "max_feedback_tokens",
+        "cut_to_fit",
     ),
 )
 def python(setup: AgentSetup) -> Agent:
@@ -145,18 +150,14 @@ def tool(setup: AgentSetup, make: Make) -> Agent:
         "all_rows",
         "whole_episodes",
     ),
-    reads=("add_reward", "host", "sampling", "command"),
+    reads=("add_reward", "host", "sampling", "command", "cut_to_fit"),
 )
 def endpoint(setup: AgentSetup) -> Agent:
     """A program of your own, which asks for turns over HTTP as chat completions, Messages or Responses."""
     config = setup.chosen.config
     assert setup.serve is not None, "a run has a server of sessions"
     sessions = setup.serve(config.host)
-    program: Any = (
-        import_export(setup.chosen)
-        if config.command is None
-        else Command(config.command, config.command_memory_mb, config.score_command, sessions.logs)
-    )
+    program: Any = import_export(setup.chosen) if config.command is None else command_of(config, sessions.logs)
     return EndpointAgent(
         program,
         sessions,
@@ -167,6 +168,15 @@ def endpoint(setup: AgentSetup) -> Agent:
         choice=setup.choice,
         overrides=config.sampling == "override",
     )
+
+
+def command_of(config: AgentConfig, logs: Path | None) -> Command:
+    """Return the command that plays the episodes of a run."""
+    assert config.command is not None
+    given = [Path(path).expanduser().absolute() for path in config.container_paths]
+    paths = sorted({str(path) for named in given for path in (named, named.resolve())})
+    isolation = Isolation(config.container, config.container_network, paths, config.command_memory_mb)
+    return Command(config.command, config.command_memory_mb, config.score_command, logs, isolation)
 
 
 def environment_agent(

@@ -7,13 +7,14 @@ tokens once, behind it. So the prompt of every request is the ledger at that mom
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Schema, Task, Turn
 from rlhf_suite.agents.bridge import ASKED, Bridge
+from rlhf_suite.agents.cutting import Cutter, Limits
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import (
@@ -29,7 +30,6 @@ from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome, RewardFailure
 
-CUT = " [...]"  # stands at the end of a text of an environment that was cut
 REQUESTS = count()
 
 
@@ -39,19 +39,6 @@ class Policy(Protocol):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to one request."""
         ...
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What ends a turn beside its end-of-sequence token, and the room for tokens."""
-
-    max_len: int  # data.max_len: tokens of a ledger
-    max_new_tokens: int | None = None  # rollout.max_new_tokens: all that follows the first prompt
-    max_feedback_tokens: int | None = None  # of what an environment says after one turn; more is cut off
-
-    def room(self, prompt_tokens: int, total: int) -> int:
-        """Return how many tokens fit behind `total` tokens, the first `prompt_tokens` of which are the prompt."""
-        return min(self.max_len, prompt_tokens + (self.max_new_tokens or self.max_len)) - total
 
 
 @dataclass(frozen=True)
@@ -102,6 +89,7 @@ class Session:
         self.limits, self.seed, self.sampling = shared.limits, seed, sampling
         self.renders_history = shared.renders_history
         self.image_reader, self.max_images = shared.images, shared.max_images
+        self.cutter = Cutter(shared.bridge.tokenizer, shared.limits, shared.images is not None)
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
@@ -199,13 +187,17 @@ class Session:
         If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
         """
         assert self.num_turns, "begin() takes the messages before the first turn"
-        answers, files = self.place_images(self.cut_all(answers))
-        if request is not None:
-            answers = add_text(answers, request)
+        answers, files = self.place_images(self.cutter.cut_all(answers))
+
+        def whole(shown: Sequence[Message]) -> Sequence[Message]:
+            return shown if request is None else add_text(shown, request)
+
         if self.renders_history:
-            return self.render_again([*self.open.messages, *answers])
-        stop = int(self.open.ledger.ids[-1])
-        return self.append(self.bridge.after(stop, answers, self.open.tools), answers, files)
+            return self.render_again(answers, whole)
+        stop, tools = int(self.open.ledger.ids[-1]), self.open.tools
+        room, after = self.room(), self.bridge.after
+        answers = whole(self.cutter.fit_messages(answers, room, lambda shown: after(stop, whole(shown), tools)))
+        return self.append(after(stop, answers, tools), answers, files)
 
     def place_images(
         self, messages: Sequence[Message], known: Sequence[bytes] = ()
@@ -232,10 +224,16 @@ class Session:
             (list(ids), ()) if self.image_reader is None else expand_placeholders(ids, files, self.image_reader, offset)
         )
 
-    def render_again(self, messages: Sequence[Message]) -> bool:
-        """Continue with a rendering of the whole conversation, and return whether a turn fits behind it. Where it
-        begins with the tokens of the open ledger, these go on; otherwise a new ledger begins with it."""
-        ids = self.bridge.prompt(messages, self.open.tools)
+    def render_again(self, answers: Sequence[Message], whole: Callable[[Sequence[Message]], Sequence[Message]]) -> bool:
+        """Continue with a rendering of the whole conversation, which goes on with `whole(answers)`, and return whether
+        a turn fits behind it. Where it begins with the tokens of the open ledger, these go on; otherwise a new ledger
+        begins with it."""
+        before, tools, most = self.open.messages, self.open.tools, self.limits.max_len
+        answers = self.cutter.fit_messages(
+            answers, most, lambda shown: self.bridge.prompt([*before, *whole(shown)], tools)
+        )
+        messages = [*before, *whole(answers)]
+        ids = self.bridge.prompt(messages, tools)
         known = self.open.ledger.ids.tolist()
         if ids[: len(known)] == known:
             return self.append(ids[len(known) :], messages[len(self.open.messages) :])
@@ -251,9 +249,12 @@ class Session:
         if images and self.image_reader is None:
             raise ValueError("it has images, and the policy reads text; set data.image_key (docs/vision.md)")
         files = [image_file(image) for image in images]
-        return self.append(
-            self.bridge.behind(self.open.ledger.ids.tolist(), before + self.cut(text) + after), (), files
-        )
+        ids = self.open.ledger.ids.tolist()
+
+        def encode(texts: Sequence[str]) -> list[int]:
+            return self.bridge.behind(ids, before + texts[0] + after)
+
+        return self.append(encode(self.cutter.fit([self.cutter.cut(text)], self.room(), encode)), (), files)
 
     def append(self, ids: Sequence[int] | None, messages: Sequence[Message], files: Sequence[bytes] = ()) -> bool:
         """Append tokens of the environment, with `files` in place of their image placeholders, if another token and
@@ -267,31 +268,6 @@ class Session:
             ledger.append_environment(ids, images)
             self.open.messages += messages
         return not self.is_full
-
-    def cut(self, text: str, limit: int | None = None) -> str:
-        """Return a text of an environment, cut to `limit` tokens (None: agent.max_feedback_tokens)."""
-        limit = self.limits.max_feedback_tokens if limit is None else limit
-        ids = tokens(self.bridge.tokenizer, text)
-        if limit is None or len(ids) <= limit:
-            return text
-        kept, mark = limit - len(tokens(self.bridge.tokenizer, CUT)), CUT
-        if kept < 1:  # no room to say that it was cut
-            kept, mark = limit, ""
-        return str(self.bridge.tokenizer.decode(ids[:kept])).rstrip("\N{REPLACEMENT CHARACTER}") + mark
-
-    def cut_all(self, answers: Sequence[Message]) -> list[Message]:
-        """Return messages whose texts share agent.max_feedback_tokens equally."""
-        limit = self.limits.max_feedback_tokens
-        share = None if limit is None else max(1, limit // max(1, len(answers)))
-        return [{**message, "content": self.cut_content(message["content"], share)} for message in answers]
-
-    def cut_content(self, content: Any, limit: int | None) -> Any:
-        """Return the content of a message with its texts cut; its images stay."""
-        if self.image_reader is None or isinstance(content, str):
-            return self.cut(str(content), limit)
-        return [
-            item if item["type"] == "image" else {**item, "text": self.cut(item["text"], limit)} for item in content
-        ]
 
     def continue_from(self, messages: Sequence[Message], tools: Sequence[Schema] | None = None) -> bool:
         """Continue the conversation `messages` where it is known, and return whether a turn fits behind it. If none
@@ -321,10 +297,17 @@ class Session:
             RowError: the chat template does not render the conversation.
         """
         branch, end, length = self.find_known(messages, tools)
-        rest = self.cut_all(messages[end:])
-        ids = None if branch is None else self.bridge.on_from(int(branch.ledger.ids[length - 1]), rest, tools)
+        rest, ids = messages[end:], None
+        if branch is not None:
+            stop, is_last = int(branch.ledger.ids[length - 1]), length == len(branch.ledger.ids)
+            room = self.limits.room(branch.prompt_tokens if is_last else length, length)
+            shown = self.cutter.fit_messages(
+                self.cutter.cut_all(rest), room, lambda answers: self.bridge.on_from(stop, answers, tools)
+            )
+            ids = self.bridge.on_from(stop, shown, tools)
         if branch is None or ids is None:
             return Continuation(None, [], self.bridge.prompt(messages, tools), [], messages)
+        # The messages stay whole: the next request repeats them, and is compared with them.
         return Continuation(branch, branch.ledger.ids[:length].tolist(), ids, messages[:end], rest)
 
     def find_known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:

@@ -19,6 +19,8 @@ from rlhf_suite.polling import poll_until
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.1
 SHELL = "/bin/sh"  # that runs commands of the user
+# Environment variable of all that an episode worker starts; its value is the name of the worker.
+OF_EPISODE_WORKER = "RLHF_SUITE_EPISODES"
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 NEVER, NO_BLOCKS = -1, 0

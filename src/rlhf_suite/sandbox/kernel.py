@@ -19,7 +19,7 @@ NEW_MOUNT, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 1 << 17, 1 << 26, 1 <<
 BIND, RECURSIVE, PRIVATE, NO_SUID, NO_DEV, NO_EXEC = 1 << 12, 1 << 14, 1 << 18, 2, 4, 8  # flags of mount
 SEAL_READ_ONLY, SEAL_NO_SUID, SEAL_NO_DEV, SEAL_NO_EXEC = 1, 2, 4, 8  # attributes of mount_setattr
 # Options of prctl.
-DEATH_SIGNAL, DUMPABLE, DROP_BOUND, NO_NEW_PRIVILEGES, AMBIENT, CLEAR_AMBIENT = 1, 4, 24, 38, 47, 4
+DEATH_SIGNAL, DUMPABLE, DROP_BOUND, SUBREAPER, NO_NEW_PRIVILEGES, AMBIENT, CLEAR_AMBIENT = 1, 4, 24, 36, 38, 47, 4
 CAPABILITY_VERSION, MAX_CAPABILITY = 0x20080522, 64
 JOIN_NEW_KEYRING = 1
 # Landlock: rights on files by the version of the interface, and the versions that added TCP, and signals and abstract

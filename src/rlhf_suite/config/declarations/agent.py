@@ -18,6 +18,8 @@ SUMMARY = (
     "what was done and found out, with the exact names, numbers and values; what failed; and what remains to be done. "
     "Answer with the summary alone."
 )
+JAIL = "jail"  # agent.container: no container, but the jail of this machine
+ISOLATED = (COMMANDED, is_set(".container", "<image>"))
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
@@ -75,6 +77,9 @@ class AgentConfig:
     compact_prompt: str = flag(SUMMARY, "How the user asks for a summary", when=COMPACTED)
     compact_max_tokens: int = flag(1024, ge=1, when=COMPACTED)
     """Longest summary in tokens; one that is cut off there ends the episode"""
+    cut_to_fit: int | None = flag(None, ge=1)
+    """Cut an answer to a turn that leaves no room in data.max_len or rollout.max_new_tokens, so that so many tokens are
+    left; " [...]" stands where it was cut. null: such an answer ends the episode, or the request of a program fails"""
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
     num_workers: int = flag(0, ge=0, resume=FREE, when=MANY_TURNS)
     """Processes beside the driver that run the episodes, spread over the nodes; 0: the driver runs them"""
@@ -96,6 +101,14 @@ class AgentConfig:
     score_command: str | None = flag(None, when=COMMANDED)
     """Shell command that scores the files which agent.command left, in the same folder: its last line is the reward, or
     a JSON object with reward, score, metrics or error. null: what agent.command posts, or else the reward sources"""
+    container: str | None = flag(None, when=COMMANDED)
+    """Where both commands run: in containers of this image, by docker or podman; jail, in a jail of this machine, whose
+    only network is the endpoint; null, with the rights of the run"""
+    container_network: str = flag("host", resume=FREE, when=ISOLATED)
+    """Network of the containers, as `--network` of docker takes it. With host they reach all that this machine does; an
+    internal network leaves only this machine (docs/agents.md)"""
+    container_paths: list[str] = flag([], when=ISOLATED)
+    """Folders and files of this machine that the commands may read in a container or a jail, at the same paths"""
     host: str = flag("127.0.0.1", resume=FREE)
     """Address of this machine at which the program reaches its endpoint, on a free port"""
     sampling: str = flag("override", choices=("override", "refuse"), resume=FREE)

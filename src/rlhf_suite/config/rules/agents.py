@@ -18,7 +18,7 @@ from rlhf_suite.config.check.agent_file import (
     has_tools_beside,
 )
 from rlhf_suite.config.check.problems import Problem, rule
-from rlhf_suite.config.declarations.agent import ChosenAgent, agents_of
+from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.reward import has_source
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
@@ -218,6 +218,23 @@ def summaries_fit(run: Run) -> Iterator[Problem]:
     if most >= at:
         problem = f"a summary of that length would be as long as the conversation it stands for ({key}={at})"
         yield Problem("agent.compact_max_tokens", problem, f"write less than {at}")
+
+
+@rule(tasks=RL)
+def containers_reach_the_endpoint(run: Run) -> Iterator[Problem]:
+    agent = run.agent
+    if agent.command is None or agent.container is None:
+        return
+    if not agent.container.strip() or agent.container.startswith("-"):
+        yield Problem("agent.container", f"{agent.container!r} is not an image", "write an image, jail or null")
+    has_own_network = agent.container_network != "host"
+    if agent.container == JAIL and has_own_network:
+        problem = "a jail has no network but the endpoint"
+        yield Problem("agent.container_network", problem, "remove it, or write an image in agent.container")
+    elif has_own_network and (agent.host == "localhost" or agent.host.startswith("127.")):
+        problem = f"containers of the network {agent.container_network} do not reach agent.host={agent.host}"
+        fix = "write the address that this machine has in that network, such as agent.host=172.18.0.1"
+        yield Problem("agent.host", problem, fix)
 
 
 @rule(tasks=RL)

@@ -7,12 +7,14 @@ import ast
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlhf_suite.agents.isolation import TOOLS, container_tool
 from rlhf_suite.config.check.agent_file import OPENRLHF, TRL, export_of, methods
 from rlhf_suite.config.check.problems import Problem
-from rlhf_suite.config.declarations.agent import ChosenAgent, agents_of
+from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.foreign_text import printable
@@ -21,6 +23,7 @@ from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.preflight.trial import NEEDED
 from rlhf_suite.python_source import SourceError, parse_file
+from rlhf_suite.sandbox.command_jail import CommandJail, choose_user
 
 GIVEN = {"self", "prompt", "label", "datasource"}  # what reset of TRL gets beside data.reward_columns
 CONNECT_S, SHELL_S = 2.0, 60.0
@@ -100,11 +103,55 @@ def commands_can_run(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     for name, command in (("command", run.agent.command), ("score_command", run.agent.score_command)):
         if command is not None:
-            yield from command_problems(f"agent.{name}", command)
+            yield from command_problems(f"agent.{name}", command, run.agent.container in (None, JAIL))
 
 
-def command_problems(key: str, command: str) -> Iterator[Problem]:
-    """Yield why a command of the shell cannot run, as far as its first word tells."""
+def commands_have_their_place(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield why the commands of episodes cannot run in the container or the jail of agent.container."""
+    if folder is None or not is_first_node() or run.task not in RL or run.agent.container is None:
+        return
+    for path in run.agent.container_paths:
+        if not Path(path).expanduser().exists():
+            yield Problem("agent.container_paths", f"there is no {path}", "correct the path")
+    if run.agent.container == JAIL:
+        yield from jail_problems()
+    else:
+        yield from image_problems(run.agent.container)
+
+
+def jail_problems() -> Iterator[Problem]:
+    """Yield why a command does not run in a jail of this machine."""
+    with tempfile.TemporaryDirectory(prefix="rlhf_suite_") as place:
+        tried = CommandJail(place, (), choose_user()).command((SHELL, "-c", "true"))
+        said = subprocess.run(tried, capture_output=True, text=True, timeout=SHELL_S, check=False)
+    if said.returncode:
+        reason = printable(said.stderr.strip(), 200) or f"exit code {said.returncode}"
+        fix = "allow namespaces to users of this machine, or write an image in agent.container"
+        yield Problem("agent.container", f"agent.container={JAIL}: {reason}", fix)
+
+
+def image_problems(image: str) -> Iterator[Problem]:
+    """Yield why containers of an image cannot be started: no program for it, one that does not work, or no image."""
+    tool = container_tool()
+    if tool is None:
+        problem = f"neither {' nor '.join(TOOLS)} is installed on this machine"
+        yield Problem("agent.container", problem, f"install one of them, or write agent.container={JAIL} or null")
+        return
+    try:
+        said = subprocess.run(
+            [tool, "image", "inspect", image], capture_output=True, text=True, timeout=SHELL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Problem("agent.container", f"{tool} does not answer within {SHELL_S:g} s", f"look at {tool} info")
+        return
+    if said.returncode:
+        reason = printable(said.stderr.strip(), 200)
+        yield Problem("agent.container", f"{tool} has no image {image}: {reason}", f"run {tool} pull {image} first")
+
+
+def command_problems(key: str, command: str, is_of_machine: bool) -> Iterator[Problem]:
+    """Yield why a command of the shell cannot run, as far as its first word tells. `is_of_machine`: it names a program
+    of this machine, and not of an image."""
     checked = [SHELL, "-n", "-c", command]
     said = subprocess.run(checked, capture_output=True, text=True, timeout=SHELL_S, check=False)
     if said.returncode:
@@ -118,8 +165,8 @@ def command_problems(key: str, command: str) -> Iterator[Problem]:
     elif "/" in program and not program.startswith("/"):
         problem = f"{program} would be looked for in the folder of each episode"
         yield Problem(key, problem, f"write {Path(program).resolve()}, or $AGENT_START/{program}")
-    elif shutil.which(program) is None:
+    elif is_of_machine and shutil.which(program) is None:
         yield Problem(key, f"there is no program {program}", "install it, or write its whole path")
 
 
-AGENTS = (agent_files_fit, environment_server_answers, commands_can_run)
+AGENTS = (agent_files_fit, environment_server_answers, commands_can_run, commands_have_their_place)
