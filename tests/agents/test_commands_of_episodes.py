@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from endpoint_episodes import Model, echo, trained
 
+import rlhf_suite
 from clock import HOURS_S
 from rlhf_suite.agents.command import HALF_BYTES, MARK, Command, Kept
 from rlhf_suite.polling import poll_until
@@ -120,6 +121,7 @@ def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, 
     "sandbox/reaper.py",
     'kernel.check(kernel.prctl(kernel.SUBREAPER, 1), "prctl(PR_SET_CHILD_SUBREAPER)")',
     "pass",
+    limit_s=60,
 )
 @pytest.mark.parametrize("how", ["setsid", "env -i setsid", "env -i setsid setsid -f"])
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
@@ -182,7 +184,7 @@ def test_passwords_of_the_run_are_not_for_its_commands(run_command, monkeypatch)
 )
 def test_a_command_ends_with_the_process_that_started_it(tmp_path):
     """As it does when a run is killed: nobody is left to say so."""
-    here = Path(__file__).parents[2] / "src"
+    here = Path(rlhf_suite.__file__).parents[1]
     child = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)"
     starter = (
         f"import sys, os, subprocess; sys.path.insert(0, {str(here)!r})\n"
