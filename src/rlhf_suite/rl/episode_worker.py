@@ -25,7 +25,8 @@ from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.loop_thread import LoopThread
-from rlhf_suite.launch.processes import OF_EPISODE_WORKER, kill_marked
+from rlhf_suite.launch.processes import OF_EPISODE_WORKER as MARK
+from rlhf_suite.launch.processes import kill_marked
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.load import load_tokenizer, vision_processor
 from rlhf_suite.rl.sampling import stop_token_ids
@@ -94,8 +95,8 @@ class EpisodeWorker:
     def __init__(self, run: Run, model: str, name: str, log: Path | None = None) -> None:
         if log is not None:
             redirect_output(log)
-        kill_marked(OF_EPISODE_WORKER, name)
-        os.environ[OF_EPISODE_WORKER] = name
+        kill_marked(MARK, name)
+        os.environ[MARK] = name
         allow_silence(run.launch.timeout_s)
         self._run, self._model, self._name = run, model, name
         self._logs = None if log is None else log.parent / PROGRAMS
@@ -155,7 +156,7 @@ class EpisodeWorker:
 
     async def close(self) -> None:
         """End what the episodes have left running."""
-        kill_marked(OF_EPISODE_WORKER, self._name)
+        kill_marked(MARK, self._name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response of an engine to a request: this worker is the policy of its agent."""
