@@ -1,7 +1,7 @@
 """Every token that an engine samples for a program is in exactly one ledger, and is trained on exactly once.
 
 What the engine samples is noted in its process, at the core of vLLM, and what is trained on in that of the policy, at
-its loss (tests/sampled_tokens). Between the two are the endpoint, the ledgers and the batches.
+its loss (tests/recording/sampled_tokens.py). Between the two are the endpoint, the ledgers and the batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlhf_suite.data.trajectory import MODEL
 
 pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
-NOTES = ROOT / "tests" / "sampled_tokens"
+NOTES = ROOT / "tests" / "recording"
 STEPS, PROMPTS, SAMPLES = 3, 4, 2
 HARNESSES = {
     "mini_swe_agent": "harnesses/mini/bin/mini",

@@ -55,5 +55,7 @@ def dataclass(cls=None, /, **settings):
     return watched(decorate(cls)) if cls is not None else lambda later: watched(decorate(later))
 
 
+if "RLHF_SUITE_SAMPLED" in os.environ:
+    import sampled_tokens  # noqa: F401 - it patches what is imported later
 if FILE in os.environ:
     declared, dataclasses.dataclass = dataclasses.dataclass, dataclass

@@ -144,7 +144,7 @@ class Command:
         watched = Watched(process.pid, None, self.memory_mb, 0, end)
         watcher.add(watched)
         try:
-            async with place.connected(launch):
+            async with place.connect(launch):
                 await process.wait()
         finally:
             watcher.remove(watched)

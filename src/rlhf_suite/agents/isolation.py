@@ -99,7 +99,7 @@ class Place:
         return Launch(words, os.environ | of_client, (tool, "rm", "--force", self.name))
 
     @asynccontextmanager
-    async def connected(self, launch: Launch) -> AsyncIterator[None]:
+    async def connect(self, launch: Launch) -> AsyncIterator[None]:
         """Carry what comes to the endpoint of a jail to the endpoint, within the block."""
         if launch.relay is None:
             yield

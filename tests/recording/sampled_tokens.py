@@ -1,6 +1,5 @@
-"""Notes what an engine samples and what a policy is trained on. Python imports this by itself in every process whose
-PYTHONPATH has this folder, so in the workers of a run too; it does something only where RLHF_SUITE_SAMPLED names a
-folder.
+"""Notes what an engine samples and what a policy is trained on, in the folder RLHF_SUITE_SAMPLED, in every process of a
+run; see `sitecustomize.py`.
 
 `engine-<process>.jsonl` has a line for each piece that the core of vLLM gave out: the request, and its new tokens.
 `policy-<process>.jsonl` has a line for each ledger of a micro-batch of the policy loss: its tokens and its loss mask.
@@ -13,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-FOLDER = os.environ.get("RLHF_SUITE_SAMPLED")
+FOLDER = os.environ["RLHF_SUITE_SAMPLED"]
 
 
 def note(kind, value):
@@ -85,5 +84,4 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-if FOLDER:
-    sys.meta_path.insert(0, AfterImport())
+sys.meta_path.insert(0, AfterImport())
