@@ -29,7 +29,8 @@ import yaml
 from plan import FOLDER, RECIPES, name_of
 
 from rlhf_suite.config import conf_dir
-from rlhf_suite.config.check.formatting import quote, spell
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import flat
 from rlhf_suite.config.declarations.runs import flags_of
 

@@ -6,16 +6,18 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import site
 import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_text import line_of_user, printable, what_of
@@ -84,17 +86,40 @@ def summary(node: FunctionDef) -> str:
     return " ".join(text.partition("\n\n")[0].split()).rstrip(".:")
 
 
-def wrong_count(node: FunctionDef, wanted: int) -> int | None:
-    """Return how many arguments a function takes, where it cannot be called with `wanted` of them by position."""
-    most = len(node.args.posonlyargs) + len(node.args.args)
-    least = most - len(node.args.defaults)
-    by_name = [
-        argument
-        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        if default is None
-    ]
-    fits = least <= wanted and (wanted <= most or node.args.vararg is not None) and not by_name
-    return None if fits else (least if least > wanted else most) + len(by_name)
+def signature(function: str, parameters: Sequence[str]) -> str:
+    """Return how a function with these parameters begins."""
+    return f"def {function}({', '.join(parameters)})"
+
+
+def check_parameters(node: FunctionDef, path: Path, parameters: Sequence[str], by_name: Sequence[str] = ()) -> None:
+    """Check that a function of the user's, which is read and not run, can be called with these parameters by position.
+    Those of `by_name` it may have besides: it gets them by name.
+
+    Raises:
+        SourceError: it takes more or fewer arguments.
+    """
+    positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    needed = positional[: len(positional) - len(node.args.defaults)]
+    named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    only_named = [argument.arg for argument, default in named if default is None and argument.arg not in by_name]
+    most, least = (len([name for name in names if name not in by_name]) for names in (positional, needed))
+    wanted = len(parameters)
+    if least > wanted or (wanted > most and node.args.vararg is None) or only_named:
+        count = (least if least > wanted else most) + len(only_named)
+        problem = f"{path}:{node.lineno}: {node.name} takes {count} arguments, not {wanted}"
+        raise SourceError(problem, f"write {signature(node.name, parameters)}")
+
+
+def why_not_called(function: Callable[..., Any], *arguments: object, **named: object) -> str | None:
+    """Return why a function or class of the user's, which has been imported, cannot be called with these arguments;
+    None if it can, or that is not known."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # compiled
+        return None
+    return None
 
 
 def module_file(module: str, must_exist: bool = False) -> Path | None:

@@ -31,14 +31,15 @@ from rlhf_suite.python_source import (
     SOURCE,
     FunctionDef,
     SourceError,
+    check_parameters,
     functions,
     import_failure,
     import_file,
     list_bound_names,
     module_file,
     parse_file,
+    signature,
     summary,
-    wrong_count,
 )
 
 PACKAGE = "rlhf_suite"
@@ -68,8 +69,9 @@ class Declaration:
 class Kind:
     """A kind of algorithm, and the decorator that declares one.
 
-    `parameters` are those that a function of this kind is called with, by position. `below` is where the flags of
-    `reads` are, seen from the section of the flag that names the algorithm.
+    `parameters` are those that a function of this kind is called with, by position, and `by_name` those that it gets by
+    name if it has them. `below` is where the flags of `reads` are, seen from the section of the flag that names the
+    algorithm. One that `may_wait` may be `async def`.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Kind:
     can_need: tuple[str, ...] = ()
     default_needs: tuple[str, ...] = ()
     below: str = ""
+    by_name: tuple[str, ...] = ()
+    may_wait: bool = False
 
     def __call__(
         self, *, name: str | None = None, needs: tuple[str, ...] | None = None, reads: tuple[str, ...] = ()
@@ -182,17 +186,16 @@ class Kind:
                 return Declaration(name, function, "", self.default_needs, None, None)
             others = ", ".join(definition.name for definition in functions(tree))
             problem = f"{path} defines no {function}" + (f"; its functions are {others}" if others else "")
-            raise SourceError(problem, f"define {self.signature(function)} in it")
+            raise SourceError(problem, f"write {self.signature(function)} in it")
         declared = [*_read_declarations(node, path, _aliases(tree))]
         if wrong := next((kind for kind, _ in declared if kind != self.name), None):
             problem = f"{path}:{node.lineno}: {function} is declared as @{wrong}, and here @{self.name} is meant"
             raise SourceError(problem, f"declare it with @{self.name}, or name another function")
-        if isinstance(node, ast.AsyncFunctionDef):
+        if isinstance(node, ast.AsyncFunctionDef) and not self.may_wait:
             problem = f"{path}:{node.lineno}: {function} is async, and {self.title}s are not awaited"
             raise SourceError(problem, f"write {self.signature(function)} without async")
-        if len(node.decorator_list) == len(declared) and (count := wrong_count(node, len(self.parameters))) is not None:
-            problem = f"{path}:{node.lineno}: {function} takes {count} arguments, not {len(self.parameters)}"
-            raise SourceError(problem, f"write {self.signature(function)}")
+        if len(node.decorator_list) == len(declared):
+            check_parameters(node, path, self.parameters, self.by_name)
         if not declared:
             return Declaration(name, function, summary(node), self.default_needs, None, path, node.lineno)
         declaration = declared[0][1]
@@ -200,7 +203,7 @@ class Kind:
 
     def signature(self, function: str) -> str:
         """Return how a function of this kind begins."""
-        return f"def {function}({', '.join(self.parameters)})"
+        return signature(function, self.parameters)
 
 
 # Of estimators: `parts` are those in algo.advantage.reward_parts, `successes` are rewards of 0 or more.
@@ -246,24 +249,19 @@ prompt_filter = Kind("prompt_filter", "filter of prompts", (), ("candidates", "g
 TEACHER = ("model", "server", "prompt", "average", "temperature")
 teacher = Kind("teacher", "kind of teacher", ("rl.teachers",), ("setup",), TEACHER)
 callback = Kind("callback", "callback", (), ("step", "metrics", "samples"))
+# The functions of files that are named as a whole: of reward.remote_url, and of train.agent_func_path.
+ROWS_OF_REWARDS, OF_PROGRAM = ("queries", "prompts", "labels"), ("task", "base_url", "api_key")
+reward_file = Kind("reward_file", "reward file", (), ROWS_OF_REWARDS, by_name=("columns",), may_wait=True)
+program = Kind("program", "program of an agent", (), OF_PROGRAM, may_wait=True)
 tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), ("written", "tools"))
 
 KINDS = {
     kind.name: kind
     for kind in (
-        *(
-            estimator,
-            correction,
-            gating,
-            policy_loss,
-            aggregation,
-            preference_loss,
-            reward_loss,
-            divergence,
-            kl_estimator,
-        ),
+        *(estimator, correction, gating, policy_loss, aggregation, preference_loss, reward_loss, divergence),
+        kl_estimator,
         *(schedule, reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, agent, python_style),
-        *(tool_parser, teacher, callback),
+        *(tool_parser, teacher, callback, reward_file, program),
     )
 }
 

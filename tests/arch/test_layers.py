@@ -15,6 +15,7 @@ import pytest
 import rlhf_suite
 
 SOURCE = Path(rlhf_suite.__file__).parent
+LOOKS = {"exists", "is_file", "is_dir", "stat", "glob", "rglob", "read_text", "read_bytes", "open", "find_spec"}
 ROOMS = {
     "ray": ("rl/", "engines/", "launch/", "distributed/workers.py"),
     "vllm": (
@@ -87,3 +88,15 @@ def test_no_module_imports_itself_through_others():
     graph = grimp.build_graph("rlhf_suite", cache_dir=None)
     assert len(graph.modules) > 300
     TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+
+
+def test_rules_compare_flags_with_flags_alone():
+    """Files, packages and servers are looked at by inspections."""
+    found = [
+        f"{file.name}:{node.lineno}"
+        for file in (SOURCE / "config" / "rules").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", None) in LOOKS or getattr(node.func, "id", None) in LOOKS)
+    ]
+    assert found == []

@@ -22,10 +22,10 @@ OF_WORDS = [
     # images
     (SFT + "data.output_key=output" + IMAGES, "actor.model_name_or_path", "builtin:tiny reads no images"),
     (SFT.replace("tiny", "vision") + "data.output_key=output data.image_key=image", "data.image_key", "chat template"),
-    (DISTILL + IMAGES, "data.image_key", "task=distill reads text alone"),
+    (DISTILL + IMAGES, "data.image_key", "task=distill has no such flag"),
     (
         f"{SEEING_PPO} reward.rule=null reward.process.enable=true reward.process.model_name_or_path=builtin:tiny",
-        "reward.process.enable",
+        "data.image_key",
         "reads text alone",
     ),
     (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),
@@ -34,7 +34,7 @@ OF_WORDS = [
     (SEEING_PPO + " data.max_images_per_prompt=0", "data.max_images_per_prompt", "1"),
     # asynchronous training
     (ASYNC, "train.async_enable", "add correction=tis"),
-    (ASYNC + "correction=tis train.colocate_all=true", "train.colocate_all", "write train.colocate_all=false"),
+    (ASYNC + "correction=tis train.colocate_all=true", "train.async_enable", "write train.colocate_all=false"),
     (ASYNC + "correction=tis vllm.enable_sleep=true", "vllm.enable_sleep", "write vllm.enable_sleep=false"),
     (
         ASYNC + "correction=tis train.partial_rollout_enable=true train.async_run_ahead=2",
@@ -46,7 +46,7 @@ OF_WORDS = [
     (SHARED_STREAM, "train.partial_rollout_enable", "add correction=tis"),
     (
         SHARED_STREAM + " correction=tis train.async_enable=true",
-        "train.colocate_all",
+        "train.async_enable",
         "the engines stop for each update",
     ),
     (PPO + "ds.enable_sleep=true", "ds.enable_sleep", "or train.colocate_all=true"),
@@ -143,7 +143,7 @@ OF_WORDS = [
         "data.reward_key",
         "a reward belongs to one answer",
     ),
-    (SFT + "data.reward_key=label data.turn_markers=[Q,A]", "data.reward_key", "add data.apply_chat_template=true"),
+    (SFT + "data.reward_key=label data.turn_markers=[Q,A]", "data.reward_key", "write data.apply_chat_template=true"),
     (SFT + "data.reward_template=x", "data.reward_template", "add data.reward_key=<column>"),
     # names of OpenRLHF
     (SFT + "pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
+from rlhf_suite.config.check.problems import Problem
+
 # `write a=1`, `add 'a=[1,2]'`, `did you mean a=1?`: up to the next space outside of quotes.
 ADVICE = re.compile(r"(?:write|add|did you mean|quote the value twice:|a list is) ((?:'[^']*'|[^\s'])+)")
 PLACEHOLDER = re.compile(r"<|\.\.\.")
@@ -17,9 +19,9 @@ def advised(fix: str) -> str | None:
     return word if "=" in word and not PLACEHOLDER.search(word) else None
 
 
-def applied(line: str, wrong: str, word: str) -> str:
-    """The command line with `word` in the place of what it corrects."""
-    key = word.partition("=")[0]
-    old = {key, wrong}
+def applied(line: str, problem: Problem, word: str) -> str:
+    """The command line with `word` in the place of what it corrects: of the flag that it sets, and of a wrong name or
+    value. What lacks another flag stays beside it."""
+    old = {word.partition("=")[0]} | ({problem.key} if problem.kind != "rule" else set())
     kept = [each for each in shlex.split(line) if each.lstrip("+").partition("=")[0] not in old]
     return shlex.join([*kept, word])

@@ -42,7 +42,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
 @pytest.mark.notices(
     "environments get no columns without a reward file",
     "config/declarations/data.py",
-    ' | needs("agent.kind", registry.agent, "columns")',
+    ' | algorithm_needs(\n    "agent.kind", registry.agent, "columns"\n)',
     "",
 )
 @pytest.mark.parametrize(
@@ -109,12 +109,16 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ),
         (f"agent.kind=tools train.agent_func_path=TOOLS {RULE}", "data.apply_chat_template", "form of a chat template"),
         (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
-        ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),
+        (
+            "agent.kind=environment train.agent_func_path=ENV agent.history=template",
+            "agent.history",
+            "how earlier turns are shown",
+        ),
         (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
         (
             f"agent.kind=tools train.agent_func_path=TOOLS agent.tool_parser=vllm {RULE} {CHAT}",
-            "agent.vllm_tool_parser",
-            "needs the name",
+            "agent.tool_parser",
+            "needs agent.vllm_tool_parser to be set",
         ),
         (
             f"agent.kind=tools train.agent_func_path=TOOLS agent.vllm_tool_parser=hermes {RULE} {CHAT}",
@@ -131,7 +135,11 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (f"agent.kind=python {RULE} agent.python_url=h:80", "agent.python_url", "begins with http:// or https://"),
         ("agent.kind=environment train.agent_func_path=ENV agent.action_key=a", "agent.action_key", "server_url"),
         ("agent.kind=python", "reward", "nothing scores the samples"),
-        (f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]", "eval.max_calls", "is one turn"),
+        (
+            f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]",
+            "eval.max_calls",
+            "nobody answers",
+        ),
         (f"agent.kind=endpoint {CHAT}", "train.agent_func_path", "has no program"),
         (
             f"agent.kind=endpoint {CHAT} agent.command=echo train.agent_func_path=PROGRAM",

@@ -51,7 +51,7 @@ BORDERS = [
     ("ppo", "critic.freezing_steps", {"train__max_steps": 10, **GAE}, "critic__freezing_steps", 9, 10),
     ("ppo", "reward.overlong_buffer_len", {"rollout__max_new_tokens": 10}, "reward__overlong_buffer_len", 9, 10),
     ("ppo", "train.colocate_all", {**SHARED, "vllm__tensor_parallel_size": 2}, "vllm__num_engines", 1, 2),
-    ("ppo", "rollout.n_samples_per_prompt", RLOO, "rollout__n_samples_per_prompt", 2, 1),
+    ("ppo", "algo.advantage.estimator", RLOO, "rollout__n_samples_per_prompt", 2, 1),
 ]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
 
 @pytest.mark.notices(
     "a flag that one of two others needs is reported as without effect",
-    "config/declarations/flags.py",
+    "config/declarations/conditions.py",
     " or any(alternative.holds(values) for alternative in self.alternatives)",
     "",
 )
@@ -137,7 +137,7 @@ def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
 
 @pytest.mark.notices(
     "a flag of one of several sources is reported as without effect",
-    "config/declarations/flags.py",
+    "config/declarations/conditions.py",
     "for key in (flag, *named)]",
     "for key in (flag,)]",
 )

@@ -11,7 +11,8 @@ from rlhf_suite import config
 from rlhf_suite.config.check.names import MOVED, RENAMED, rename, unread
 from rlhf_suite.config.check.problems import RULES
 from rlhf_suite.config.check.validate import value_problems
-from rlhf_suite.config.declarations.flags import flag, walk, walk_section
+from rlhf_suite.config.declarations.flag_types import literal
+from rlhf_suite.config.declarations.flags import all_values, flag, walk, walk_section
 from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 
 FLAGS = [(f"task={task} {info.key}", info) for task in TASKS for info in walk(Run.of(task))]
@@ -57,9 +58,44 @@ def test_a_flag_that_a_class_declares_again_has_the_help_of_this_declaration():
 
 def test_every_condition_depends_on_a_flag_that_exists():
     known = flags_of(None)
-    conditions = {each for task in TASKS for info in walk_section(Run.of(task), "") for each in info.meta.when}
-    named = {each.flag for condition in conditions for each in (condition, *condition.alternatives)}
-    assert named <= set(known)
+    infos = [info for task in TASKS for info in walk_section(Run.of(task), "")]
+    conditions = {each for info in infos for each in info.meta.when}
+    conditions |= {need.condition for info in infos for need in info.meta.needs}
+    assert {each.flag for condition in conditions for each in condition.choices} <= set(known)
+
+
+NEEDS = [
+    (f"task={task} {info.key}", info, need) for task in TASKS for info in walk(Run.of(task)) for need in info.meta.needs
+]
+
+
+def test_what_a_remedy_of_a_need_says_to_write_removes_the_problem():
+    assert len(NEEDS) > 100
+    for name, info, need in NEEDS:
+        off = literal(need.off) if need.off else info.default
+        assert need.fix or not need.concerns(off, info.default), name
+        for condition in need.condition.choices:
+            value = condition.remedy.partition(" or ")[0].partition(",")[0]
+            assert not value or "<" in value or condition.is_met(literal(value)), (name, value)
+
+
+def test_the_defaults_of_a_task_have_what_they_need():
+    """But for what depends on the machine: launch.device is auto."""
+    for task in TASKS:
+        values = all_values(Run.of(task))
+        for name, info, need in NEEDS:
+            if name.startswith(f"task={task} ") and need.concerns(info.default, info.default):
+                assert need.condition.holds(values), (name, need.condition.demand)
+
+
+def test_help_says_what_a_flag_needs():
+    flags = flags_of("ppo")
+    assert flags["ds.zpg"].help.endswith("Needs ds.zero_stage=3, ds.tensor_parallel_size=1")
+    assert flags["actor.optim"].help.startswith(
+        "The optimiser. With optim=muon it needs actor.max_norm=0, ds.lora.rank=0"
+    )
+    gamma = flags["algo.advantage.gamma"].help
+    assert gamma.count("algo.advantage.estimator") == 1, "a condition that is a need too is said once"
 
 
 def test_help_says_when_a_flag_is_read():

@@ -25,7 +25,7 @@ def shown(words, capsys):
 @pytest.mark.notices(
     "help begins with flags that no run of the task reads",
     "cli/help.py",
-    "if key in infos and all(may_hold(condition, values) for condition in infos[key].meta.when)",
+    "if key in infos and all(condition.may_hold(values) for condition in infos[key].meta.when)",
     "if key in infos",
 )
 @pytest.mark.parametrize("task", TASKS)

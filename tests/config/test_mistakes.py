@@ -15,8 +15,11 @@ from rlhf_suite.composition.presets import group_names
 MISTAKES = [*OF_WORDS, *BETWEEN_FLAGS, *MORE_BETWEEN_FLAGS, *OF_TASKS]
 
 # The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed, or a
-# correction for rollouts by older weights.
-SECOND_MISTAKE = ("algo.reward_tokens", "train.async_queue_size", "train.partial_rollout_enable")
+# correction for rollouts by older weights, or what the flag in the remedy needs itself.
+SECOND_MISTAKE = (
+    *("algo.reward_tokens", "train.async_queue_size", "train.partial_rollout_enable", "algo.advantage"),
+    *("algo.dynamic_filtering_min_std", "algo.advantage.pass_k", "reward.process.aggregate", "actor.muon.lr"),
+)
 
 
 each_mistake = pytest.mark.parametrize(
@@ -46,9 +49,9 @@ each_mistake = pytest.mark.parametrize(
 )
 @pytest.mark.notices(
     "the CPU is taken to compile graphs",
-    "config/rules/zero.py",
-    'if run.launch.device == "cpu":',
-    'if run.launch.device == "cuda":',
+    "config/declarations/conditions.py",
+    'is_one_of("launch.device", "auto", "cuda", remedy="")',
+    'is_one_of("launch.device", "auto", "cpu", remedy="")',
     cases="deepcompile",
 )
 @pytest.mark.notices(
@@ -70,14 +73,14 @@ def test_the_remedy_of_a_mistake_is_accepted_and_removes_it(checked, line, key, 
     """What a concrete remedy says to write."""
     (problem,) = checked(line).problems
     word = advised(problem.fix)
-    after = checked(applied(line, key, word)).problems if word else []
+    after = checked(applied(line, problem, word)).problems if word else []
     assert problem not in after, word
     if word and key not in (*SECOND_MISTAKE, *group_names()):
         assert word.partition("=")[0] not in {each.key for each in after}, (word, after)
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.rules.models.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.preflight.inspections.named_files.find_spec", lambda _: None)
     for line, key, extra in (
         (SFT + FOUR_BITS + "ds.lora.rank=8", "ds.load_in_4bit", "qlora"),
         (CHAT + FOUR_BITS, "ds.load_in_4bit", "qlora"),
@@ -89,7 +92,7 @@ def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
 
 
 def test_a_missing_package_of_a_source_and_of_its_rule_is_named_with_its_flag(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.check.sources.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.preflight.inspections.sources.find_spec", lambda _: None)
     for line, key in (
         (SFT + "data.dataset=reasoning_gym:chain_sum", "data.dataset"),
         (PPO + "data.prompt_dataset=reasoning_gym:chain_sum", "data.prompt_dataset"),

@@ -126,7 +126,7 @@ DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base):
 )
 @pytest.mark.notices(
     "a class that needs arguments is found by the first episode",
-    "preflight/trial.py",
+    "python_source.py",
     "    except TypeError as error:\n        return str(error)\n",
     "    except TypeError:\n        return None\n",
 )

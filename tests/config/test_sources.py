@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from rlhf_suite.config.check.sources import first_columns, is_missing, source_problems
+from rlhf_suite.config.check.sources import first_columns, is_missing
+from rlhf_suite.preflight.inspections.sources import source_problems
 
 ROW = {"question": "2+2", "answer": "4"}
 

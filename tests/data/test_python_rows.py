@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.check.sources import hub_names, source_problems
+from rlhf_suite.config.check.sources import hub_names
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.sources import PROMPTS, locate
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
+from rlhf_suite.preflight.inspections.sources import source_problems
 from rlhf_suite.rl.prompts import load_prompts
 
 GAME = """

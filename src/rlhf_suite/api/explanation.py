@@ -9,11 +9,12 @@ from rich.text import Text
 
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.compose import Source, hydra_ready, list_sources
-from rlhf_suite.config.check.formatting import number_of, spell
+from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.config.check.names import unread
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import BUILTIN
 from rlhf_suite.config.declarations.ds import overlaps_reduction, scatters_gradients
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.rollout import most_sequences
 from rlhf_suite.config.declarations.runs import Run

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_suite.composition.presets import group_names
-from rlhf_suite.config.check.formatting import quote, spell
+from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.errors import UserError
 

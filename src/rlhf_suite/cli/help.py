@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlhf_suite.cli.commands import COMMANDS
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import group_names, preset_names
-from rlhf_suite.config.check.formatting import describe_type, did_you_mean, spell
-from rlhf_suite.config.check.names import may_hold
+from rlhf_suite.config.check.formatting import describe_type, did_you_mean
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, by_section
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
@@ -120,24 +120,30 @@ def print_core(infos: Mapping[str, FlagInfo]) -> None:
     print("The flags that most runs set; below them all flags by section")
     values = {key: info.default for key, info in infos.items()}
     for key in CORE:
-        if key in infos and all(may_hold(condition, values) for condition in infos[key].meta.when):
+        if key in infos and all(condition.may_hold(values) for condition in infos[key].meta.when):
             print_flag(infos[key])
 
 
 def print_flags(infos: list[FlagInfo]) -> None:
     """Print flags by section: `key = default`, then the meaning, type and bounds below it.
 
-    What each choice of an algorithm means is printed where one flag alone is asked for.
+    What each choice of an algorithm means, and why a flag needs others, is printed where one flag alone is asked for.
     """
     is_alone = len(infos) == 1
     for flags in by_section(infos).values():
         print(f"\n{flags[0].owner.__doc__}")
         for info in flags:
             print_flag(info)
-            if info.meta.algorithms is None or not is_alone:
-                continue
-            for name, declaration in info.meta.algorithms.builtin().items():
-                print_wrapped(f"{name}: {declaration.help}", " " * 8, " " * 12)
+            for line in details(info) if is_alone else ():
+                print_wrapped(line, " " * 8, " " * 12)
+
+
+def details(info: FlagInfo) -> Iterator[str]:
+    """Yield what each choice of an algorithm means, and the reason of each need of a flag."""
+    for name, declaration in info.meta.algorithms.builtin().items() if info.meta.algorithms is not None else ():
+        yield f"{name}: {declaration.help}"
+    for need in info.meta.needs:
+        yield f"{info.key}{need.at.demand if need.at is not None else ''} needs {need.condition.demand}: {need.why}"
 
 
 def print_flag(info: FlagInfo) -> None:

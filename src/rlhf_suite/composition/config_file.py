@@ -19,9 +19,10 @@ from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.compose import add_to_search_path, hydra_ready, list_sources, search_path
 from rlhf_suite.composition.overrides import flatten
 from rlhf_suite.composition.presets import group_names, names_in
-from rlhf_suite.config.check.formatting import quote, spell
+from rlhf_suite.config.check.formatting import quote
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.references import guard_environment, make_unresolved_problem
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 from rlhf_suite.run_folders.record import PLAN

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.config.check.formatting import describe_type, spell
+from rlhf_suite.config.check.formatting import describe_type
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.declarations.metrics import FAMILIES, METRICS
@@ -73,11 +74,15 @@ def sections() -> dict[str, dict[str, dict[str, FlagInfo]]]:
 def row(key: str, infos: Mapping[str, FlagInfo]) -> str:
     """Return the row of a flag from what the tasks that have it declare."""
     meaning = by_task({task: info.meaning for task, info in infos.items()})
-    conditions = {task: " and ".join(when.text for when in info.meta.when) for task, info in infos.items()}
-    is_same = len({*conditions.values()}) == 1
-    for text in filter(None, dict.fromkeys(conditions.values())):
-        named = [task for task in infos if conditions[task] == text]
-        meaning += f". Read when {text}" if is_same else f"<br>*{name_tasks(named)}*: read when {text}"
+    for begin, texts in (
+        ("read when ", {task: info.read_when for task, info in infos.items()}),
+        ("", {task: info.needed for task, info in infos.items()}),
+    ):
+        is_same = len({*texts.values()}) == 1
+        for text in filter(None, dict.fromkeys(texts.values())):
+            said = f"{begin}{text}"
+            named = name_tasks([task for task in infos if texts[task] == text])
+            meaning += f". {said[0].upper()}{said[1:]}" if is_same else f"<br>*{named}*: {said}"
     default = by_task({task: f"`{spell(info.default)}`" for task, info in infos.items()})
     kind = by_task({task: describe_type(info) for task, info in infos.items()})
     return join_cells(f"`{key}`", default, kind, name_tasks(infos), meaning)

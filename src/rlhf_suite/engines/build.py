@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rlhf_suite.config.check.engine_arguments import CPU_BLOCK_SIZE
-from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.config.declarations.rollout import VLLMConfig, most_sequences
 from rlhf_suite.engines.cpu_kernels import check_head_size

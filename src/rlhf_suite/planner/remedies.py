@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import partial, reduce
 from typing import Any
 
-from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.rollout import most_sequences
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL

@@ -34,6 +34,7 @@ from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.plan.run_plan import is_on_ray, roles
 from rlhf_suite.config.rules.check_run import check
+from rlhf_suite.preflight.inspections.named_files import inspect_named
 
 
 @dataclass
@@ -218,6 +219,8 @@ def check_job(
         # In a sweep a flag may matter to some jobs only.
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
         result.problems += [rule for rule in rules if not is_reported(rule.key, result.problems)]
+        files = inspect_named(run)
+        result.problems += [file for file in files if not is_reported(file.key, result.problems)]
     if not result.problems:
         from rlhf_suite.preflight.inspections.routing import hint_of_routes
 

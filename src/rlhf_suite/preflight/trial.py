@@ -21,7 +21,7 @@ from typing import Any
 from rlhf_suite.config.check.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
 from rlhf_suite.config.declarations.agent import ChosenAgent
 from rlhf_suite.foreign_text import what_of
-from rlhf_suite.python_source import SourceError, import_failure
+from rlhf_suite.python_source import SourceError, import_failure, why_not_called
 from rlhf_suite.registry import KINDS, WrongResult, callback
 from rlhf_suite.train import callbacks
 
@@ -87,24 +87,11 @@ def agent_file(chosen: ChosenAgent) -> None:
     if missing:
         raise SourceError(f"{where} has no {' and no '.join(missing)}", "define it (docs/agents.md)")
     given: dict[str, Any] = {"extras": {}} if export.form == SKYRL and takes(exported, "extras") else {}
-    if (needed := arguments_without_value(exported, given)) is not None:
+    if (needed := why_not_called(exported, **given)) is not None:
         raise SourceError(f"{where} is made without arguments, and {needed}", "give them default values")
     for name, function in vars(exported).items() if export.form == TRL else ():
         if inspect.isfunction(function) and not name.startswith("_") and name not in ("reset", "get_reward"):
             schema_of(MethodType(function, exported))
-
-
-def arguments_without_value(made: Any, given: dict[str, Any]) -> str | None:
-    """Return what the arguments lack with which a class of the user's is called; None if they fit or are not known."""
-    try:
-        signature = inspect.signature(made)
-    except (TypeError, ValueError):
-        return None
-    try:
-        signature.bind(**given)
-    except TypeError as error:
-        return str(error)
-    return None
 
 
 def tools(chosen: ChosenAgent) -> None:

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.check.formatting import spell
 from rlhf_suite.config.check.names import unread
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.errors import UserError

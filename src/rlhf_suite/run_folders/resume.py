@@ -11,8 +11,9 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.config.check.formatting import show_value, spell
+from rlhf_suite.config.check.formatting import show_value
 from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
 from rlhf_suite.config.declarations.runs import Run, resume_of
 from rlhf_suite.config.declarations.task_groups import TRAINING

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import describe
-from rlhf_suite.python_source import SourceError
+from rlhf_suite.python_source import SourceError, signature, why_not_called
 from rlhf_suite.registry import callback
 from rlhf_suite.tracking.console import show_line
 
@@ -195,20 +195,16 @@ def load(name: str) -> Any:
         raise SourceError(f"{name} has no method that a run calls", f"define {', '.join(signatures())}")
     for method in methods:
         check_arguments(name, getattr(loaded, method), method)
-    try:
-        inspect.signature(loaded).bind()
-    except TypeError as error:
-        raise SourceError(f"{name} is made without arguments, and {error}", "give them default values") from None
+    if (needed := why_not_called(loaded)) is not None:
+        raise SourceError(f"{name} is made without arguments, and {needed}", "give them default values")
     return loaded
 
 
 def check_arguments(name: str, method: Callable[..., Any], called: str) -> None:
     """Raise SourceError if a method cannot be called with the arguments that it will get."""
-    try:
-        inspect.signature(method).bind(None, *CALLS[called])
-    except TypeError as error:
-        problem = f"{name}.{called} is called with ({', '.join(CALLS[called])}), and {error}"
-        raise SourceError(problem, f"write def {called}(self, {', '.join(CALLS[called])})") from None
+    if (wrong := why_not_called(method, None, *CALLS[called])) is not None:
+        problem = f"{name}.{called} is called with ({', '.join(CALLS[called])}), and {wrong}"
+        raise SourceError(problem, f"write {signature(called, ('self', *CALLS[called]))}")
 
 
 def signatures() -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.check.formatting import spell
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.rl.primitives import CROSS_ENTROPY, LossRequest
 from rlhf_suite.serving.http_server import BadRequest
 

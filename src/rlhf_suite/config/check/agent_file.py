@@ -16,8 +16,8 @@ from rlhf_suite.python_source import (
     functions,
     list_bound_names,
     parse_file,
-    wrong_count,
 )
+from rlhf_suite.registry import program
 
 OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL, TOOLS = "environment", "openrlhf", "skyrl", "gymnasium", "trl", "tools"
 OPENRLHF_EXECUTOR, OPENRLHF_STEP = "openrlhf executor", "openrlhf step"
@@ -31,7 +31,7 @@ FORMS = (
     "that are tools (TRL); tools = [functions]; or a function run_agent(task, base_url, api_key)"
 )
 RUN_AGENT = "run_agent"
-SIGNATURE = f"{RUN_AGENT}(task, base_url, api_key)"
+SIGNATURE = program.signature(RUN_AGENT).removeprefix("def ")
 FIX = "define one of these: " + FORMS + " (docs/agents_environments.md)"
 
 
@@ -56,7 +56,7 @@ def export_of(file: str) -> Export:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     names = list_bound_names(tree)
     if RUN_AGENT in names:
-        check_program(path, tree)
+        program.find_declaration(f"{path}:{RUN_AGENT}")  # raises an error if it takes other arguments
         return Export(PROGRAM, RUN_AGENT)
     check_executor(path, classes)
     fitting = (Export(form, node.name) for form, fits in CLASSES.items() for node in classes if fits(node))
@@ -105,14 +105,6 @@ def always_scores(file: str) -> bool:
     )
     asked = node is not None and any(method.name == "get_reward" for method in methods(node))
     return export.form == GYMNASIUM or (export.form == TRL and asked)
-
-
-def check_program(path: Path, tree: ast.Module) -> None:
-    """Raise SourceError if run_agent, defined in this file, takes other arguments than it is called with."""
-    node = next((function for function in functions(tree) if function.name == RUN_AGENT), None)
-    if node is not None and not node.decorator_list and (count := wrong_count(node, 3)) is not None:
-        problem = f"{path}:{node.lineno}: {RUN_AGENT} takes {count} arguments, not 3"
-        raise SourceError(problem, f"write def {SIGNATURE}")
 
 
 def check_executor(path: Path, classes: Iterable[ast.ClassDef]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, Meta
 
 BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
@@ -15,18 +16,6 @@ BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
     ("lt", "< ", lambda value, bound: value < bound),
     ("le", "<= ", lambda value, bound: value <= bound),
 )
-
-
-def spell(value: Any, text: Callable[[str], str] = str) -> str:
-    """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text. `text=quoted`:
-    as Hydra's grammar reads it back unchanged."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return f"[{','.join(spell(item, text) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {spell(item, text)}' for name, item in value.items())}}}"
-    return text(value) if isinstance(value, str) else str(value)
 
 
 def number_of(count: int, thing: str) -> str:

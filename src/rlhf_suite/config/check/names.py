@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import cache, reduce
 from typing import Any
 
-from rlhf_suite.config.check.formatting import did_you_mean, nearest, quote, spell
+from rlhf_suite.config.check.formatting import did_you_mean, nearest, quote
 from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED, translate_value
 from rlhf_suite.config.check.problems import Problem
-from rlhf_suite.config.declarations.flags import When, all_values
+from rlhf_suite.config.declarations.flag_types import spell
+from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run, flags_of, list_tasks_with
 
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
@@ -31,16 +32,8 @@ def unread(task: str, values: Mapping[str, Any]) -> set[str]:
     return {
         key
         for key, info in flags_of(task).items()
-        if not all(may_hold(condition, known) for condition in info.meta.when)
+        if not all(condition.may_hold(known) for condition in info.meta.when)
     }
-
-
-def may_hold(condition: When, values: Mapping[str, Any]) -> bool:
-    """Return whether a condition is met, or cannot be judged because a value has a wrong type."""
-    try:
-        return condition.holds(values)
-    except (TypeError, ValueError, AttributeError):
-        return True
 
 
 def rename(key: str, known: Collection[str]) -> str | None:

@@ -8,13 +8,9 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
-
-from rlhf_suite.config.check.problems import Problem
-from rlhf_suite.python_source import SourceError, list_bound_names, parse_file
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
 SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
@@ -36,63 +32,9 @@ def metric_names(sources: Sequence[str]) -> list[str]:
     return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
 
 
-def source_problems(
-    key: str, sources: str | None, columns: Mapping[str, str], probs_key: str = "", probs: Sequence[float] | None = None
-) -> Iterator[Problem]:
-    """Yield what is wrong with the comma list in flag `key`. `columns`: flags that name columns, and those names."""
-    names = names_in(sources)
-    if not names:
-        yield Problem(key, "no data is named", f"add {key}=<file, folder, hub name or builtin:<task>>")
-        return
-    if probs is not None and len(probs) != len(names):
-        problem = f"{len(probs)} probabilities for {len(names)} sources in {key}"
-        yield Problem(probs_key, problem, f"write one for each source, e.g. '{probs_key}={even(len(names))}'")
-    for name in names:
-        yield from one_source_problems(key, name, columns)
-
-
-def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what is wrong with one source of the list."""
-    if name.startswith(GYM):
-        yield from gym_problems(key)
-    elif is_python(name):
-        yield from python_problems(key, name)
-    elif is_glob(name):
-        yield from glob_problems(key, name, columns)
-    elif is_missing(name):
-        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
-    elif Path(name).is_file() and file_type(Path(name)) in SUFFIXES:
-        yield from column_problems(Path(name), columns)
-    elif Path(name).is_file():
-        yield Problem(key, f"{name} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
-    elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
-        yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
-
-
 def is_python(name: str) -> bool:
     """Return whether a source is a Python file, which makes its rows itself."""
     return name.endswith(".py")
-
-
-def python_problems(key: str, name: str) -> Iterator[Problem]:
-    """Yield what is wrong with a Python file that makes rows. It is not run."""
-    path = Path(name).expanduser()
-    if not path.is_file():
-        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
-        return
-    try:
-        names = list_bound_names(parse_file(path.resolve()))
-    except SourceError as error:
-        yield Problem(key, error.what, error.fix)
-        return
-    if not names & {ROWS, "*"}:
-        yield Problem(key, f"{name} has no {ROWS}", f"define {ROWS}(), which returns a list of dicts (docs/data.md)")
-
-
-def gym_problems(key: str) -> Iterator[Problem]:
-    """Yield a problem where the package that `key` needs is not installed."""
-    if find_spec(GYM_PACKAGE) is None:
-        yield Problem(key, "the package reasoning-gym is not installed", GYM_FIX)
 
 
 def file_type(path: Path) -> str:
@@ -112,24 +54,6 @@ def match_files(pattern: str) -> list[Path]:
     return sorted(path for path in map(Path, paths) if path.is_file())
 
 
-def glob_problems(key: str, pattern: str, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what is wrong with a pattern, or with the columns of the files that match it."""
-    files = match_files(pattern)
-    if not files:
-        yield Problem(key, f"no file matches {pattern} (seen from {Path.cwd()})", "check the path")
-    for file in files:
-        if file_type(file) not in SUFFIXES:
-            problem = f"{pattern} also matches {file}, which is not a data file"
-            yield Problem(key, problem, f"write a pattern that ends in one of {', '.join(SUFFIXES)}")
-            return
-    if files:
-        yield from column_problems(files[0], columns)
-
-
-def even(count: int) -> str:
-    return f"[{','.join([f'{1 / count:.3g}'] * count)}]"
-
-
 def is_missing(name: str) -> bool:
     """Return whether a source is a path that does not exist. A plain word or `owner/name` may be on the hub."""
     if name.startswith(BUILTIN) or Path(name).exists():
@@ -147,20 +71,6 @@ def hub_names(sources: str | None) -> list[str]:
         and not Path(name).exists()
         and not Path(name.partition("@")[0]).exists()
     ]
-
-
-def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield the columns that the first row does not have; files that cannot be read quickly are not checked."""
-    if path.stat().st_size == 0:
-        yield Problem(str(path), "is empty", "give a file with at least one row")
-        return
-    first = first_columns(path)
-    if first is None:
-        return
-    for flag, column in columns.items():
-        parts = [column] if column in first else [part.strip() for part in column.split(",")]
-        for missing in (part for part in parts if part not in first):
-            yield Problem(flag, f"{path} has no column {missing!r}", f"write {flag}=<one of {', '.join(first)}>")
 
 
 def first_columns(path: Path) -> list[str] | None:

@@ -14,11 +14,12 @@ from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
-from rlhf_suite.config.check.formatting import BOUNDS, bounds, did_you_mean, show_value, spell
+from rlhf_suite.config.check.formatting import BOUNDS, bounds, did_you_mean, show_value
 from rlhf_suite.config.check.names import unknown_flag
 from rlhf_suite.config.check.old_names import translate_value
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.references import make_unresolved_problem
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, flat, walk
 from rlhf_suite.config.declarations.launchers import PREFIX, settings_of
 from rlhf_suite.config.declarations.runs import Run, flags_of

@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FREE, flag, is_null, is_positive, is_set, needs
+from rlhf_suite.config.declarations.conditions import (
+    Need,
+    algorithm_needs,
+    algorithm_reads,
+    is_null,
+    is_one_of,
+    is_positive,
+    is_set,
+    is_true,
+)
+from rlhf_suite.config.declarations.flags import FREE, flag
 
 FILE = "train.agent_func_path"
 FILES = ("environment", "tools", "program")  # what an agent may need the file of train.agent_func_path to have
-MANY_TURNS = needs(".kind", registry.agent, "turns")
+MANY_TURNS = algorithm_needs(".kind", registry.agent, "turns")
 WORKERS = is_positive(".num_workers", "<number of processes>")
+RENDERED = is_one_of("", "template")
 COMMANDED = is_set(".command", "<command>")
 COMPACTED = is_set(".compact_at_tokens", "<tokens>")
 SUMMARY = (
@@ -64,7 +75,14 @@ class AgentConfig:
     on_error: str | None = flag(None, choices=("stop", "drop", "zero"), when=MANY_TURNS)
     """What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its group
     is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as reward.on_error"""
-    history: str = flag("append", choices=("append", "template"))
+    history: str = flag(
+        "append",
+        choices=("append", "template"),
+        needs=(
+            Need(is_true("data.apply_chat_template"), "the chat template says how earlier turns are shown", RENDERED),
+            Need(is_null("data.image_key"), "a conversation with images is not rendered again", RENDERED),
+        ),
+    )
     """What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat template
     shows of it, in a new sequence after each turn for which that differs"""
     tool_timeout_s: float = flag(30.0, gt=0)
@@ -88,7 +106,16 @@ class AgentConfig:
     )
     """Times that each of these processes is started again when it dies; its unfinished episodes begin anew. 0: the run
     ends"""
-    tool_parser: str = flag("hermes", algorithms=registry.tool_parser, when=MANY_TURNS)
+    tool_parser: str = flag(
+        "hermes",
+        algorithms=registry.tool_parser,
+        when=MANY_TURNS,
+        needs=Need(
+            is_set(".vllm_tool_parser", "<name>, such as hermes"),
+            "it names one of vLLM's parsers",
+            at=algorithm_reads("", registry.tool_parser, "vllm_tool_parser"),
+        ),
+    )
     """How calls of tools are read from the text of a turn"""
     vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
     """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FIXED, flag, group, is_not, is_null, is_positive, is_set, is_true
+from rlhf_suite.config.declarations.conditions import (
+    Condition,
+    Need,
+    algorithm_needs,
+    algorithm_reads,
+    is_above,
+    is_not,
+    is_null,
+    is_positive,
+    is_set,
+    is_true,
+)
+from rlhf_suite.config.declarations.flags import FIXED, flag, group
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import BY_PREFERENCE, RL
 
@@ -13,19 +25,55 @@ IS_LEVELS = ("off", "token", "seq", "geo")
 CORRECTED = is_not(".is_correction_level", "off", "token")
 FILTERED = is_true(".dynamic_filtering_enable")
 OWN = "<file.py>:<function>"
+LEARNS_FROM_SCORES = Condition(
+    "algo.advantage.estimator",
+    lambda name: registry.estimator.needs(name, "rewards"),
+    " learns from scores",
+    "",
+    " to learn from scores",
+)
+ANOTHER_ESTIMATOR = "choose another estimator"
+OF_TWO_TERMS = Need(
+    is_positive(".nll_loss_coef", "1"),
+    "it is one of two terms; the other is the loss of the chosen answer",
+    at=algorithm_needs("", registry.preference_loss, "chosen_loss"),
+)
 LOSS_OF_KTO = (
     "What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class"
 )
+
+
+def of_estimator(flag: str, why: str) -> Need:
+    """Return the need of a flag that only some estimators read."""
+    return Need(algorithm_reads(".estimator", registry.estimator, flag), f"this estimator {why}")
 
 
 @dataclass
 class AdvantageConfig:
     """Advantages"""
 
-    estimator: str = flag("gae", algorithms=registry.estimator, resume=FIXED)
+    estimator: str = flag(
+        "gae",
+        algorithms=registry.estimator,
+        resume=FIXED,
+        needs=(
+            Need(
+                is_above("rollout.n_samples_per_prompt", 1, "8"),
+                "it compares the samples of a prompt",
+                algorithm_needs("", registry.estimator, "groups"),
+                fix=f"write rollout.n_samples_per_prompt=8, or {ANOTHER_ESTIMATOR}",
+            ),
+            Need(
+                is_positive("algo.distill.coef", "1"),
+                "it learns from a teacher",
+                algorithm_needs("", registry.estimator, "teacher"),
+                fix=f"write algo.distill.coef=1, or {ANOTHER_ESTIMATOR}",
+            ),
+        ),
+    )
     """Advantage estimator: what becomes of rewards"""
-    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict="this estimator does not discount")
-    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict="this estimator has no lambda")
+    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, needs=of_estimator("gamma", "does not discount"))
+    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, needs=of_estimator("lambd", "has no lambda"))
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
     reward_parts: list[str] = flag([])
     """The parts of the reward that are standardised one by one, by the names of their metrics without reward/: named
@@ -68,7 +116,8 @@ class KLConfig:
     estimator: str = flag("k1", algorithms=registry.kl_estimator, when=is_positive(".init_coef"))
     """Estimator of Schulman's note on approximating KL"""
     use_loss: bool = flag(
-        False, when=is_positive(".init_coef", "0.01"), strict="there is no reference, and so no KL to make a loss of"
+        False,
+        needs=Need(is_positive(".init_coef", "0.01"), "there is no reference, and so no KL to make a loss of"),
     )
     """KL as a loss term instead of a per-token reward"""
     unbiased_gradient: bool = flag(False, when=is_true(".use_loss"))
@@ -77,8 +126,7 @@ class KLConfig:
         None,
         gt=0,
         resume=FIXED,
-        when=is_positive(".init_coef", "0.01"),
-        strict="there is no reference, and so no KL to control",
+        needs=Need(is_positive(".init_coef", "0.01"), "there is no reference, and so no KL to control"),
     )
     """The KL that the adaptive controller aims at; null: beta is fixed"""
     horizon: int = flag(10000, ge=1, when=is_set(".target", "<number>"))
@@ -101,7 +149,14 @@ class AlgoConfig(Section):
     advantage: AdvantageConfig = group(AdvantageConfig, tasks=RL)
     kl: KLConfig = group(KLConfig, tasks=RL)
     distill: DistillTermConfig = group(DistillTermConfig, tasks=RL)
-    dynamic_filtering_enable: bool = flag(False, tasks=RL)
+    dynamic_filtering_enable: bool = flag(
+        False,
+        needs=(
+            Need(is_above("rollout.n_samples_per_prompt", 1, "8"), "it compares the samples of a prompt"),
+            Need(LEARNS_FROM_SCORES, "it drops groups by their scores"),
+        ),
+        tasks=RL,
+    )
     """Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"""
     dynamic_filtering_range: list[float] = flag([0.0, 1.0], when=FILTERED, tasks=RL)
     """A group's mean score must be strictly between these two"""
@@ -128,7 +183,7 @@ class AlgoConfig(Section):
         of_tasks={
             "rm": {"algorithms": registry.reward_loss},
             "kto": {"listed": ("kto", "vanilla"), "help": LOSS_OF_KTO},
-            **{task: {"algorithms": registry.preference_loss} for task in BY_PREFERENCE},
+            **{task: {"algorithms": registry.preference_loss, "needs": OF_TWO_TERMS} for task in BY_PREFERENCE},
         },
     )
     beta: float = flag(
@@ -136,7 +191,14 @@ class AlgoConfig(Section):
     )
     """How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio"""
     label_smoothing: float = flag(
-        0.0, ge=0, lt=0.5, strict="this loss takes every label to be right", tasks=BY_PREFERENCE
+        0.0,
+        ge=0,
+        lt=0.5,
+        needs=Need(
+            algorithm_reads(".loss", registry.preference_loss, "label_smoothing"),
+            "this loss takes every label to be right",
+        ),
+        tasks=BY_PREFERENCE,
     )
     """Share of labels that are taken to be wrong (cDPO)"""
     nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0, tasks=BY_PREFERENCE)

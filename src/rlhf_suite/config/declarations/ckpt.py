@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.declarations.flags import FREE, flag, is_positive, is_true
+from rlhf_suite.config.declarations.conditions import Condition, Need, is_positive, is_true
+from rlhf_suite.config.declarations.eval import EVALUATED
+from rlhf_suite.config.declarations.flags import FREE, flag
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import RESUMABLE, TRAINED, TRAINING
 
 NO_METRIC = "none"  # the value of ckpt.best_metric_key that switches the best checkpoint off
+NAMES_A_METRIC = Condition("", lambda name: name not in (None, NO_METRIC), " names a metric", "", "=<metric>")
 PERIODIC = is_positive(".save_steps", "<steps>")
 
 
@@ -38,7 +41,11 @@ class CheckpointConfig(Section):
     max_num: int = flag(3, "How many periodic checkpoints are kept", ge=1, resume=FREE, when=PERIODIC, tasks=TRAINED)
     max_mem: float | None = flag(None, gt=0, resume=FREE, when=PERIODIC, tasks=TRAINED)
     """Size limit of the checkpoint folder in GiB; null: no limit"""
-    best_metric_key: str | None = flag(None, tasks=TRAINED)
+    best_metric_key: str | None = flag(
+        None,
+        needs=Need(EVALUATED, "it is measured in an evaluation", at=NAMES_A_METRIC, off=NO_METRIC),
+        tasks=TRAINED,
+    )
     """Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; null:
     the task's first, without a model folder of its own; none: off"""
 

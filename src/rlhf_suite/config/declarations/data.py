@@ -6,8 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_suite import registry
+from rlhf_suite.config.declarations.conditions import (
+    Need,
+    algorithm_needs,
+    is_false,
+    is_null,
+    is_one_of,
+    is_positive,
+    is_set,
+    is_true,
+)
 from rlhf_suite.config.declarations.flag_types import literal
-from rlhf_suite.config.declarations.flags import FREE, flag, is_false, is_null, is_positive, is_set, is_true, needs
+from rlhf_suite.config.declarations.flags import FREE, flag
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import (
     ENCODED,
@@ -16,11 +26,11 @@ from rlhf_suite.config.declarations.task_groups import (
     RENDERED,
     RL,
     SCORED,
+    SEEING,
     SUPERVISED,
     TEXTS,
     TRAINED,
     WITH_ANSWERS,
-    WITH_IMAGE_FLAGS,
     WITH_PAIRS,
 )
 
@@ -30,12 +40,22 @@ SOURCES = (
 )
 REWARD_COLUMNS = "Further columns that reward files, servers and agents get with each row, by name (docs/rewards.md)"
 REWARD_TEMPLATE = "{prompt} <rm_score>: {reward:.2f} "
-WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | needs("agent.kind", registry.agent, "columns")
+WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | algorithm_needs(
+    "agent.kind", registry.agent, "columns"
+)
 
 TEMPLATED, PLAIN = is_true(".apply_chat_template"), is_false(".apply_chat_template")
 NOT_PRETRAINING = is_false("actor.pretrain_mode_enable")
+ON_EVERY_TOKEN = "pre-training is on every token of plain text"
 WITH_IMAGES, WITHOUT_IMAGES = is_set(".image_key", "<column>"), is_null(".image_key")
 WITH_DOCUMENTS = is_set(".pretrain_dataset", "<source>")
+OF_PAIRS = (
+    Need(is_set(".rejected_key", "rejected"), "only the better answer of each pair is named"),
+    Need(
+        is_set(".prompt_key", "<column>") | is_set(".turn_markers", "[<user>,<assistant>]") | TEMPLATED,
+        "the prompt of the pairs is not named, so it cannot be separated from the answers",
+    ),
+)
 SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
 
 
@@ -43,10 +63,12 @@ SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
 class DataConfig(Section):
     """Where rows come from and how they become text, and text tokens"""
 
-    apply_chat_template: bool = flag(False, tasks=RENDERED, defaults={"chat": True})
+    apply_chat_template: bool = flag(
+        False, needs=Need(NOT_PRETRAINING, ON_EVERY_TOKEN), tasks=RENDERED, defaults={"chat": True}
+    )
     """Render conversations with the tokenizer's chat template, in task=chat if it has one"""
     tokenizer_chat_template: str | None = flag(
-        None, when=TEMPLATED, strict="no chat template is applied", tasks=RENDERED
+        None, needs=Need(TEMPLATED, "it is the chat template that is applied"), tasks=RENDERED
     )
     """Chat template (Jinja text or a file) instead of the tokenizer's"""
     chat_template_kwargs: list[str] = flag([], when=TEMPLATED, tasks=RENDERED)
@@ -127,7 +149,11 @@ class DataConfig(Section):
     prompt_key: str | None = flag(None, when=PAIRED, tasks=WITH_PAIRS)
     """Column (or comma list) of the prompt of pairs; null: the beginning that both answers have in common"""
     chosen_key: str | None = flag(
-        None, tasks=WITH_PAIRS, defaults=dict.fromkeys(("rm", "dpo"), "chosen"), never_null=("rm", "dpo")
+        None,
+        tasks=WITH_PAIRS,
+        defaults=dict.fromkeys(("rm", "dpo"), "chosen"),
+        never_null=("rm", "dpo"),
+        of_tasks={"kto": {"needs": OF_PAIRS}},
     )
     """Column of the better answer: text, messages, or a dialogue that ends with it. In task=kto: learn from pairs,
     without labels; null: from single answers"""
@@ -141,8 +167,7 @@ class DataConfig(Section):
     """Column of the worse answer: text, messages, or a dialogue that ends with it"""
     margin_key: str | None = flag(
         None,
-        when=needs("algo.loss", registry.reward_loss, "margin"),
-        strict="this loss takes no margins",
+        needs=Need(algorithm_needs("algo.loss", registry.reward_loss, "margin"), "this loss takes no margins"),
         tasks=("rm",),
     )
     """Column of the margin by which the better answer must win; null: 0"""
@@ -152,7 +177,18 @@ class DataConfig(Section):
         tasks=(*TEXTS, "rm", "dpo", "kto"),
     )
     """The texts that begin a turn of the user and of the assistant, where a column holds a whole dialogue as text"""
-    reward_key: str | None = flag(None, when=NOT_PRETRAINING, tasks=TEXTS)
+    reward_key: str | None = flag(
+        None,
+        when=NOT_PRETRAINING,
+        needs=(
+            Need(is_false(".multiturn"), "a reward belongs to one answer"),
+            Need(
+                TEMPLATED | is_null(".turn_markers"),
+                "a dialogue that is used as it is written has no place for the reward",
+            ),
+        ),
+        tasks=TEXTS,
+    )
     """Column of a reward that is written into the prompt (conditional SFT); null: prompts are not changed"""
     target_reward: float | None = flag(None, tasks=("generate", "chat"))
     """Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"""
@@ -162,24 +198,49 @@ class DataConfig(Section):
         tasks=(*TEXTS, "generate", "conditional_sft", "chat"),
     )
     """How a prompt states its reward; input_template is applied to the result"""
-    pack_to_max_len: bool = flag(False, tasks=TEXTS)
+    pack_to_max_len: bool = flag(
+        False,
+        needs=(
+            Need(is_one_of("ds.packing_samples", None, True, remedy="null"), "the examples of a row would be padded"),
+            Need(is_false("ds.deepcompile"), "with it the examples of a row are padded"),
+        ),
+        tasks=TEXTS,
+    )
     """Pack several examples into each row of max_len tokens; train.batch_size counts these rows"""
-    multiturn: bool = flag(False, tasks=TEXTS)
-    """Train on every turn of the assistant (needs apply_chat_template)"""
+    multiturn: bool = flag(
+        False,
+        when=NOT_PRETRAINING,
+        needs=(Need(NOT_PRETRAINING, ON_EVERY_TOKEN), Need(TEMPLATED, "the chat template marks the turns")),
+        tasks=TEXTS,
+    )
+    """Train on every turn of the assistant"""
     steps_key: str | None = flag(None, tasks=("prm",))
     """Column with the list of steps; each is put on its own line with a placeholder behind it"""
     step_separator: str = flag("\n", tasks=("prm",))
     """The text that ends a step in solutions that the trained model will score; empty: every character is a step"""
     image_key: str | None = flag(
-        None, when=TEMPLATED, strict="only a chat template says where an image stands", tasks=WITH_IMAGE_FLAGS
+        None,
+        needs=(
+            Need(TEMPLATED, "only a chat template says where an image stands"),
+            Need(is_one_of("ds.ring_attn_size", 1), "the tokens of an image are not split over ranks"),
+            Need(is_one_of("ds.tensor_parallel_size", 1), "the matrices of models that read images are not split"),
+            Need(is_one_of("algo.distill.coef", 0), "a teacher that reads images has not been tested"),
+            Need(is_false("reward.process.enable"), "a process reward model reads text alone"),
+        ),
+        tasks=SEEING,
     )
     """Column of the images of a row: a path (relative to the data file), bytes, base64, an image of the library
     datasets, or a list of these; null: text alone"""
-    max_images_per_prompt: int = flag(1, ge=1, when=WITH_IMAGES, tasks=WITH_IMAGE_FLAGS)
+    max_images_per_prompt: int = flag(1, ge=1, when=WITH_IMAGES, tasks=SEEING)
     """Most images of a sequence, those of later turns included"""
-    image_urls_enable: bool = flag(False, when=WITH_IMAGES, tasks=WITH_IMAGE_FLAGS)
+    image_urls_enable: bool = flag(False, when=WITH_IMAGES, tasks=SEEING)
     """Fetch images whose column has a URL"""
-    teacher_prompt_key: str | None = flag(None, when=is_positive("algo.distill.coef"), tasks=RL)
+    teacher_prompt_key: str | None = flag(
+        None,
+        when=is_positive("algo.distill.coef"),
+        needs=Need(is_null("rollout.replay", ""), "the rollouts of an earlier run have no prompts of teachers"),
+        tasks=RL,
+    )
     """Column that teachers read in place of the prompt, rendered as it is: the prompt with a solution or feedback in
     it, for self-distillation. Where a row has none they read the prompt; null: they always do"""
     pretrain_dataset: str | None = flag(

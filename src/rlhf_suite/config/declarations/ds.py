@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_suite.config.declarations.flags import FIXED, FREE, SHAPE, When, flag, group, is_positive, is_true
+from rlhf_suite.config.declarations.conditions import (
+    ON_GPUS,
+    Condition,
+    Need,
+    is_above,
+    is_false,
+    is_one_of,
+    is_positive,
+    is_set,
+    is_true,
+)
+from rlhf_suite.config.declarations.flags import FIXED, FREE, SHAPE, flag, group
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import OWN_PRECISION, RL, TRAINING
 
@@ -13,8 +24,19 @@ ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
 HUB_KERNELS = "kernels-community/"
 ALL_LINEAR = "all-linear"  # a value of ds.lora.target_modules
 ADAPTED = is_positive(".rank", "<rank>")
-PARTITIONED = When(".zero_stage", lambda stage: stage == 3, "=3", "3")
-SPLIT = When(".ring_attn_size", lambda size: size > 1, " > 1", "<number > 1>")
+
+
+def is_flash(attn_implementation: str | None) -> bool:
+    """Return whether an attention is a flash kernel: of a package or of the hub, for GPUs and half precision alone."""
+    return attn_implementation is not None and attn_implementation.startswith(("flash_attention_", HUB_KERNELS))
+
+
+FLASH = Condition("", is_flash, " is a flash kernel", "", "=<a flash kernel>")
+PLAIN_ATTENTION, BORDERS = is_one_of("", "sdpa", "eager"), "packed sequences would see each other"
+PARTITIONED = is_one_of(".zero_stage", 3)
+SPLIT = is_above(".ring_attn_size", 1, "<number > 1>")
+PADDED = is_one_of(".packing_samples", None, False, remedy="false")
+WHOLE_WEIGHTS, WHOLE_ROWS = is_one_of(".tensor_parallel_size", 1), is_one_of(".ring_attn_size", 1)
 
 
 @dataclass
@@ -42,7 +64,23 @@ class DeepSpeedConfig(Section):
     )
     """Precision of parameters and activations; optimiser state is always fp32. null: that of the checkpoint, or fp32 if
     it is neither bf16 nor fp32"""
-    attn_implementation: str | None = flag(None, tasks=(*TRAINING, "serve_rm"))
+    attn_implementation: str | None = flag(
+        None,
+        needs=(
+            Need(
+                is_one_of(".param_dtype", None, "bf16", remedy="bf16"),
+                "flash attention has no fp32 kernels",
+                FLASH,
+                "varlen",
+            ),
+            Need(ON_GPUS, "flash kernels are for GPUs alone", FLASH, "varlen"),
+            Need(WHOLE_ROWS, "flash kernels do not reach the tokens of other ranks", FLASH, "varlen"),
+            Need(WHOLE_ROWS, BORDERS, PLAIN_ATTENTION, "varlen"),
+            Need(is_false("data.pack_to_max_len"), BORDERS, PLAIN_ATTENTION, "varlen"),
+            Need(PADDED, BORDERS, PLAIN_ATTENTION, "varlen"),
+        ),
+        tasks=(*TRAINING, "serve_rm"),
+    )
     """null: the best that the family of the model can do (docs/support.md); varlen: exact with and without packing, on
     CPU and GPU; or one of transformers: sdpa, eager, flash_attention_2, flash_attention_3, or a kernel of the hub,
     kernels-community/<name>, which is downloaded"""
@@ -59,60 +97,159 @@ class DeepSpeedConfig(Section):
     run says which"""
     value_head_prefix: str = flag("score", tasks=(*TRAINING, "score", "serve_rm"))
     """Name of the scalar head of critic and reward model"""
-    load_in_4bit: bool = flag(False, resume=FIXED, tasks=(*TRAINING, "serve_rm", "chat"))
+    load_in_4bit: bool = flag(
+        False,
+        resume=FIXED,
+        needs=(
+            Need(is_positive(".lora.rank", "<rank>"), "4-bit weights cannot be trained themselves"),
+            Need(is_one_of(".zero_stage", None, 0, 1, 2, remedy="2"), "ZeRO-3 cannot partition 4-bit weights"),
+        ),
+        tasks=(*TRAINING, "serve_rm", "chat"),
+    )
     """Keep the matrices of the layers in 4 bits (nf4, double quantisation), a quarter of the memory of bf16; in tasks
     that train those that LoRA freezes (QLoRA)"""
-    zero_stage: int | None = flag(2, choices=(0, 1, 2, 3), resume=SHAPE, tasks=TRAINING)
+    zero_stage: int | None = flag(
+        2,
+        choices=(0, 1, 2, 3),
+        resume=SHAPE,
+        needs=Need(
+            is_one_of(".param_dtype", "fp32"),
+            "ZeRO-0 keeps no fp32 master weights, and a bf16 weight does not move by a small update",
+            at=is_one_of("", 0),
+        ),
+        tasks=TRAINING,
+    )
     """ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights"""
     use_universal_ckpt: bool = flag(False, resume=FREE, when=is_true("ckpt.load_enable"), tasks=TRAINING)
     """Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism,
     placement, split of the engines, and micro-batches"""
-    adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE, tasks=TRAINING)
+    adam_offload: bool = flag(
+        False,
+        "Keep the optimiser state in host memory",
+        resume=SHAPE,
+        needs=Need(is_one_of(".zero_stage", 1, 2, 3), "ZeRO-1 to 3 alone keep the state of their optimiser elsewhere"),
+        tasks=TRAINING,
+    )
     cpu_adam: str = flag(
         "torch", choices=("torch", "deepspeed"), resume=SHAPE, when=is_true(".adam_offload"), tasks=TRAINING
     )
     """Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, for
     minutes, with a C++ compiler and ninja)"""
-    overlap_comm: bool | None = flag(None, resume=SHAPE, tasks=TRAINING)
-    """Overlap gradient reduction with the backward pass (ZeRO-1 to 3); null: on GPUs with ZeRO-2 and 3, but not with
-    Muon"""
+    overlap_comm: bool | None = flag(
+        None,
+        resume=SHAPE,
+        needs=(
+            Need(is_set(".zero_stage", "2"), "without DeepSpeed one rank trains, and one rank has nothing to reduce"),
+            Need(
+                is_one_of(".zero_stage", None, 1, 2, 3, remedy="2"),
+                "ZeRO-0 reduces gradients after the backward pass",
+                off="false",
+            ),
+        ),
+        tasks=TRAINING,
+    )
+    """Overlap gradient reduction with the backward pass; null: on GPUs with ZeRO-2 and 3, but not with Muon"""
     persistence_threshold: int | None = flag(None, ge=0, resume=SHAPE, when=PARTITIONED, tasks=TRAINING)
     """Parameters of at most so many numbers, such as those of norms, stay whole on each rank between passes; null:
     100000 on GPUs without ds.deepcompile, else 0"""
-    deepcompile: bool = flag(False, resume=SHAPE, tasks=TRAINING)
-    """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for ZeRO-1
-    to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes"""
-    zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE, tasks=TRAINING)
+    deepcompile: bool = flag(
+        False,
+        resume=SHAPE,
+        needs=(
+            Need(ON_GPUS, "DeepSpeed compiles for GPUs alone"),
+            Need(is_one_of(".zero_stage", 1, 2, 3, remedy="2"), "DeepSpeed compiles ZeRO-1 to 3"),
+            Need(PADDED, "packed rows have ever new shapes, each compiled anew"),
+            Need(WHOLE_ROWS, "ranks split the tokens of packed rows alone"),
+            Need(is_one_of(".overlap_comm", None, False, remedy="false"), "the compiled graph reduces the gradients"),
+            Need(is_false(".adam_offload"), "the gradients of compiled graphs stay on the GPU"),
+            Need(is_false(".enable_sleep"), "the gradients of compiled graphs stay on the GPU"),
+            Need(is_one_of(".lora.rank", 0), "frozen weights beside adapters have not been tried"),
+            Need(WHOLE_WEIGHTS, "DeepSpeed does not compile split matrices"),
+            Need(is_one_of(".zpg", 1), "the compiled graph gathers from all ranks"),
+        ),
+        tasks=TRAINING,
+    )
+    """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile (not run on a
+    GPU yet), for micro-batches of few different shapes"""
+    zpg: int = flag(
+        1,
+        "Size of the secondary partition of ZeRO++",
+        ge=1,
+        resume=SHAPE,
+        needs=(
+            Need(PARTITIONED, "ZeRO-3 alone partitions the weights"),
+            Need(WHOLE_WEIGHTS, "a second partition of the weights has not been tried with split matrices"),
+        ),
+        tasks=TRAINING,
+    )
     zero3_leaf_modules: list[str] = flag([], when=PARTITIONED, tasks=TRAINING)
     """Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which a
     rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself"""
-    grad_accum_dtype: str = flag("fp32", choices=("fp32", "bf16"), tasks=TRAINING)
+    grad_accum_dtype: str = flag(
+        "fp32",
+        choices=("fp32", "bf16"),
+        needs=Need(is_one_of(".param_dtype", "bf16"), "gradients of fp32 parameters would be rounded"),
+        tasks=TRAINING,
+    )
     """Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error of
     the sum grows with the number of micro-batches"""
-    ring_attn_size: int = flag(1, ge=1, resume=SHAPE, tasks=TRAINING)
+    ring_attn_size: int = flag(
+        1,
+        ge=1,
+        resume=SHAPE,
+        needs=Need(
+            is_one_of(".packing_samples", None, True, remedy="null"),
+            "ranks split the tokens of one row without padding",
+        ),
+        tasks=TRAINING,
+    )
     """Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too long
     for one"""
     ring_attn_mode: str = flag(
-        "gather", choices=("gather", "ring", "ulysses"), resume=SHAPE, when=SPLIT, tasks=TRAINING
+        "gather",
+        choices=("gather", "ring", "ulysses"),
+        resume=SHAPE,
+        when=SPLIT,
+        needs=Need(WHOLE_WEIGHTS, "both would split the heads", at=is_one_of("", "ulysses")),
+        tasks=TRAINING,
     )
     """How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from rank
     to rank, ulysses exchanges tokens for heads"""
-    tensor_parallel_size: int = flag(1, ge=1, resume=FIXED, tasks=TRAINING)
+    tensor_parallel_size: int = flag(
+        1,
+        ge=1,
+        resume=FIXED,
+        needs=Need(is_one_of(".lora.rank", 0), "LoRA adds its adapters to whole matrices"),
+        tasks=TRAINING,
+    )
     """Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense
     language and reward models, ds.zero_stage=0 to 2)"""
-    use_liger_kernel: bool | None = flag(None, tasks=TRAINING)
+    use_liger_kernel: bool | None = flag(
+        None,
+        needs=(
+            Need(ON_GPUS, "Liger's kernels are for GPUs alone", off="false"),
+            Need(WHOLE_WEIGHTS, "Liger's kernels have not been tried with split matrices", off="false"),
+        ),
+        tasks=TRAINING,
+    )
     """Use Liger's fused layer kernels in trained models; null: on GPUs where it is installed and knows a model of text
     alone, without ds.tensor_parallel_size and ds.deepcompile"""
     lora: LoRAConfig = group(LoRAConfig, tasks=TRAINING)
     enable_sleep: bool = flag(
         False,
         resume=SHAPE,
-        when=is_true("train.colocate_all"),
-        strict="a model that shares no GPU has no reason to leave it",
+        needs=(
+            Need(
+                is_true("train.colocate_all"),
+                "a model that shares no GPU has no reason to leave it",
+                fix="write ds.enable_sleep=false, or train.colocate_all=true",
+            ),
+            Need(is_one_of(".zero_stage", 2, 3), "DeepSpeed moves optimiser states of ZeRO-2 and 3 alone"),
+            Need(is_false(".adam_offload"), "the optimiser state is always in host memory then"),
+        ),
         tasks=RL,
     )
-    """Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2
-    or 3"""
+    """Keep optimiser state and fp32 weights in host memory but while a model is updated"""
 
     @property
     def precision(self) -> str:
@@ -137,11 +274,6 @@ def wanted_packing(ds: DeepSpeedConfig) -> bool | None:
     if ds.packing_samples is None and ds.has("deepcompile") and ds.deepcompile:
         return False
     return ds.packing_samples
-
-
-def is_flash(attn_implementation: str | None) -> bool:
-    """Return whether an attention is a flash kernel: of a package or of the hub, for GPUs and half precision alone."""
-    return attn_implementation is not None and attn_implementation.startswith(("flash_attention_", HUB_KERNELS))
 
 
 FAST_DEVICES = ("cuda",)  # where gradients are scattered, and beside the backward pass, unless a flag says otherwise

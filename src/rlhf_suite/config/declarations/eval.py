@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlhf_suite.config.declarations.flags import flag, is_set
+from rlhf_suite import registry
+from rlhf_suite.config.declarations.conditions import Need, algorithm_needs, is_positive, is_set
+from rlhf_suite.config.declarations.flags import flag
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import RL, WITH_ANSWERS, WITH_PAIRS
 
@@ -14,6 +16,7 @@ LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
 QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95")
 HELD_OUT = is_set(".dataset", "<source>")
+EVALUATED = is_set("eval.dataset", "<source>") | is_set("eval.benchmark", "<benchmark>:<file>")
 MEASURED = HELD_OUT | is_set(".benchmark", "<benchmark>:<file>")
 
 
@@ -42,14 +45,20 @@ class EvalConfig(Section):
         when=HELD_OUT,
         defaults=dict.fromkeys(("dpo", "kto", "prm", "distill"), "test"),
     )
-    steps: int = flag(-1, ge=-1)
+    steps: int = flag(-1, ge=-1, needs=Need(EVALUATED, "there is nothing to evaluate on", at=is_positive("")))
     """Evaluate every so many optimiser steps; -1: once per epoch. In task=ppo: every so many RL steps, before the first
     and after the last one; -1: only these two times"""
     max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=MEASURED)
     on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=RL)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=RL)
-    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT, tasks=RL)
+    max_calls: list[int] | None = flag(
+        None,
+        ge=0,
+        when=HELD_OUT,
+        needs=Need(algorithm_needs("agent.kind", registry.agent, "turns"), "nobody answers a single turn"),
+        tasks=RL,
+    )
     """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
     call tools, run code or get an answer of its environment"""
     input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", *RL)

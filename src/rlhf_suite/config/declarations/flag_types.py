@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -73,3 +74,15 @@ def literal(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def spell(value: Any, text: Callable[[str], str] = str) -> str:
+    """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text. `text=quoted`:
+    as Hydra's grammar reads it back unchanged."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(spell(item, text) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {spell(item, text)}' for name, item in value.items())}}}"
+    return text(value) if isinstance(value, str) else str(value)

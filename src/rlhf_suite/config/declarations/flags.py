@@ -10,70 +10,24 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from rlhf_suite import registry
+from rlhf_suite.config.declarations.conditions import SET, Condition, Need, algorithm_reads
 from rlhf_suite.config.declarations.flag_types import FlagType, field_types
 from rlhf_suite.python_source import parse_file
 
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
+Declared = TypeVar("Declared", Condition, Need)
 # What a flag may do when a run is continued: change without a word, change with ds.use_universal_ckpt (it says where a
 # run works, and in what portions), change when ckpt.allow_changes names it, or never.
-SET = " is set"  # what `is_set` says
 FREE, SHAPE, NAMED, FIXED = "free", "shape", "named", "fixed"
-
-
-@dataclass(frozen=True)
-class When:
-    """The condition under which a flag is read: the value that another flag must have.
-
-    `flag` is the other flag's whole key; one that begins with a dot is in the section of the declaration. `says` is the
-    condition in words, behind that key; `remedy` is the value to write. One of `alternatives` may hold instead.
-    """
-
-    flag: str
-    is_met: Callable[[Any], bool]
-    says: str
-    remedy: str
-    alternatives: tuple[When, ...] = ()
-
-    def __or__(self, other: When) -> When:
-        return replace(self, alternatives=(*self.alternatives, other))
-
-    def below(self, prefix: str) -> When:
-        """Return the condition with whole keys, for a declaration in the section `prefix` ("" or "actor.")."""
-        key = f"{prefix}{self.flag[1:]}" if self.flag.startswith(".") else self.flag
-        return replace(
-            self, flag=key, alternatives=tuple(alternative.below(prefix) for alternative in self.alternatives)
-        )
-
-    def among(self, keys: Container[str]) -> When | None:
-        """Return the condition in a task with these flags; None where it has nothing to depend on."""
-        if self.flag not in keys:
-            return None
-        return replace(
-            self, alternatives=tuple(alternative for alternative in self.alternatives if alternative.flag in keys)
-        )
-
-    def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the condition is met by the values of all flags of a run."""
-        met = any(map(self.is_met, values_of(self.flag, values)))
-        return met or any(alternative.holds(values) for alternative in self.alternatives)
-
-    @property
-    def text(self) -> str:
-        """The condition in words."""
-        return " or ".join(f"{alternative.flag}{alternative.says}" for alternative in (self, *self.alternatives))
-
-    @property
-    def fix(self) -> str:
-        """What to write so that the flag is read."""
-        return " or ".join(f"{alternative.flag}={alternative.remedy}" for alternative in (self, *self.alternatives))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -109,66 +63,11 @@ def with_values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meta
             yield from with_values(value, f"{prefix}{field.name}.")
 
 
-def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
-    section, _, name = flag.rpartition(".")
-    named = [key for key in values if key.startswith(f"{section}.sources.") and key.rpartition(".")[2] == name]
-    return [values[key] for key in (flag, *named)]
-
-
-def is_true(flag: str) -> When:
-    return When(flag, bool, "=true", "true")
-
-
-def is_false(flag: str) -> When:
-    return When(flag, lambda value: not value, "=false", "false")
-
-
-def is_set(flag: str, remedy: str) -> When:
-    return When(flag, lambda value: value is not None, SET, remedy)
-
-
-def is_null(flag: str) -> When:
-    return When(flag, lambda value: value is None, " is null", "null")
-
-
-def is_positive(flag: str, remedy: str = "<number > 0>") -> When:
-    return When(flag, lambda value: value is not None and value > 0, " > 0", remedy)
-
-
-def is_one_of(flag: str, *names: str) -> When:
-    return one_that(flag, names, lambda value: value in names)
-
-
-def one_that(flag: str, names: Sequence[str], is_met: Callable[[Any], bool]) -> When:
-    """Return the condition that a flag has one of these values, or another one that `is_met` accepts."""
-    *most, last = names
-    listed = f"{', '.join(most)} or {last}" if most else last
-    return When(flag, is_met, f" is {listed}" if most else f"={last}", listed)
-
-
-def needs(flag: str, algorithms: registry.Kind, *needs: str) -> When:
-    """Return the condition that the algorithm which a flag names needs one of several things."""
-    names = [name for name in algorithms.names() if any(algorithms.needs(name, need) for need in needs)]
-    return one_that(flag, names, lambda name: any(algorithms.needs(name, need) for need in needs))
-
-
-def reads(flag: str, algorithms: registry.Kind, name: str) -> When:
-    """Return the condition that the algorithm which a flag names reads the flag `name`."""
-    names = algorithms.that_read(name)
-    return one_that(flag, names, lambda chosen: chosen is not None and algorithms.reads(chosen, name))
-
-
-def is_not(flag: str, name: str, remedy: str) -> When:
-    return When(flag, lambda value: value != name, f" is not {name}", remedy)
-
-
 @dataclass(frozen=True)
 class Meta:
-    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, and the conditions
-    under which it is read; `resume`: whether a continued run may have another value; `algorithms`: the flag names one
-    of them, or a user's own; `strict`: why another value than the default is a mistake wherever it comes from, where
-    the conditions do not hold."""
+    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, the conditions under
+    which it is read, and what must hold with it; `resume`: whether a continued run may have another value;
+    `algorithms`: the flag names one of them, or a user's own."""
 
     help: str
     listed: tuple[str | int, ...] | None = None
@@ -177,9 +76,9 @@ class Meta:
     lt: float | None = None
     le: float | None = None
     resume: str = NAMED
-    when: tuple[When, ...] = ()
+    when: tuple[Condition, ...] = ()
     algorithms: registry.Kind | None = None
-    strict: str = ""
+    needs: tuple[Need, ...] = ()
 
     @property
     def choices(self) -> tuple[str | int, ...] | None:
@@ -191,7 +90,7 @@ class Meta:
 class FlagInfo:
     """One flag of a task: its dotted key, type, default, `Meta`, and the dataclass that declares it.
 
-    In `meta.when` are whole keys, and the conditions of the sections around the flag too.
+    In `meta.when` and `meta.needs` are whole keys, and what the sections around the flag declare too.
     """
 
     key: str
@@ -214,9 +113,25 @@ class FlagInfo:
 
     @property
     def help(self) -> str:
-        """What the flag means, and when it is read."""
-        conditions = " and ".join(condition.text for condition in self.meta.when)
-        return f"{self.meaning}. Read when {conditions}" if conditions else self.meaning
+        """What the flag means, when it is read, and what it needs."""
+        read = f"read when {self.read_when}" if self.read_when else ""
+        return ". ".join([self.meaning, *(f"{text[0].upper()}{text[1:]}" for text in (read, self.needed) if text)])
+
+    @property
+    def read_when(self) -> str:
+        """The conditions under which it is read, in words."""
+        return " and ".join(condition.text for condition in self.meta.when)
+
+    @property
+    def needed(self) -> str:
+        """What must hold with it, in words, but for what `read_when` says already."""
+        demands: dict[str, list[str]] = {}
+        for need in self.meta.needs:
+            if need.condition not in self.meta.when:
+                name = self.key.rpartition(".")[2]
+                value = f"with {name}{need.at.demand} it " if need.at is not None else ""
+                demands.setdefault(value, []).append(need.condition.demand)
+        return "; ".join(f"{value}needs {', '.join(texts)}" for value, texts in demands.items())
 
 
 @cache
@@ -242,9 +157,9 @@ def flag(  # noqa: PLR0913
     lt: float | None = None,
     le: float | None = None,
     resume: str = NAMED,
-    when: When | tuple[When, ...] = (),
+    when: Condition | tuple[Condition, ...] = (),
+    needs: Need | tuple[Need, ...] = (),
     algorithms: registry.Kind | None = None,
-    strict: str = "",
     tasks: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
     never_null: tuple[str, ...] = (),
@@ -255,15 +170,15 @@ def flag(  # noqa: PLR0913
     `help` says what it means; a longer text stands below the declaration, as the documentation of an attribute does.
 
     A flag that names one of the `algorithms` of a kind takes a user's own too, as path.py:function. Which flags only
-    some of them read is known from their declarations, and needs no `when`. A flag that is not read is a problem where
-    the command line sets it. For a `strict` one it is a problem also where a preset or a file does, and the text says
-    why it is not read.
+    some of them read is known from their declarations, and needs no `when`. `conditions.py` says what `when` and
+    `needs` are. A flag that is not read, and is set, is a problem also where a preset or a file sets it, if the
+    condition is one of its `needs` too.
 
     In a `Section`, only `tasks` have the flag (none named: every task that has the section), and `defaults` are those
     of tasks in which it has another one. In `never_null` it has a value always, though it may be null in others.
     `of_tasks` are other fields of `Meta` by task, such as bounds: {"ppo": {"ge": 0.01}}.
     """
-    meta = Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)
+    meta = Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, all_of(needs))
     by_task = {"defaults": defaults or {}, "never_null": never_null, "of_tasks": of_tasks or {}}
     return with_default(default, {"meta": meta, "tasks": tasks, **by_task})
 
@@ -278,22 +193,22 @@ def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
 def group(
     cls: type,
     defaults: Mapping[str, Any] | None = None,
-    when: When | tuple[When, ...] = (),
-    strict: str = "",
+    when: Condition | tuple[Condition, ...] = (),
+    needs: Need | tuple[Need, ...] = (),
     tasks: tuple[str, ...] = (),
     of_tasks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """Declare a section of flags: with other defaults than its class by dotted name within the section
-    ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` and `tasks` as of each flag.
+    ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `needs` and `tasks` as of each flag.
 
     `of_tasks` says by task what differs, with `values` for the defaults: {"sft": {"values": {"lr": 5e-6}}}."""
-    metadata: dict[str, Any] = {"when": all_of(when), "strict": strict, "tasks": tasks, "of_tasks": of_tasks or {}}
-    metadata |= {"section": cls, "values": defaults or {}}
+    metadata: dict[str, Any] = {"when": all_of(when), "needs": all_of(needs), "tasks": tasks}
+    metadata |= {"of_tasks": of_tasks or {}, "section": cls, "values": defaults or {}}
     return dataclasses.field(default_factory=partial(with_defaults, cls, metadata["values"]), metadata=metadata)
 
 
-def all_of(when: When | tuple[When, ...]) -> tuple[When, ...]:
-    return (when,) if isinstance(when, When) else when
+def all_of(given: Declared | tuple[Declared, ...]) -> tuple[Declared, ...]:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def with_defaults(cls: type, defaults: Mapping[str, Any]) -> Any:
@@ -312,28 +227,33 @@ def with_defaults(cls: type, defaults: Mapping[str, Any]) -> Any:
 def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
     """Yield every flag below a section class or instance (an instance shows its task's own defaults).
 
-    A condition is dropped in a task that does not have the flag it depends on, or where it holds always.
+    A condition or a need is dropped in a task that does not have the flag it depends on, or where it holds always.
     """
     infos = list(walk_section(config() if isinstance(config, type) else config, prefix))
     keys = {info.key for info in infos}
     never_null = {info.key for info in infos if not info.type.optional}
+
+    def may_fail(condition: Condition) -> bool:
+        return condition.says != SET or condition.flag not in never_null
+
     for info in infos:
-        known = filter(None, (condition.among(keys) for condition in info.meta.when))
-        when = tuple(one for one in known if one.says != SET or one.flag not in never_null)
-        yield replace(info, meta=replace(info.meta, when=when))
+        when = filter(None, (condition.among(keys) for condition in info.meta.when))
+        needs = filter(None, (need.among(keys) for need in info.meta.needs))
+        meta = replace(info.meta, when=tuple(filter(may_fail, when)))
+        yield replace(info, meta=replace(meta, needs=tuple(need for need in needs if may_fail(need.condition))))
 
 
 def walk_section(
     instance: Any,
     prefix: str,
-    around: tuple[When, ...] = (),
-    by_algorithm: Mapping[str, When] | None = None,
-    strict: str = "",
+    around: tuple[Condition, ...] = (),
+    by_algorithm: Mapping[str, Condition] | None = None,
+    needs_around: tuple[Need, ...] = (),
 ) -> Iterator[FlagInfo]:
     """Yield the flags of a section and of those in it.
 
-    `around` are the conditions of the sections around it, which may be `strict`; `by_algorithm` are those of flags that
-    only some algorithms read.
+    `around` and `needs_around` are the conditions and the needs of the sections around it; `by_algorithm` are the
+    conditions of flags that only some algorithms read.
     """
     by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
     owner: SectionClass = type(instance)
@@ -341,22 +261,22 @@ def walk_section(
     for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
-        if "meta" in field.metadata:
-            meta: Meta = field.metadata["meta"]
+        declared = field.metadata.get("meta") or SimpleNamespace(**field.metadata)
+        when = tuple(condition.below(prefix) for condition in all_of(declared.when))
+        needs = (*needs_around, *(need.below(prefix) for need in all_of(declared.needs)))
+        if isinstance(declared, Meta):
             some = (by_algorithm[key],) if key in by_algorithm else ()
-            when = (*around, *some, *(condition.below(prefix) for condition in meta.when))
-            yield FlagInfo(key, types[field.name], value, replace(meta, when=when, strict=meta.strict or strict), owner)
+            meta = replace(declared, when=(*around, *some, *when), needs=needs)
+            yield FlagInfo(key, types[field.name], value, meta, owner)
         else:
-            own = tuple(condition.below(prefix) for condition in all_of(field.metadata["when"]))
-            inner = field.metadata["strict"] or strict
-            yield from walk_section(value, f"{key}.", (*around, *own), by_algorithm, inner)
+            yield from walk_section(value, f"{key}.", (*around, *when), by_algorithm, needs)
 
 
-def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
+def read_by_some(instance: Any, prefix: str) -> dict[str, Condition]:
     """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
     named = [(field.name, field.metadata["meta"].algorithms) for field in fields(instance) if "meta" in field.metadata]
     return {
-        f"{prefix}{algorithms.below}{name}": reads(f"{prefix}{flag_name}", algorithms, name)
+        f"{prefix}{algorithms.below}{name}": algorithm_reads(f"{prefix}{flag_name}", algorithms, name)
         for flag_name, algorithms in named
         for name in (algorithms.flags() if algorithms is not None else ())
     }

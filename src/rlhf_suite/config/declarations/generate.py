@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.declarations.flags import FREE, flag, is_set, is_true
+from rlhf_suite.config.declarations.conditions import Need, is_above, is_false, is_set, is_true
+from rlhf_suite.config.declarations.flags import FREE, flag
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 SHARD = re.compile(r"(\d+)/(\d+)")
@@ -17,7 +18,11 @@ class OutputConfig:
     """What is written, and which rows this job takes"""
 
     output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder")
-    best_of_n: bool = flag(False, "Keep only the sample of each prompt with the best score; the first of equal ones")
+    best_of_n: bool = flag(
+        False,
+        "Keep only the sample of each prompt with the best score; the first of equal ones",
+        needs=Need(is_above("rollout.n_samples_per_prompt", 1, "8"), "there is only one sample of each prompt"),
+    )
     shard: str | None = flag(None)
     """i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"""
 
@@ -52,7 +57,7 @@ def output_file(output_path: str | None, shard: str | None, default: Path) -> Pa
 class ScoreConfig(OutputConfig):
     """What is written of scored rows"""
 
-    pairs: bool = flag(False)
+    pairs: bool = flag(False, needs=Need(is_false(".best_of_n"), "a pair already contains the best response"))
     """Write the best and the worst response of each prompt as chosen and rejected, where their scores differ"""
     chunk_size: int = flag(1024, "Rows scored and written at a time", ge=1, resume=FREE)
     max_tokens_per_gpu: int = flag(

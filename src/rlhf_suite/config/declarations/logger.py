@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.declarations.flags import FREE, flag, group, is_set, is_true
+from rlhf_suite.config.declarations.conditions import is_set, is_true
+from rlhf_suite.config.declarations.flags import FREE, flag, group
 
 NAMING = is_true(".enable") | is_set("logger.tensorboard_dir", "<folder>")
 

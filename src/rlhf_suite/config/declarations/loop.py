@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_suite.config.declarations.conditions import Need, is_null
 from rlhf_suite.config.declarations.eval import HELD_OUT
 from rlhf_suite.config.declarations.flags import flag
-from rlhf_suite.config.declarations.models import IF_THE_LOSS_HAS_ONE
+from rlhf_suite.config.declarations.models import HAS_REFERENCE
 from rlhf_suite.config.declarations.sections import Section
 
 
@@ -19,7 +20,12 @@ class LoopConfig(Section):
     """Prompts per iteration, taken in order, and from the start again after the last; null: equal shares"""
     min_score: float | None = flag(None, tasks=("rejection_sampling",))
     """Leave out prompts whose best answer scores less than this; null: none"""
-    fixed_reference_enable: bool = flag(False, tasks=("iterative_dpo",), **IF_THE_LOSS_HAS_ONE)
+    fixed_reference_enable: bool = flag(
+        False,
+        when=HAS_REFERENCE.condition,
+        needs=(HAS_REFERENCE, Need(is_null("ref.model_name_or_path"), "the reference is already named")),
+        tasks=("iterative_dpo",),
+    )
     """The first model is the reference in every iteration, not the one that the iteration starts from"""
     target_reward: float | None = flag(None, tasks=("conditional_sft",))
     """Reward that the trained model is asked for; null: the highest of the answers it was trained on"""

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true, needs
+from rlhf_suite.config.declarations.conditions import (
+    ON_GPUS,
+    Need,
+    algorithm_needs,
+    is_false,
+    is_null,
+    is_one_of,
+    is_set,
+    is_true,
+)
+from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag, group
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import BY_PREFERENCE, RL, SEEING, TEXTS, TRAINING
 
 ADAPTS = is_set(".entropy_target", "<nats>")
+NO_LORA, WHOLE_WEIGHTS = is_one_of("ds.lora.rank", 0), is_one_of("ds.tensor_parallel_size", 1)
+MUON = is_one_of("", "muon")
+# A ratio of whole sequences is not weighed by their tokens. What an aggregation of the user's own does is not known.
+OF_SEQUENCES = replace(
+    algorithm_needs(".loss_agg_mode", registry.aggregation, "sequences"),
+    is_met=lambda mode: registry.is_own(mode) or registry.aggregation.needs(mode, "sequences"),
+)
+OFFLOADED = (
+    Need(ON_GPUS, "there is no GPU to bring the weights to"),
+    Need(WHOLE_WEIGHTS, "weights in host memory have not been tried with split matrices"),
+)
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
 RATES = {
     "sft": 5e-6,
@@ -22,10 +43,9 @@ RATES = {
     "iterative_dpo": 5e-7,
     "conditional_sft": 5e-6,
 }
-IF_THE_LOSS_HAS_ONE: Any = {
-    "when": needs("algo.loss", registry.preference_loss, "reference"),
-    "strict": "this loss has no reference",
-}
+# Of what is about the reference of a preference loss.
+HAS_REFERENCE = Need(algorithm_needs("algo.loss", registry.preference_loss, "reference"), "this loss has no reference")
+IF_THE_LOSS_HAS_ONE: Any = {"when": HAS_REFERENCE.condition, "needs": HAS_REFERENCE}
 WITH_DROPOUT = ("sft", "distill", "rejection_sampling", "conditional_sft")
 
 
@@ -62,7 +82,19 @@ class TrainedModelConfig(ModelConfig, tasks=TRAINING):
     num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=SHAPE)
     num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE)
     """Ranks per node: GPUs, or CPU processes on a machine without GPUs"""
-    optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
+    optim: str = flag(
+        "adam",
+        "The optimiser",
+        choices=("adam", "muon"),
+        resume=FIXED,
+        needs=(
+            Need(is_one_of(".max_norm", 0), "muon's orthogonalised update would be clipped, not the gradient", MUON),
+            Need(NO_LORA, "muon orthogonalises whole weight matrices, and LoRA trains factors of them", MUON),
+            Need(is_set("ds.zero_stage", "2"), "muon is that of DeepSpeed, which ds.zero_stage=null leaves out", MUON),
+            Need(WHOLE_WEIGHTS, "muon orthogonalises whole matrices", MUON),
+            Need(is_false("ds.deepcompile"), "compiled graphs have not been tried with muon", MUON),
+        ),
+    )
     adam: AdamConfig = group(AdamConfig, of_tasks={task: {"values": {"lr": rate}} for task, rate in RATES.items()})
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
     lr_scheduler: str = flag("cosine_with_min_lr", "Schedule of the learning rate", algorithms=registry.schedule)
@@ -71,17 +103,40 @@ class TrainedModelConfig(ModelConfig, tasks=TRAINING):
     lr_cycles: int = flag(1, "How often the rate falls from the peak", ge=1)
     lr_decay_ratio: float = flag(0.1, "Share of the optimiser steps at the end in which the rate falls", gt=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
-    freeze: list[str] = flag([], resume=FIXED)
+    freeze: list[str] = flag(
+        [],
+        resume=FIXED,
+        needs=Need(
+            NO_LORA,
+            "LoRA trains only its adapters; everything else is frozen already",
+            fix="remove it, and choose with ds.lora.target_modules",
+        ),
+    )
     """Regular expressions for the whole names of modules or parameters that are not trained"""
-    freeze_router: bool = flag(False, resume=FIXED)
+    freeze_router: bool = flag(
+        False,
+        resume=FIXED,
+        needs=(
+            Need(NO_LORA, "LoRA trains only its adapters, and routers are frozen already"),
+            Need(is_one_of(".aux_loss_coef", 0), "it is a loss of the routers"),
+        ),
+    )
     """Do not train the routers of a mixture of experts"""
     disable_dropout: bool = flag(True, defaults=dict.fromkeys(WITH_DROPOUT, False))
     """Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"""
-    aux_loss_coef: float = flag(0.0, ge=0)
+    aux_loss_coef: float = flag(
+        0.0,
+        ge=0,
+        needs=Need(is_null("data.image_key", ""), "the load of experts is not balanced in batches with images"),
+    )
     """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
     gradient_checkpointing_enable: bool | None = flag(None)
     """Recompute activations in the backward pass; null: where they do not fit by the plan"""
-    gradient_checkpointing_reentrant: bool = flag(False, when=is_true(".gradient_checkpointing_enable"))
+    gradient_checkpointing_reentrant: bool = flag(
+        False,
+        when=is_true(".gradient_checkpointing_enable"),
+        needs=Need(is_one_of(".aux_loss_coef", 0), "re-entrant checkpointing keeps no gradient of the router"),
+    )
     """Use the re-entrant variant of checkpointing"""
 
 
@@ -93,10 +148,28 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
     """Train the language model alone, not the modules that only images pass through"""
     pretrain_mode_enable: bool = flag(False, tasks=TEXTS)
     """Continue pre-training: loss on every token, without template and end-of-sequence token"""
-    routing_replay: bool = flag(False, resume=FIXED)
+    routing_replay: bool = flag(
+        False,
+        resume=FIXED,
+        needs=(
+            Need(
+                is_one_of("vllm.pipeline_parallel_size", 1),
+                "no engine that is split by layers returns the routes of all of them",
+            ),
+            Need(is_null("data.image_key"), "it has not been tried with images"),
+        ),
+    )
     """Train a mixture of experts on the routes of the engines: each token goes to the experts to which the engine sent
     it (R3, docs/rl_correction.md)"""
-    policy_loss_type: str = flag("ppo", algorithms=registry.policy_loss)
+    policy_loss_type: str = flag(
+        "ppo",
+        algorithms=registry.policy_loss,
+        needs=Need(
+            OF_SEQUENCES,
+            "the ratio of this loss is one of whole sequences, which would be weighed by their tokens",
+            at=algorithm_needs("", registry.policy_loss, "sequences"),
+        ),
+    )
     """The policy loss: how the ratio of new to old probabilities is bounded"""
     eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))
     eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
@@ -155,7 +228,14 @@ class ReferenceConfig(Section):
 
     model_name_or_path: str | None = flag(None)
     """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
-    offload: bool = flag(False, resume=SHAPE)
+    offload: bool = flag(
+        False,
+        resume=SHAPE,
+        needs=(
+            *OFFLOADED,
+            Need(is_false("ds.load_in_4bit"), "weights in 4 bits stay on the GPU"),
+        ),
+    )
     """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     cache_enable: bool = flag(False, tasks=(*BY_PREFERENCE, "kto"))
     """Compute its log-probs once before training, keep them on disk, and load no reference model during training"""

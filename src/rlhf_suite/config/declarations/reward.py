@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import FREE, SHAPE, When, flag, group, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.declarations.conditions import Condition, Need, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.declarations.flags import FREE, SHAPE, flag, group
+from rlhf_suite.config.declarations.models import OFFLOADED
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import BY_MODEL, RL
 
@@ -39,7 +41,13 @@ class HttpConfig:
 class ProcessRewardConfig:
     """A process reward model (task=prm) that scores every step of a response; reward=prm turns it on"""
 
-    enable: bool = flag(False, "Score responses step by step")
+    enable: bool = flag(
+        False,
+        "Score responses step by step",
+        needs=Need(
+            is_set(".model_name_or_path", "<folder that task=prm wrote>"), "it names the model that scores the steps"
+        ),
+    )
     model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer", when=STEPS)
     aggregate: str = flag("min", algorithms=registry.step_aggregate, when=STEPS)
     """A response's reward from P(good) of its steps"""
@@ -127,7 +135,11 @@ class NamedSourceConfig(SourceConfig):
 class NormalizationConfig(Section):
     """Normalised scores of a reward model"""
 
-    normalize_enable: bool = flag(False, tasks=(*BY_MODEL, "serve_rm"))
+    normalize_enable: bool = flag(
+        False,
+        needs=Need(MODEL, "the constants are stored in a reward model"),
+        tasks=(*BY_MODEL, "serve_rm"),
+    )
     """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
     normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"), tasks=(*BY_MODEL, "serve_rm"))
     """Scores are only centred, score - mean, and not divided by std"""
@@ -145,7 +157,7 @@ class RewardConfig(NormalizationConfig, SourceConfig):
     parts of the reward, by reward.combine"""
     combine: str = flag("sum", "How the named parts of a reward become one number", choices=("sum", "max"))
     http: HttpConfig = group(
-        HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>") | JUDGED
+        HttpConfig, when=Condition(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>") | JUDGED
     )
     judge: JudgeConfig = group(JudgeConfig, when=JUDGED)
     rules: RuleConfig = group(RuleConfig)
@@ -158,7 +170,7 @@ class RewardConfig(NormalizationConfig, SourceConfig):
         0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>") | JUDGED
     )
     """How often scoring is tried again where a rule, a file, servers or a judge fail, after 1, 2, 4, ... seconds"""
-    offload: bool = flag(False, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    offload: bool = flag(False, resume=SHAPE, when=MODEL, needs=OFFLOADED, tasks=RL)
     """Keep the reward model's weights in host memory, and bring them to the GPU once for all that it computes in a
     step"""
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)

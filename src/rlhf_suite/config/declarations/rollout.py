@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_suite.config.declarations.flags import FIXED, FREE, SHAPE, flag, is_null, is_positive, is_true
+from rlhf_suite.config.declarations.conditions import ON_GPUS, Need, is_false, is_null, is_one_of, is_positive, is_true
+from rlhf_suite.config.declarations.flags import FIXED, FREE, SHAPE, flag
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import LOOPS, RL
 
@@ -20,7 +21,13 @@ QUANTIZATIONS = ("fp8", "fp8_per_channel", "fp8_per_block", "mxfp8", "int8_per_c
 class RolloutConfig(Section):
     """Sampling: how much and how, in task=ppo of what is trained on"""
 
-    n_samples_per_prompt: int = flag(1, "Samples per prompt (the group)", ge=1, defaults=dict.fromkeys(LOOPS, 8))
+    n_samples_per_prompt: int = flag(
+        1,
+        "Samples per prompt (the group)",
+        ge=1,
+        needs=Need(is_positive(".temperature", "1"), "the samples at temperature 0 would all be the same"),
+        defaults=dict.fromkeys(LOOPS, 8),
+    )
     max_new_tokens: int | None = flag(None, ge=1)
     """Longest response in tokens; null: what the prompt leaves of data.max_len"""
     temperature: float = flag(
@@ -76,7 +83,11 @@ class VLLMConfig(Section):
     enable_prefix_caching: bool | None = flag(None)
     """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
     the tokens of all prompts that were in it. null: true on GPUs"""
-    quantization: str | None = flag(None, choices=QUANTIZATIONS)
+    quantization: str | None = flag(
+        None,
+        choices=QUANTIZATIONS,
+        needs=Need(is_one_of("ds.param_dtype", "bf16"), "weights of bf16 alone are quantised"),
+    )
     """How engines quantise the weights of linear layers that they load (int8: of experts alone); null: not at all. RL
     needs a correction for it and algo.mismatch_max (docs/rl_engines.md)"""
     speculative_config: dict[str, Any] = flag({})
@@ -89,12 +100,29 @@ class VLLMConfig(Section):
     enable_sleep: bool = flag(
         False,
         resume=SHAPE,
-        when=is_true("train.colocate_all"),
-        strict="an engine that shares no GPU has no reason to sleep",
+        needs=Need(
+            is_true("train.colocate_all"),
+            "an engine that shares no GPU has no reason to sleep",
+            fix="write vllm.enable_sleep=false, or train.colocate_all=true",
+        ),
         tasks=RL,
     )
     """Free the engine's GPU memory while training"""
-    sync_backend: str = flag("auto", choices=("auto", "shm", "gloo", "nccl", "ipc"), resume=SHAPE, tasks=RL)
+    sync_backend: str = flag(
+        "auto",
+        choices=("auto", "shm", "gloo", "nccl", "ipc"),
+        resume=SHAPE,
+        needs=(
+            Need(is_true("train.colocate_all"), "ipc needs trainer and engine on the same GPU", is_one_of("", "ipc")),
+            Need(
+                is_false("train.colocate_all"),
+                "nccl does not connect trainer and engine on the same GPU",
+                is_one_of("", "nccl"),
+            ),
+            Need(ON_GPUS, "it sends from GPU to GPU", is_one_of("", "nccl", "ipc")),
+        ),
+        tasks=RL,
+    )
     """How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)"""
     sync_check: str = flag("full", choices=("off", "digest", "full"), tasks=RL)
     """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe, but not

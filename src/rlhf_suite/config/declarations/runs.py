@@ -14,23 +14,12 @@ from rlhf_suite import registry
 from rlhf_suite.config.declarations.agent import AgentConfig
 from rlhf_suite.config.declarations.algo import AlgoConfig
 from rlhf_suite.config.declarations.ckpt import CheckpointConfig
+from rlhf_suite.config.declarations.conditions import algorithm_needs, is_false, is_null, is_positive
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig
 from rlhf_suite.config.declarations.flag_types import field_types
-from rlhf_suite.config.declarations.flags import (
-    FIXED,
-    FREE,
-    NAMED,
-    FlagInfo,
-    flag,
-    group,
-    is_false,
-    is_null,
-    is_positive,
-    needs,
-    walk,
-)
+from rlhf_suite.config.declarations.flags import FIXED, FREE, NAMED, FlagInfo, flag, group, walk
 from rlhf_suite.config.declarations.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.declarations.logger import LoggerConfig
@@ -146,7 +135,7 @@ class Run(Section):
     logger: LoggerConfig = group(LoggerConfig, tasks=TRAINING)
     actor: ActorConfig = group(ActorConfig, tasks=(*TRAINING, "generate", "merge_lora", "chat"))
     critic: CriticConfig = group(
-        CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"), tasks=RL
+        CriticConfig, when=algorithm_needs("algo.advantage.estimator", registry.estimator, "values"), tasks=RL
     )
     ref: ReferenceConfig = group(
         ReferenceConfig,

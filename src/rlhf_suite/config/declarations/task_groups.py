@@ -20,7 +20,6 @@ PROMPTED = (*RL, "generate", *LOOPS)  # their rows are prompts, which engines an
 SCORED = ("score", "check_reward")  # their rows are responses that there are already
 ENCODED = (*TRAINED, "generate", "score", *LOOPS)  # text becomes tokens
 RENDERED = (*ENCODED, "chat")
-WITH_IMAGE_FLAGS = ("sft", "rm", "dpo", "distill", *RL)
 SEEING = ("sft", "rm", "dpo", *RL)  # their models may read images
 
 BY_PREFERENCE = ("dpo", "iterative_dpo")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.flags import SHAPE, flag, group, needs
+from rlhf_suite.config.declarations.conditions import algorithm_needs
+from rlhf_suite.config.declarations.flags import SHAPE, flag, group
+from rlhf_suite.config.declarations.models import OFFLOADED
 from rlhf_suite.config.declarations.reward import HttpConfig
 from rlhf_suite.config.declarations.sections import Section
 from rlhf_suite.config.declarations.task_groups import RL
 
 TOKEN = "RLHF_SUITE_TEACHER_TOKEN"  # the environment variable with the token of teachers behind an endpoint
-HAS_MODEL, HAS_SERVER = (needs(".kind", registry.teacher, need) for need in ("model", "server"))
+HAS_MODEL, HAS_SERVER = (algorithm_needs(".kind", registry.teacher, need) for need in ("model", "server"))
 NAMED = "teacher.sources."
 OFFLOAD_ALL = "Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"
 
@@ -48,7 +50,13 @@ class TeacherConfig(TeacherSourceConfig, Section):
     """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url
     (docs/rl_distillation.md)"""
     http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
-    offload: bool = flag(False, resume=SHAPE, when=HAS_MODEL, of_tasks={task: {"help": OFFLOAD_ALL} for task in RL})
+    offload: bool = flag(
+        False,
+        resume=SHAPE,
+        when=HAS_MODEL,
+        needs=OFFLOADED,
+        of_tasks={task: {"help": OFFLOAD_ALL} for task in RL},
+    )
     """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
     num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.declarations.flags import flag, is_positive
+from rlhf_suite.config.declarations.conditions import is_positive
+from rlhf_suite.config.declarations.flags import flag
 from rlhf_suite.config.declarations.reward import NormalizationConfig
 from rlhf_suite.config.declarations.sections import Section
 

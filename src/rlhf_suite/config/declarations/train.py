@@ -6,9 +6,20 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.declarations.agent import FILES
-from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag, is_null, is_true, needs
+from rlhf_suite.config.declarations.conditions import (
+    Need,
+    algorithm_needs,
+    is_false,
+    is_not,
+    is_null,
+    is_one_of,
+    is_set,
+    is_true,
+)
+from rlhf_suite.config.declarations.eval import EVALUATED
+from rlhf_suite.config.declarations.flags import FIXED, SHAPE, flag
 from rlhf_suite.config.declarations.sections import Section
-from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.declarations.task_groups import RL, TRAINED
 
 BUDGETED = is_null(".micro_batch_size") | is_true(".dynamic_batch_enable")
 
@@ -20,7 +31,14 @@ class TrainConfig(Section):
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
     micro_batch_size: int | None = flag(None, ge=1, resume=SHAPE)
     """Sequences (or pairs) per rank and forward pass; null: as many as train.max_tokens_per_gpu has space for"""
-    dynamic_batch_enable: bool | None = flag(None, resume=SHAPE)
+    dynamic_batch_enable: bool | None = flag(
+        None,
+        resume=SHAPE,
+        needs=tuple(
+            Need(is_set(f"{section}.micro_batch_size", "<number>"), "there is no token budget", at=is_one_of("", False))
+            for section in ("train", "rollout")
+        ),
+    )
     """Form balanced micro-batches by a token budget; null: where no number of sequences is written; true: also where
     one is; false: never"""
     max_tokens_per_gpu: int = flag(4096, ge=1, resume=SHAPE, when=BUDGETED)
@@ -29,7 +47,15 @@ class TrainConfig(Section):
     max_epochs: int = flag(2, ge=1, defaults=dict.fromkeys(("rm", "dpo", "kto", "prm", "distill", *RL), 1))
     """Passes over the data, in task=ppo over each rollout batch"""
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
-    early_stopping_patience: int | None = flag(None, ge=1)
+    early_stopping_patience: int | None = flag(
+        None,
+        ge=1,
+        needs=(
+            Need(EVALUATED, "it stops by an evaluation"),
+            Need(is_not("ckpt.best_metric_key", "none", "null"), "there is no metric to stop by"),
+        ),
+        tasks=TRAINED,
+    )
     """Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) did
     not improve; null: never"""
     callbacks: list[str] = flag([], algorithms=registry.callback)
@@ -40,13 +66,29 @@ class TrainConfig(Section):
     on_nonfinite: str = flag("stop", choices=("stop", "skip"))
     """What happens at a loss or gradient that is not finite: the run ends, or the step is skipped"""
     num_episodes: int = flag(1, "Passes over the prompts", ge=1, tasks=RL)
-    agent_func_path: str | None = flag(None, when=needs("agent.kind", registry.agent, *FILES), tasks=RL)
+    agent_func_path: str | None = flag(None, when=algorithm_needs("agent.kind", registry.agent, *FILES), tasks=RL)
     """Your .py file with the environment or the tools of agents (docs/agents.md)"""
-    enable_ema: bool = flag(False, resume=FIXED, tasks=RL)
+    enable_ema: bool = flag(
+        False,
+        resume=FIXED,
+        needs=Need(is_one_of("ds.zpg", 1), "a second partition of the weights would be gathered in their place"),
+        tasks=RL,
+    )
     """Keep a moving average of the policy's weights, exported beside the policy as *_ema"""
     ema_beta: float = flag(0.992, ge=0, lt=1, when=is_true(".enable_ema"), tasks=RL)
     """Share of itself that the average keeps at each optimiser step"""
-    async_enable: bool = flag(False, "Make the rollouts of later steps while the policy trains", resume=FIXED, tasks=RL)
+    async_enable: bool = flag(
+        False,
+        "Make the rollouts of later steps while the policy trains",
+        resume=FIXED,
+        needs=Need(
+            is_false(".colocate_all"),
+            "engines that share their devices with the models cannot generate while the policy trains",
+            fix="write train.colocate_all=false; or train.async_enable=false: with train.partial_rollout_enable=true "
+            "the engines stop for each update, and continue",
+        ),
+        tasks=RL,
+    )
     async_queue_size: int = flag(
         1, ge=0, resume=FIXED, when=is_true(".async_enable") | is_true(".partial_rollout_enable"), tasks=RL
     )

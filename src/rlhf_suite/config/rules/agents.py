@@ -6,17 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rlhf_suite import registry
-from rlhf_suite.config.check.agent_file import (
-    ENVIRONMENTS,
-    OURS,
-    PROGRAM,
-    RAW,
-    TOOLS,
-    always_scores,
-    export_of,
-    has_tools,
-    has_tools_beside,
-)
+from rlhf_suite.config.check.agent_file import OURS, PROGRAM, TOOLS
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.reward import has_source
@@ -24,9 +14,8 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.config.rules.rewards import password_problems
 from rlhf_suite.foreign_text import hide_secrets
-from rlhf_suite.python_source import SourceError
 
-MCP = "mcp:"
+MCP, TEMPLATE = "mcp:", "data.apply_chat_template"
 ENVIRONMENT = OURS
 MISSING = {
     ENVIRONMENT: "add {key}=<file.py> (docs/agents_environments.md)",
@@ -57,36 +46,6 @@ def agents_have_their_files(run: Run) -> Iterator[Problem]:
             yield Problem("agent.server_url", f"there are two environments: {key}={file} too", "keep one of them")
         if file is not None and command is not None:
             yield Problem("agent.command", f"there are two programs: {key}={file} too", "keep one of them")
-        if file is not None:
-            yield from file_fits(run, agent, part, file)
-
-
-def file_fits(run: Run, chosen: ChosenAgent, part: str, file: str) -> Iterator[Problem]:
-    """Yield a problem if the file of an agent lacks the part that it needs, or its form needs a chat template."""
-    key, kind = chosen.file_flag, f"{chosen.key}.kind"
-    try:
-        export = export_of(file)
-    except SourceError as error:
-        yield Problem(key, error.what, error.fix)
-        return
-    problem = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
-    if part == TOOLS and not has_tools(file):
-        yield Problem(key, problem, f"write {kind}={taker(ENVIRONMENT)}, or define tools = [functions]")
-    if part == ENVIRONMENT and export.form not in ENVIRONMENTS:
-        yield Problem(key, problem, f"write {kind}={taker(export.form)}")
-    if part == PROGRAM and export.form != PROGRAM:
-        yield Problem(key, problem, f"define run_agent(task, base_url, api_key), or write another {kind}")
-    if part == ENVIRONMENT and export.form in RAW and (chosen.config.tools or has_tools(file)):
-        problem = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
-        yield Problem(key, problem, "rename its list tools, and remove agent.tools; or define a class Environment")
-    if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
-        problem = f"{export.name} ({export.form}) answers with messages, which need a chat template"
-        yield Problem("data.apply_chat_template", problem, "add data.apply_chat_template=true")
-
-
-def taker(part: str) -> str:
-    """Return the kind of agent that a file with this part is for."""
-    return registry.agent.that_need(part)[0]
 
 
 @rule(tasks=RL)
@@ -125,18 +84,14 @@ def agents_beside_others_fit(run: Run) -> Iterator[Problem]:
 def messages_have_a_template(run: Run) -> Iterator[Problem]:
     if run.data.apply_chat_template:
         return
-    key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
-    agents = agents_in(run)
-    callers = [agent for agent in agents if agent.config.needs("tool_messages") or has_tools_beside(agent)]
+    key, fix, agents = TEMPLATE, f"add {TEMPLATE}=true", agents_in(run)
+    callers = [agent for agent in agents if agent.config.needs("tool_messages")]
     if callers:
         fence = ", or write agent.python_style=fence" if callers[0].config.reads("python_style") else ""
         yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
     if any(agent.config.needs("user_messages") for agent in agents):
         speaker = next(agent.config.kind for agent in agents if agent.config.needs("user_messages"))
         yield Problem(key, f"agent.kind={speaker} speaks in messages, which need a chat template", fix)
-    if run.agent.history == "template" and run.agent.has_turns:
-        problem = "without a chat template nothing says how earlier turns are shown"
-        yield Problem("agent.history", problem, "write agent.history=append, or data.apply_chat_template=true")
 
 
 @rule(tasks=RL)
@@ -144,30 +99,6 @@ def rewards_of_environments_are_used(run: Run) -> Iterator[Problem]:
     if run.agent.add_reward and not has_source(run.reward):
         problem = "there is no reward source whose reward could be added"
         yield Problem("agent.add_reward", problem, "add reward.rule=<rule> or the like, or agent.add_reward=false")
-    if run.agent.add_reward or not has_source(run.reward):
-        return
-    for agent in agents_of(run.agent, run.train.agent_func_path):
-        if agent.config.needs("environment") and agent.file is not None and always_scores(agent.file):
-            problem = f"every reward is that of {agent.file}, so the reward sources of the run would score nothing"
-            yield Problem(
-                "agent.add_reward", problem, "add agent.add_reward=true, or write reward.rule=null or the like"
-            )
-
-
-@rule(tasks=RL)
-def allowed_calls_have_an_agent(run: Run) -> Iterator[Problem]:
-    if run.eval.max_calls is not None and not run.agent.has_turns:
-        problem = f"a response of agent.kind={run.agent.kind} is one turn, and nobody answers it"
-        yield Problem("eval.max_calls", problem, "remove it, or set agent.kind")
-
-
-@rule(tasks=RL)
-def parser_of_vllm_is_named(run: Run) -> Iterator[Problem]:
-    parser = run.agent.tool_parser
-    needs_name = parser in registry.tool_parser.that_read("vllm_tool_parser")
-    if run.agent.has_turns and needs_name and run.agent.vllm_tool_parser is None:
-        problem = f"agent.tool_parser={parser} needs the name of a parser"
-        yield Problem("agent.vllm_tool_parser", problem, "add agent.vllm_tool_parser=<name>, such as hermes")
 
 
 @rule(tasks=RL)
@@ -243,3 +174,10 @@ def servers_of_tools_are_named(run: Run) -> Iterator[Problem]:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
             problem = f"{name!r} is not a server of tools"
             yield Problem("agent.tools", problem, "write mcp:<command>, or mcp:http://<host>:<port>/mcp")
+
+
+@rule(tasks=RL)
+def programs_read_text(run: Run) -> Iterator[Problem]:
+    if run.data.image_key is not None and run.agent.needs("text"):
+        problem = "programs behind the endpoint send and get text alone"
+        yield Problem("agent.kind", problem, "write agent.kind=environment")

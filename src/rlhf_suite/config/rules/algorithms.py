@@ -9,19 +9,9 @@ from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.config.plan.run_plan import optimizer_steps_per_rollout
-from rlhf_suite.registry import aggregation, correction, is_own, policy_loss
+from rlhf_suite.registry import correction, is_own, policy_loss
 
 CORRECTION = "algo.advantage.is_correction"
-
-
-@rule(tasks=RL)
-def aggregation_fits(run: Run) -> Iterator[Problem]:
-    loss, mode = run.actor.policy_loss_type, run.actor.loss_agg_mode
-    if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
-        problem = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
-        yield Problem(
-            "actor.loss_agg_mode", problem, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}"
-        )
 
 
 @rule(tasks=RL)
@@ -88,17 +78,6 @@ def warm_up_ends(run: Run) -> Iterator[Problem]:
     if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
         problem = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
         yield Problem("critic.freezing_steps", problem, f"write critic.freezing_steps={steps // 10}")
-
-
-@rule(tasks=RL)
-def groups_are_large_enough(run: Run) -> Iterator[Problem]:
-    key, advantage = "rollout.n_samples_per_prompt", run.algo.advantage
-    for who, compares in (
-        ("dynamic filtering", run.algo.dynamic_filtering_enable),
-        (f"algo.advantage.estimator={advantage.estimator}", advantage.needs("groups")),
-    ):
-        if compares and run.rollout.n_samples_per_prompt < 2:
-            yield Problem(key, f"{who} compares the samples of a prompt, and there is only one", f"write {key}=8")
 
 
 @rule(tasks=RL)
@@ -191,27 +170,6 @@ def kl_pulls(run: Run) -> Iterator[Problem]:
     if kl.target is not None and kl.horizon <= 0.2 * samples:
         problem = f"{kl.horizon} is too short for {samples} samples per step: the coefficient could fall to 0"
         yield Problem("algo.kl.horizon", problem, f"write algo.kl.horizon={10 * samples}")
-
-
-@rule(tasks=RL)
-def teacher_is_used(run: Run) -> Iterator[Problem]:
-    if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
-        problem = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
-        yield Problem("algo.distill.coef", problem, "write algo.distill.coef=1, or another estimator")
-    if run.algo.dynamic_filtering_enable and not run.algo.advantage.needs("rewards"):
-        key = "algo.dynamic_filtering_enable"
-        problem = (
-            f"drops groups by their scores, and estimator={run.algo.advantage.estimator} learns nothing from scores"
-        )
-        yield Problem(key, problem, f"write {key}=false")
-
-
-@rule(tasks=("dpo",))
-def preference_loss_fits(run: Run) -> Iterator[Problem]:
-    loss = run.algo.loss
-    if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
-        problem = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
-        yield Problem("algo.nll_loss_coef", problem, "write algo.nll_loss_coef=1")
 
 
 @rule(tasks=("prm",))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlhf_suite.config.check.formatting import spell
 from rlhf_suite.config.check.problems import Problem, rule
-from rlhf_suite.config.check.sources import GYM_PACKAGE, gym_problems
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
+from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.reward import (
     TOKEN,
     NamedSourceConfig,
@@ -23,7 +21,7 @@ from rlhf_suite.config.declarations.reward import (
     urls,
 )
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import JUDGED, LOOPS, RL, SCORED, SCORED_TEXTS
+from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SCORED, SCORED_TEXTS
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 
@@ -136,17 +134,10 @@ def reward_key_is_there(run: Run) -> Iterator[Problem]:
 
 
 @rule(tasks=SCORED_TEXTS)
-def remote_url_is_usable(run: Run) -> Iterator[Problem]:
+def servers_have_addresses(run: Run) -> Iterator[Problem]:
     for name, source in list_named(run).items():
-        key = f"{name}.remote_url"
         if is_http(source.remote_url):
-            yield from url_problems(key, urls(source.remote_url))
-        elif source.remote_url is not None and not (
-            source.remote_url.endswith(".py") and Path(source.remote_url).is_file()
-        ):
-            problem = f"{source.remote_url} is not a Python file (seen from {Path.cwd()})"
-            fix = "give a .py file with reward_func(queries, prompts, labels), or http://<host>:<port>/<path>"
-            yield Problem(key, problem, fix)
+            yield from url_problems(f"{name}.remote_url", urls(source.remote_url))
 
 
 def url_problems(key: str, servers: list[str], variable: str = TOKEN) -> Iterator[Problem]:
@@ -189,29 +180,6 @@ def rule_has_what_it_needs(run: Run) -> Iterator[Problem]:
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
             problem = f"{key}.rule={source.rule} compares with a label"
             yield Problem("data.label_key", problem, "add data.label_key=<column of the right answer>")
-        if source.rule == GYM_PACKAGE:
-            yield from gym_problems(f"{key}.rule")
-
-
-@rule(tasks=(*RL, "score"))
-def process_has_a_model(run: Run) -> Iterator[Problem]:
-    key = "reward.process.model_name_or_path"
-    if run.reward.process.enable and run.reward.process.model_name_or_path is None:
-        yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
-
-
-@rule(tasks=JUDGED)
-def constants_have_a_model(run: Run) -> Iterator[Problem]:
-    if run.reward.normalize_enable and not reward_models(run.reward):
-        problem = "the constants are stored in a reward model, and no reward model is named"
-        yield Problem("reward.normalize_enable", problem, "remove it, or name reward.model_name_or_path")
-
-
-@rule(tasks=("generate", "score"))
-def model_stays(run: Run) -> Iterator[Problem]:
-    """Refuse to move the reward model to host memory where no other model needs the room."""
-    if run.reward.offload:
-        yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
 @rule(tasks=SCORED_TEXTS)

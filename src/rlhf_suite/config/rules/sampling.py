@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from pathlib import Path
 
-from rlhf_suite.config.check.engine_arguments import (
-    QUANTIZATION,
-    owned_problems,
-    rounding_problems,
-    speculation_problems,
-)
+from rlhf_suite.config.check.engine_arguments import owned_problems, rounding_problems, speculation_problems
 from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.config.check.problems import Problem, rule
-from rlhf_suite.config.declarations.generate import OUTPUT_SUFFIXES, output_file, shard_of
+from rlhf_suite.config.declarations.generate import shard_of
 from rlhf_suite.config.declarations.reward import has_source
 from rlhf_suite.config.declarations.runs import (
     Run,
@@ -84,27 +78,10 @@ def rounds_fit(run: Run) -> Iterator[Problem]:
         yield Problem(key, problem, f"write train.async_queue_size={later} or more, or leave {key} out")
 
 
-@rule(tasks=RL)
-def engines_fit(run: Run) -> Iterator[Problem]:
-    vllm = run.vllm
-    if vllm.sync_backend == "ipc" and not run.train.colocate_all:
-        problem = "ipc needs trainer and engine on the same GPU"
-        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto, or add train.colocate_all=true")
-    if vllm.sync_backend == "nccl" and run.train.colocate_all:
-        problem = "nccl does not connect trainer and engine on the same GPU (train.colocate_all=true)"
-        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto")
-    if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
-        problem = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
-        yield Problem("vllm.sync_backend", problem, "write vllm.sync_backend=auto")
-
-
 @rule(tasks=SAMPLING)
 def engine_arguments_are_free(run: Run) -> Iterator[Problem]:
     """Refuse arguments of the engines that the suite decides, and weights that they do not quantise."""
     yield from owned_problems(run.vllm.engine_args, run.launch.device)
-    if run.vllm.quantization is not None and run.ds.param_dtype == "fp32":
-        problem = f"{run.vllm.quantization} quantises weights of bf16, and ds.param_dtype is fp32"
-        yield Problem(QUANTIZATION, problem, f"write ds.param_dtype=bf16, or {QUANTIZATION}=null")
     sees = run.task in RL and run.data.image_key is not None
     replays = run.task in RL and run.actor.routing_replay
     others = {"rollout.min_p": run.rollout.min_p > 0, "data.image_key": sees, "actor.routing_replay": replays}
@@ -114,57 +91,23 @@ def engine_arguments_are_free(run: Run) -> Iterator[Problem]:
         yield from rounding_problems(run.vllm.quantization, run.vllm.engine_args, is_corrected)
 
 
-@rule(tasks=RL)
-def routes_come_back(run: Run) -> Iterator[Problem]:
-    """Check that the engines can say to which experts they sent each token."""
-    key, vllm = "actor.routing_replay", run.vllm
-    if not run.actor.routing_replay:
-        return
-    if vllm.pipeline_parallel_size > 1:
-        problem = "no engine that is split by layers returns the routes of all of them (vllm.pipeline_parallel_size)"
-        yield Problem(key, problem, f"write vllm.pipeline_parallel_size=1, or {key}=false")
-    if run.data.image_key is not None:
-        yield Problem(key, "it has not been tried with images (data.image_key)", f"write {key}=false")
-
-
 @rule(tasks=("generate", "score"))
-def output_is_writable(run: Run) -> Iterator[Problem]:
-    section, output = run.task, run.generate if run.has("generate") else run.score
-    key = f"{section}.output_path"
+def shard_is_a_part(run: Run) -> Iterator[Problem]:
+    key, output = f"{run.task}.shard", run.generate if run.has("generate") else run.score
     if shard_of(output.shard) is None:
-        fix = f"write {section}.shard=0/4 for the first of four parts, or remove it"
-        yield Problem(f"{section}.shard", f"{output.shard!r} is not i/n with i < n", fix)
-    elif output.output_path is not None:
-        path = output_file(output.output_path, output.shard, Path())
-        if path.is_dir():
-            yield Problem(key, f"{output.output_path} is a folder", f"write {key}={path / 'rows.jsonl'}")
-        elif path.suffix not in OUTPUT_SUFFIXES:
-            fix = f"write {key}={path.with_suffix('.jsonl')} (or .parquet)"
-            yield Problem(key, f"{output.output_path} is neither a .jsonl nor a .parquet file", fix)
-        elif path.exists() and not run.ckpt.load_enable:
-            yield Problem(key, f"{path} exists already", "choose another file, or remove that one")
+        fix = f"write {key}=0/4 for the first of four parts, or remove it"
+        yield Problem(key, f"{output.shard!r} is not i/n with i < n", fix)
 
 
 @rule(tasks=("generate",))
-def samples_can_be_compared(run: Run) -> Iterator[Problem]:
-    key, samples = "generate.best_of_n", run.rollout.n_samples_per_prompt
-    if run.rollout.temperature == 0 and samples > 1:
-        problem = f"{samples} samples at rollout.temperature=0 would all be the same"
-        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
-        yield Problem("rollout.n_samples_per_prompt", problem, fix)
+def samples_are_scored(run: Run) -> Iterator[Problem]:
     if run.generate.best_of_n and not has_source(run.reward):
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
-        yield Problem(key, "nothing scores the samples", fix)
-    if run.generate.best_of_n and samples < 2:
-        fix = "write rollout.n_samples_per_prompt=8, or generate.best_of_n=false"
-        yield Problem(key, "there is only one sample of each prompt", fix)
+        yield Problem("generate.best_of_n", "nothing scores the samples", fix)
 
 
 @rule(tasks=("score",))
 def scores_fit(run: Run) -> Iterator[Problem]:
-    if run.score.pairs and run.score.best_of_n:
-        problem = "a pair already contains the best response"
-        yield Problem("score.best_of_n", problem, "write score.best_of_n=false, or score.pairs=false")
     if run.reward.model_name_or_path is not None and run.score.max_tokens_per_gpu < run.data.max_len:
         problem = (
             f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
@@ -180,20 +123,10 @@ def there_is_a_choice(run: Run) -> Iterator[Problem]:
         yield Problem("rollout.n_samples_per_prompt", problem, "write rollout.n_samples_per_prompt=8")
 
 
-@rule(tasks=("iterative_dpo",))
-def there_is_one_reference(run: Run) -> Iterator[Problem]:
-    if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
-        problem = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
-        yield Problem("loop.fixed_reference_enable", problem, "remove one of the two")
-
-
 @rule(tasks=("merge_lora",))
 def adapter_is_named(run: Run) -> Iterator[Problem]:
-    key, path = "lora.path", run.lora.path
-    if path is None:
-        yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
-    elif not (Path(path).expanduser() / "adapter_config.json").is_file():
-        yield Problem(key, f"{path} has no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
+    if run.lora.path is None:
+        yield Problem("lora.path", "no adapter is named", "add lora.path=<folder of a LoRA adapter>")
 
 
 @rule(tasks=("chat",))

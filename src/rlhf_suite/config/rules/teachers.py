@@ -87,6 +87,3 @@ def teachers_read_other_prompts(run: Run) -> Iterator[Problem]:
     if run.agent.has_turns:
         problem = "an episode of several turns has no prompt that a teacher could read another one in place of"
         yield Problem(PROMPT, problem, f"write {PROMPT}=null, or agent.kind=single_turn")
-    if run.replays:
-        problem = "the rollouts of an earlier run have no prompts of teachers"
-        yield Problem(PROMPT, problem, f"write {PROMPT}=null")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.check.formatting import did_you_mean, next_multiple
+from rlhf_suite.config.check.formatting import did_you_mean, next_multiple, number_of
 from rlhf_suite.config.check.names import unknown_flag
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.check.sources import metric_names, names_in
@@ -15,6 +15,18 @@ from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of, resume_of
 from rlhf_suite.config.declarations.task_groups import RESUMABLE, RL, TRAINED, TRAINING
 from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.config.plan.run_plan import data_ranks, makes_rollouts_ahead, num_ranks, ranked_sections
+
+
+@rule(tasks=TRAINED)
+def ranks_form_groups(run: Run) -> Iterator[Problem]:
+    sizes = {"ds.ring_attn_size": run.ds.ring_attn_size, "ds.tensor_parallel_size": run.ds.tensor_parallel_size}
+    size = run.ds.ring_attn_size * run.ds.tensor_parallel_size
+    named = " x ".join(f"{key}={value}" for key, value in sizes.items() if value > 1)
+    for name, section in ranked_sections(run).items():
+        if num_ranks(section) % size:
+            problem = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {named}"
+            fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
+            yield Problem(f"{name}.num_gpus_per_node", problem, fix)
 
 
 @rule(tasks=TRAINED)
@@ -30,25 +42,6 @@ def batches_divide(run: Run) -> Iterator[Problem]:
     elif size % (ranks * micro):
         problem = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
         yield Problem("train.batch_size", problem, f"write train.batch_size={next_multiple(size, ranks * micro)}")
-
-
-@rule(tasks=TRAINED)
-def micro_batches_have_a_limit(run: Run) -> Iterator[Problem]:
-    if run.train.dynamic_batch_enable is not False:
-        return
-    sections = {"train": run.train} | ({"rollout": run.rollout} if run.task in RL else {})
-    for name, section in sections.items():
-        if section.micro_batch_size is None:
-            key = f"{name}.micro_batch_size"
-            problem = "without a token budget (train.dynamic_batch_enable=false) it must be a number"
-            yield Problem(key, problem, f"add {key}=<number>, or write train.dynamic_batch_enable=null")
-
-
-@rule(tasks=RL)
-def average_is_whole(run: Run) -> Iterator[Problem]:
-    if run.train.enable_ema and run.ds.zpg > 1:
-        problem = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
-        yield Problem("train.enable_ema", problem, "write ds.zpg=1, or remove train.enable_ema")
 
 
 def parts(run: Run) -> dict[str, int]:
@@ -142,16 +135,6 @@ def older_rollouts_fit(run: Run) -> Iterator[Problem]:
         yield Problem("train.async_run_ahead", problem, fix)
 
 
-@rule(tasks=RL)
-def engines_have_their_own_devices(run: Run) -> Iterator[Problem]:
-    if run.train.async_enable and run.train.colocate_all:
-        problem = "engines that share their devices with the models cannot generate while the policy trains"
-        fix = "write train.colocate_all=false, or train.async_enable=false"
-        if run.train.partial_rollout_enable:
-            fix += ": with train.partial_rollout_enable=true the engines stop for each update, and continue"
-        yield Problem("train.colocate_all", f"{problem} (train.async_enable=true)", fix)
-
-
 @rule(tasks=TRAINED)
 def steps_count(run: Run) -> Iterator[Problem]:
     for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
@@ -166,26 +149,6 @@ def callbacks_differ(run: Run) -> Iterator[Problem]:
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             yield Problem("train.callbacks", f"{name} is listed {names.count(name)} times", "list it once")
-
-
-@rule(tasks=TRAINED)
-def evaluation_has_data(run: Run) -> Iterator[Problem]:
-    waiting = (
-        ("eval.steps is set, but there is nothing to evaluate on", "eval.steps=-1", run.eval.steps > 0),
-        (
-            "ckpt.best_metric_key needs an evaluation",
-            "ckpt.best_metric_key=none",
-            run.ckpt.best_metric_key not in (None, NO_METRIC),
-        ),
-        (
-            "train.early_stopping_patience needs an evaluation",
-            "train.early_stopping_patience=null",
-            run.train.early_stopping_patience is not None,
-        ),
-    )
-    first = next(((reason, off) for reason, off, waits in waiting if waits), None)
-    if first is not None and run.eval.dataset is None and not (run.task in RL and run.eval.benchmark):
-        yield Problem("eval.dataset", first[0], f"add eval.dataset=<source>, or {first[1]}")
 
 
 @rule(tasks=TRAINED)
@@ -220,13 +183,6 @@ def sets_of(run: Run) -> list[str]:
     the task itself looks for them when it has read its rows."""
     names = [] if run.task in RL else metric_names(names_in(run.eval.dataset))
     return [f"eval/{name}" for name in names]
-
-
-@rule(tasks=TRAINED)
-def stopping_has_a_metric(run: Run) -> Iterator[Problem]:
-    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == NO_METRIC:
-        problem = "with none there is no metric for train.early_stopping_patience"
-        yield Problem("ckpt.best_metric_key", problem, "write ckpt.best_metric_key=null, or the name of a metric")
 
 
 @rule(tasks=RESUMABLE)

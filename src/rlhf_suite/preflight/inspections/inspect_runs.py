@@ -10,7 +10,13 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
-from rlhf_suite.preflight.inspections.machine import cluster_accepts, commands_of_tools_exist, gpus_can_be_used, machine
+from rlhf_suite.preflight.inspections.machine import (
+    cluster_accepts,
+    commands_of_tools_exist,
+    flags_fit_the_device,
+    gpus_can_be_used,
+    machine,
+)
 from rlhf_suite.preflight.inspections.models import images_are_read_alike, models_fit
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
@@ -33,6 +39,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     replay_fits,
     machine,
     gpus_can_be_used,
+    flags_fit_the_device,
     cluster_accepts,
     commands_of_tools_exist,
     engine_arguments_exist,

@@ -12,12 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.config.declarations.flag_types import spell
+from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.reward import is_http
-from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, RL
 from rlhf_suite.config.plan.object_store import LEAST_MB, object_store_mb, samples_of_step
 from rlhf_suite.config.plan.run_plan import is_on_ray, model_sections
 from rlhf_suite.config.rules.agents import MCP
+from rlhf_suite.config.rules.check_run import judge
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT
@@ -52,6 +55,18 @@ def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
     if device_kind(run.launch) != "cuda" or not gpu_count():
         return
     yield from gpu_problems(read_facts())
+
+
+def flags_fit_the_device(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for each flag that needs a GPU, where launch.device=auto stands for the CPU. Rules say so where
+    launch.device=cpu is written."""
+    if folder is None or run.launch.device != "auto" or run.launch.ray_address is not None:
+        return
+    values = all_values(run) | {"launch.device": device_kind(run.launch)}
+    for key, info in flags_of(run.task).items():
+        for need in judge(info, values)[1]:
+            problem = f"{spell(values[key])} needs a GPU, and this machine has none: {need.why}"
+            yield Problem(key, problem, f"write {key}={need.off or spell(info.default)}")
 
 
 def gpu_problems(facts: Facts) -> Iterator[Problem]:

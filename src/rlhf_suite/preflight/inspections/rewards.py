@@ -4,7 +4,6 @@ sent, and there is a jail for programs.
 
 from __future__ import annotations
 
-import ast
 import os
 import string
 from collections.abc import Iterator, Mapping
@@ -20,13 +19,12 @@ from rlhf_suite.config.rules.judges import list_rubrics
 from rlhf_suite.config.rules.rewards import list_named
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
-from rlhf_suite.python_source import SourceError, functions, list_bound_names, parse_file
-from rlhf_suite.registry import reward_rule, teacher
+from rlhf_suite.python_source import SourceError
+from rlhf_suite.registry import reward_file, reward_rule, teacher
 from rlhf_suite.rewards.rubric import ONLY, RubricError, read_rubric
 from rlhf_suite.sandbox.jail import offer
 
-FUNCTION, ARGUMENTS = "reward_func", 3
-SIGNATURE = f"{FUNCTION}(queries, prompts, labels)"
+FUNCTION = "reward_func"
 CONNECT_S = 2.0
 VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
@@ -79,30 +77,13 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem for each reward file that is not Python or does not define the function. Files are not run."""
+    """Yield a problem for each reward file that does not define the function as it is called. Files are not run."""
     for key, name in remote_urls(run).items():
-        if is_http(name):
-            continue
-        try:
-            tree = parse_file(Path(name))
-        except SourceError as error:
-            yield Problem(key, error.what, error.fix)
-        else:
-            yield from function_problems(key, name, tree)
-
-
-def function_problems(key: str, name: str, tree: ast.Module) -> Iterator[Problem]:
-    """Yield a problem if the file has no top-level function of this name, or if it takes too few arguments."""
-    if not list_bound_names(tree) & {FUNCTION, "*"}:
-        others = ", ".join(function.name for function in functions(tree))
-        problem = f"{name} defines no {FUNCTION}" + (f"; its functions are {others}" if others else "")
-        yield Problem(key, problem, f"define {SIGNATURE} in it")
-    for function in functions(tree):
-        count = len(function.args.posonlyargs) + len(function.args.args)
-        is_plain = function.name == FUNCTION and not function.decorator_list and function.args.vararg is None
-        if is_plain and count < ARGUMENTS:
-            problem = f"{name}:{function.lineno}: {FUNCTION} takes {count} arguments, not {ARGUMENTS}"
-            yield Problem(key, problem, f"write def {SIGNATURE}")
+        if not is_http(name):
+            try:
+                reward_file.find_declaration(f"{name}:{FUNCTION}")
+            except SourceError as error:
+                yield Problem(key, error.what, error.fix)
 
 
 def servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
