@@ -95,7 +95,18 @@ REPEATED = ("actor.model_name_or_path=", "data.", "rollout.", "eval.dataset=")
 LIKE = dict.fromkeys(("task=iterative_dpo", "task=conditional_sft"), "task=rejection_sampling")
 STANDS_FOR = {
     **dict.fromkeys(
-        ("HF folder", "policy", "student", "teacher", "base", "model", "that model", "folder of the policy"), "model"
+        (
+            "HF folder",
+            "policy",
+            "student",
+            "teacher",
+            "base",
+            "model",
+            "that model",
+            "folder of the policy",
+            "folder of a chat model",
+        ),
+        "model",
     ),
     **dict.fromkeys(("reward model", "HF folder of a reward model"), "judge"),
     **dict.fromkeys(("model of task=prm", "process reward model"), "prm"),
