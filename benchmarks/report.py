@@ -20,7 +20,7 @@ from common import ROOT, publish, scratch
 from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Experience, Trajectory
+from rlhf_suite.data.trajectory import CallRecord, Experience, Trajectory, TurnRecord
 from rlhf_suite.report.html import choose_runs, content_of
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
@@ -68,8 +68,8 @@ def time_readings(folder: Path) -> dict[str, float]:
 
 def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = (), turns: int = 1) -> RunFolder:
     """Write a run folder with `samples` of each of `steps` and of two evaluations. Responses have `tokens` tokens in
-    each of their `turns`, between which a tool answers, and `texts` in turn, or random words. With several turns the
-    last one of the second sample is a summary."""
+    each of their `turns`, between which a tool answers a call, and `texts` in turn, or random words. With several turns
+    the last one of the second sample is a summary."""
     folder, random = RunFolder(path), np.random.default_rng(0)
     folder.start("made up")
     agent = "agent:\n  kind: tools\n" if turns > 1 else ""
@@ -106,6 +106,8 @@ def sampled(
                 trajectory.append_environment(random.integers(0, VOCABULARY, ANSWER_TOKENS).tolist())
             log_probs = -random.exponential(0.5, tokens).astype(np.float32)
             trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
+            if turns > 1:
+                trajectory.turn_records.append(made_record(len(trajectory.ids), turn, turn < turns - 1))
         if turns > 1 and number == 1:
             trajectory.ending = Ending.COMPACTED
         trajectories.append(trajectory)
@@ -113,6 +115,12 @@ def sampled(
     rewards = random.random(samples, dtype=np.float32)
     queries = [each.prompt.text + response for each, response in zip(trajectories, responses, strict=True)]
     return ScoredTrajectories(trajectories, rewards, rewards, responses, queries)
+
+
+def made_record(end: int, turn: int, calls: bool) -> TurnRecord:
+    """Return how a made up turn went, with a call or none."""
+    call = CallRecord("look_up", f'{{"page": {turn}, "of": "<b>"}}', None, f"{turn} pages of <i>it</i>")
+    return TurnRecord(end, 0.5 + turn, 0.125, [call] if calls else [])
 
 
 def written(random: np.random.Generator, tokens: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted import chat_task, make_tokenizer, open_session
+from scripted import chat_task, ends_of_turns, make_tokenizer, open_session
 
 from clock import HOURS_S
 from rlhf_suite.agents.episodes import with_outcome
@@ -38,6 +38,9 @@ def play(tokenizer, server):
 
         task = chat_task(tokenizer)
         found = asyncio.run(asyncio.wait_for(episode(), HOURS_S))
-        return found, with_outcome(found)
+        ledgers = with_outcome(found)
+        for ledger in ledgers:  # each turn has one record, in the ledger where it was sampled
+            assert [record.end for record in ledger.turn_records] == ends_of_turns(ledger)
+        return found, ledgers
 
     return played

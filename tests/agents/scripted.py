@@ -120,6 +120,12 @@ def chat_task(tokenizer: PreTrainedTokenizerFast, text: str = "begin", tools: Se
     return Task(ids, rendered, messages, tuple(tools), **others)
 
 
+def ends_of_turns(ledger: Trajectory) -> list[int]:
+    """Return how many tokens a ledger has up to the end of each turn of the model."""
+    later = np.append(ledger.model_mask[1:], False)
+    return (np.flatnonzero(ledger.model_mask & ~later) + 1).tolist()
+
+
 def run(function: Callable, *arguments):
     """Run a coroutine function to its end, with a deadline."""
     return asyncio.run(asyncio.wait_for(function(*arguments), HOURS_S))

@@ -59,6 +59,8 @@ def test_a_run_that_the_budget_ended_continues_to_the_weights_of_an_undisturbed_
         for sample in samples:
             parts = {name: value / 10 for name, value in judged(sample["response"]).items()}
             assert sample["reward"] == pytest.approx((3 * parts["many"] + parts["long"]) / 4)
+            verdict_of = json.loads(sample["reward/reason"].splitlines()[-1].split(" ", 2)[2])
+            assert verdict_of == judged(sample["response"])
         assert row["judge/answers"] == 16 and row["judge/no_verdict"] == 0
         assert row["judge/calls"] >= 16 - row["judge/cached"] and row["reward/errors"] == 0
     before = len(judge.seen)

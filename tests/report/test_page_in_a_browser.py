@@ -188,9 +188,9 @@ def test_tokens_are_coloured_and_say_their_numbers(browser, pages):
 )
 def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser, pages):
     browser.show(pages["episodes"], "#samples")
-    heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
+    heads = browser.run("[...document.querySelectorAll('.tokens .turn-head b')].map((each) => each.innerText)")
     assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3"]
-    turns = "[...document.querySelectorAll('.turn')]"
+    turns = "[...document.querySelectorAll('.tokens .turn')]"
     assert browser.run(f"{turns}.map((each) => each.querySelectorAll('span').length)") == [40, 5, 6, 5, 6, 5]
     edges = browser.run(f"{turns}.map((each) => getComputedStyle(each).borderLeftColor)")
     fills = browser.run(f"{turns}.map((each) => each.querySelector('span').style.background)")
@@ -199,7 +199,8 @@ def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser
     browser.run("document.querySelector('.tokens').focus()")
     press(browser, "ArrowRight", 46)
     assert "owner tool" in browser.run("document.querySelector('.token-facts').innerText")
-    assert "weights 2" in browser.run("document.querySelectorAll('.turn-head')[1].innerText")
+    head = browser.run("document.querySelectorAll('.tokens .turn-head')[1].innerText")
+    assert "weights 2" in head and "sampled in 0.5 s · answered in 0.13 s" in head
     browser.show(pages["run"], "#samples")
     assert browser.run(f"{turns}.length") == 0, "a single response is not cut into turns"
 
@@ -211,6 +212,20 @@ def test_a_summary_is_marked_as_one(browser, pages):
     until_shown(browser, 3)
     heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
     assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3 (summary)"]
+
+
+def test_turns_are_shown_with_their_times_and_their_calls_also_where_a_sample_has_no_tokens(browser, pages):
+    browser.show(pages["episodes"], "#samples")
+    for kind in ("rollout", "evaluation"):
+        enter(browser, "Kind", kind)
+        browser.until(f"document.querySelector('.detail h2').innerText.startsWith('{kind.capitalize()}')")
+        shown = "[...document.querySelectorAll('.detail > .turn')]"
+        turns = browser.run(f"{shown}.map((each) => each.innerText.split('\\n'))")
+        assert [turn[0] for turn in turns] == [
+            f"model, turn {number + 1} sampled in {number + 0.5} s · answered in 0.13 s" for number in range(3)
+        ]
+        assert turns[0][1:] == ['look_up{"page": 0, "of": "<b>"}', "0 pages of <i>it</i>"] and len(turns[2]) == 1
+        assert (browser.run("document.querySelector('.tokens')") is None) == (kind == "evaluation")
 
 
 def test_a_phase_has_the_same_colour_in_every_chart(browser, pages):

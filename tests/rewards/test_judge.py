@@ -64,9 +64,18 @@ def judge(tmp_path):
     return make
 
 
+@pytest.mark.notices(
+    "what a judge wrote is lost where its verdict is taken again",
+    "rewards/judge.py",
+    "reasons={REASON: reason}",
+    "reasons={}",
+)
 def test_the_reward_is_the_weighted_mean_of_the_criteria_and_each_is_a_number(serve, judge):
     server = serve(fine)
     assert judge(server, body={"temperature": 0, "max_tokens": None}).score([row("Paris.", "Where?")]) == [FINE_SCORED]
+    again = judge(server, body={"temperature": 0, "max_tokens": None})
+    (scored,) = again.score([row("Paris.", "Where?")])  # a verdict of the run folder
+    assert scored.reasons["reason"].splitlines()[-1].startswith("VERDICT ")
     (body,) = server.seen
     assert body.keys() == {"model", "messages", "temperature"} and body["model"] == "m"
     assert quoted(body) == ["Where?", "Paris."]

@@ -13,7 +13,7 @@ import pytest
 from given import prompt
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.images import Image
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import CallRecord, Trajectory, TurnRecord
 from rlhf_suite.rl.sample_table import FILE, read_samples, write_samples
 from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
 
@@ -23,6 +23,12 @@ ASKED = {
     "of a source": prompt(2, [5], "höre", "math", source="sums", where="b.jsonl:3"),
     "with an image": prompt(4, [1, 9, 2], "look", images=SEEN),
 }
+
+
+TURNS = [
+    TurnRecord(6, 0.1, 1 / 3, [CallRecord("f", '{"x": "ö"}', None, "4"), CallRecord("g", "{}", "is not JSON")]),
+    TurnRecord(9, math.pi),
+]
 
 
 def ledger(name: str, group: int, sample: int, fork: int = 0, **values: Any) -> Trajectory:
@@ -50,7 +56,8 @@ CASES = {
     "several ledgers": samples(
         ledger("of a source", 3, 0, extra={"agent/turns": 2.0}),
         ledger("of a source", 3, 0, fork=1, ending=Ending.TURNS, reward=0.1, extra={"agent/turns": 2.0, "x": math.nan}),
-        ledger("of a source", 3, 1, reward=math.nan, score=0.3),
+        ledger("of a source", 3, 1, reward=math.nan, score=0.3, turn_records=TURNS),
+        reasons=[{"reason": "no\nVERDICT"}, {}, {"judge/reason": "", "reason": "yes"}],
     ),
     "images": samples(ledger("with an image", 0, 0), ledger("with an image", 0, 1, images=())),
     "routes": samples(
@@ -75,7 +82,7 @@ def content(value: Any) -> Any:
         return {name: content(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return type(value), [content(each) for each in value]
-    if isinstance(value, ScoredTrajectories | Trajectory | type(ASKED["plain"])):
+    if isinstance(value, ScoredTrajectories | Trajectory | TurnRecord | type(ASKED["plain"])):
         return {each.name: content(getattr(value, each.name)) for each in fields(value)}
     return value
 
@@ -95,6 +102,12 @@ def test_groups_of_several_prompts_share_a_file(tmp_path):
     assert content(read) == content(whole)
     first, *_, last = read.trajectories
     assert first.prompt is read.trajectories[2].prompt and first.prompt is not last.prompt
+
+
+def test_groups_with_and_without_reasons_share_a_step():
+    whole = join_groups([CASES["one turn each"], CASES["several ledgers"]])
+    assert whole.reasons == [{}] * 3 + CASES["several ledgers"].reasons
+    assert join_groups([CASES["one turn each"]] * 2).reasons is None
 
 
 def test_numbers_of_rewards_and_agents_are_columns_and_missing_ones_are_empty(tmp_path):

@@ -16,6 +16,7 @@ from rlhf_suite.agents.base import Episode, Schema, Task, Turn
 from rlhf_suite.agents.bridge import ASKED, Bridge
 from rlhf_suite.agents.cutting import Cutter, Limits
 from rlhf_suite.agents.parsing import TurnReader
+from rlhf_suite.agents.turn_records import TurnRecorder
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.generation import (
     Generation,
@@ -94,6 +95,7 @@ class Session:
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
         self.num_turns, self.is_full = 0, False
+        self.recorder = TurnRecorder()
         # All turns of all samples of a task go to one engine, which has them in its cache.
         self.affinity = content_number(task.ids, task.images)
 
@@ -159,15 +161,16 @@ class Session:
             images=ledger.images,
         )
         self.num_turns += 1
-        return self.write_turn(self.open, request)
+        return self.write_turn(self.open, request, self.recorder.ask(ledger))
 
-    async def write_turn(self, branch: Branch, request: GenerationRequest) -> Turn:
-        """Return the turn that the model writes in a branch."""
+    async def write_turn(self, branch: Branch, request: GenerationRequest, asked: float) -> Turn:
+        """Return the turn that the model writes in a branch. `asked`: when it was asked for."""
         # An episode that ends while it waits leaves its request alone: others may be in the same bundle.
         generation = await asyncio.shield(self.policy.generate(request))
         turn, ledger = self.reader.turn(generation, request.prompt_ids, branch.tools), branch.ledger
         ledger.append_model(generation.ids, generation.log_probs, generation.versions, generation.routes)
         ledger.ending = Ending.of_response(generation.finish_reason)
+        self.recorder.write(ledger, turn, asked)
         branch.messages.append(turn.message())
         branch.ends.append((len(branch.messages), len(ledger.ids)))
         self.latest = branch
@@ -367,6 +370,7 @@ class Session:
             ledger.ending = Ending.TIMED_OUT if outcome.kind == "timeout" else Ending.FAILED
         elif ledger.ending is not Ending.CUT:
             ledger.ending = ending
+        self.recorder.close([branch for branch in self.branches if branch.ends])
         others = [branch.ledger for branch in self.branches if branch.ends and branch is not self.latest]
         return Episode([*others, ledger], outcome, extra or {})
 

@@ -25,6 +25,26 @@ PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 
 
 @dataclass
+class CallRecord:
+    """A tool call in a turn, for people to read."""
+
+    name: str
+    arguments: str  # as JSON
+    problem: str | None = None  # why it was not executed
+    answer: str | None = None  # what the tool said; None: nobody has answered it in this ledger
+
+
+@dataclass
+class TurnRecord:
+    """How a turn of an episode went, for people to read: nothing is trained on it."""
+
+    end: int  # tokens of the ledger up to the end of the turn
+    sampling_s: float  # from the request to the last token, waits for an engine included
+    answer_s: float = 0.0  # from there until the next turn was asked for, or the episode ended
+    calls: list[CallRecord] = field(default_factory=list)
+
+
+@dataclass
 class Trajectory:
     """One sample of the policy: its prompt, and the T tokens so far, in order.
 
@@ -52,6 +72,8 @@ class Trajectory:
     failure: str = ""  # why its environment could not score it; empty where it could
     greedy: bool = False  # sampled with the likeliest token at every place: a baseline, never trained on
     extra: dict[str, float] = field(default_factory=dict)  # further numbers that its agent gave, by name
+    # How each turn that an agent's session sampled into this ledger went; empty without an agent.
+    turn_records: list[TurnRecord] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -102,6 +124,7 @@ class Trajectory:
         names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
         cut = {name: getattr(self, name)[:length] for name in names}
         cut["routes"] = None if self.routes is None else self.routes[:length]
+        cut["turn_records"] = [record for record in self.turn_records if record.end <= length]
         images = tuple(image for image in self.images if image.start < length)
         return replace(self, **cut, images=images, ending=Ending.FINISHED)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.report.sample_files import TEXTS, Reader, SampleFile, is_text, sample_files, shares
+from rlhf_suite.report.sample_files import OF_TURNS, TEXTS, Reader, SampleFile, is_text, sample_files, shares
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.run_folders.run_folder import RunFolder
 
@@ -48,11 +49,13 @@ class Room:
     points: int = 2000  # of a curve; of a longer one every second, third, ... point is drawn
     samples: int = 10_000
     tokens: int = 100_000  # that models wrote, of the samples that are shown token by token
+    turns: int = 20_000  # of agents, whose times and tool calls are shown
     characters: int = 10_000_000  # of all texts; the longest are cut
 
     def divide(self, runs: int) -> Room:
         """Return the part of each of several runs on one page."""
-        return Room(max(100, self.points // runs), self.samples // runs, self.tokens // runs, self.characters // runs)
+        points, others = max(100, self.points // runs), (self.samples, self.tokens, self.turns, self.characters)
+        return Room(points, *(size // runs for size in others))
 
 
 @dataclass
@@ -120,6 +123,7 @@ def samples_of(
         for name, numbers in text_columns(table, texts, others).items():
             columns[name] += numbers
     rewards = [reader.rewards(file.path) for file in files]
+    turns = turns_of(tables, texts, room.turns)
     return {
         "total": sum(file.rows for file in files),
         "count": len(columns["step"]),
@@ -129,7 +133,30 @@ def samples_of(
         "texts": texts.shorten(room.characters),
         "histogram": histogram(files, rewards),
         "tokens": tokens_of(tables, arrays, spell, room.tokens),
+        "turns": turns,
     }
+
+
+def turns_of(tables: Sequence[pa.Table], texts: Texts, limit: int) -> dict[int, list[list[Any]]]:
+    """Return how the turns of the first samples of each file went, at most `limit` turns in all, by the number of the
+    sample: where the turn ends, the seconds of sampling and of the answer, and for each tool call the numbers of its
+    texts: name, arguments, problem and answer."""
+    begins = np.append(0, np.cumsum([len(table) for table in tables]))
+    columns = {place: table[OF_TURNS] for place, table in enumerate(tables) if OF_TURNS in table.column_names}
+    counts = {place: np.asarray(pc.list_value_length(column).fill_null(0)) for place, column in columns.items()}
+    turns: dict[int, list[list[Any]]] = {}
+    for place, share in zip(columns, shares([int(count.sum()) for count in counts.values()], limit), strict=True):
+        shown = int((counts[place].cumsum() <= share).sum())
+        for row, records in enumerate(columns[place].slice(0, shown).to_pylist()):
+            if records:
+                turns[int(begins[place]) + row] = [turn_of(record, texts) for record in records]
+    return turns
+
+
+def turn_of(record: Mapping[str, Any], texts: Texts) -> list[Any]:
+    """Return one turn as a page has it."""
+    calls = [[texts.add(call[name]) for name in ("name", "arguments", "problem", "answer")] for call in record["calls"]]
+    return [record["end"], record["sampling_s"], record["answer_s"], calls]
 
 
 def names_of_other_texts(tables: Sequence[pa.Table]) -> list[str]:
@@ -187,7 +214,9 @@ def numbers_of_tokens(table: pa.Table) -> dict[str, NDArray[Any]]:
 def token_columns(table: pa.Table) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     """Return the columns with a number for each token, [T], and where each sample begins, [samples]."""
     lists = {
-        name: table[name].combine_chunks() for name in table.column_names if pa.types.is_list(table.field(name).type)
+        field.name: table[field.name].combine_chunks()
+        for field in table.schema
+        if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
     }
     flat = {name: column.flatten().to_numpy() for name, column in lists.items()}
     lengths = np.asarray(lists["owner"].value_lengths(), np.int64)

@@ -21,6 +21,7 @@ from rlhf_suite.run_folders.run_folder import RunFolder
 TEXTS = ("prompt", "response", "label", "datasource", "ending")
 NAME = re.compile(r"step_\d{1,12}\.parquet")
 REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
+OF_TURNS = "turns"  # the column with the records of an agent's turns
 TOKENS = ("owner", "weight_version", "mask", "ids")
 
 
@@ -37,6 +38,7 @@ COLUMNS: tuple[tuple[tuple[str, ...], Callable[[pa.DataType], bool], str], ...] 
     ((*TEXTS, "reward_query"), is_text, "texts"),
     (("reward",), is_number, "numbers"),
     (TOKENS, lambda kind: pa.types.is_list(kind) and is_number(kind.value_type), "lists of numbers"),
+    ((OF_TURNS,), lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type), "records of turns"),
 )
 
 

@@ -54,6 +54,8 @@ class Scored:
     extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
     retries: int = 0  # tries before this one
     steps: list[float] = field(default_factory=list)  # scores of the steps, by a process reward model
+    # What judges wrote, by name, for people to read.
+    reasons: dict[str, str] = field(default_factory=dict, compare=False)
 
 
 class NoSuchPart(ValueError):

@@ -26,13 +26,16 @@ from rlhf_suite.rewards.ranking import count_reversed
 from rlhf_suite.rewards.remote import GivenUp
 from rlhf_suite.rewards.rubric import NoVerdict, read_rubric
 
+REASON = "reason"  # the name of what a judge wrote, in the files of samples
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a question: what the judge says, or why it says nothing."""
+    """What became of a question: what the judge says, or why it says nothing, and the end of its reply."""
 
     said: Parts | RewardFailure
     retries: int = 0
+    reply: str = ""
 
 
 class JudgeReward:
@@ -59,7 +62,7 @@ class JudgeReward:
         """Return one outcome per sample, in their order. Equal questions are asked once."""
         subjects = [*self.questioner.subjects(rows)]
         questions = {question.key: question for subject in subjects for question in subject.questions}
-        known = {key: Answer(parts) for key in questions if (parts := self.calls.find(key)) is not None}
+        known = {key: Answer(call.parts or {}, reply=call.reply) for key in questions if (call := self.calls.find(key))}
         asked = {key: question for key, question in questions.items() if key not in known}
         answers = known | (asyncio.run(self.ask_all(asked)) if asked else {})
         outcomes: dict[int, Outcome] = {}
@@ -82,14 +85,15 @@ class JudgeReward:
         if len(said) > 1:
             pairs, differ = count_reversed(*said)
             self.counts.add(pairs=pairs, pairs_reversed=differ)
-        made = [self.make_outcome(parts) for parts in subject.parts(said)]
+        reason = "\n\n".join(answer.reply for answer in given)
+        made = [self.make_outcome(parts, reason) for parts in subject.parts(said)]
         return [replace(made[0], retries=retries), *made[1:]]
 
-    def make_outcome(self, parts: Parts) -> Outcome:
-        """Return the outcome of a sample with a verdict."""
+    def make_outcome(self, parts: Parts, reason: str) -> Outcome:
+        """Return the outcome of a sample with a verdict, and what the judge wrote."""
         value = self.questioner.value(parts)
         try:
-            return self.choice.make_scored(value, value, parts)
+            return replace(self.choice.make_scored(value, value, parts), reasons={REASON: reason})
         except NoSuchPart as error:
             return RewardFailure(str(error), "error")
 
@@ -135,7 +139,7 @@ class JudgeReward:
             if reply.problem:
                 raise NoVerdict(reply.problem)
             parts = question.read(reply, nonce)
-            call, answer = replace(call, parts=parts), Answer(parts, retries)
+            call, answer = replace(call, parts=parts), Answer(parts, retries, call.reply)
         except GivenUp as error:
             call, answer = replace(call, problem=error.failure.reason), Answer(error.failure, error.failure.retries)
         except NoVerdict as error:

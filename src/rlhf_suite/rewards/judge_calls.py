@@ -35,15 +35,15 @@ class JudgeCalls:
 
     def __init__(self, folder: Path, config: JudgeConfig) -> None:
         self.path, self.config, self.lock = folder / FILE, config, threading.Lock()
-        self.verdicts: dict[str, Mapping[str, float]] = {}
+        self.verdicts: dict[str, Call] = {}
         self.asked = Counter[str]()  # how often each question was
         self.calls = self.tokens = 0
         for call in read_calls(self.path):
             self.calls += call.tries
             self.keep(call)
 
-    def find(self, key: str) -> Mapping[str, float] | None:
-        """Return the verdict on a question that was asked before."""
+    def find(self, key: str) -> Call | None:
+        """Return the call with the verdict on a question that was asked before."""
         return self.verdicts.get(key)
 
     def count(self, key: str) -> int:
@@ -82,7 +82,7 @@ class JudgeCalls:
         self.tokens += call.tokens
         self.asked[call.key] += 1
         if call.parts is not None:
-            self.verdicts[call.key] = call.parts
+            self.verdicts[call.key] = call
 
 
 def read_calls(path: Path) -> list[Call]:

@@ -188,6 +188,7 @@ def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = N
     extra: dict[str, float] = {}
     alone: float | None = None  # the reward of the source `trained`
     steps: list[float] = []
+    reasons: dict[str, str] = {}
     retries = sum(outcome.retries for _, outcome in parts)
     for source, outcome in parts:
         prefix = f"{source.name}/" if source.name != ONLY else ""
@@ -202,6 +203,7 @@ def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = N
             alone = outcome.reward
         steps += outcome.steps
         extra |= {f"{prefix}{key}": value for key, value in outcome.extra.items()}
+        reasons |= {f"{prefix}{key}": value for key, value in outcome.reasons.items()}
         if prefix:
             extra[f"{prefix}mean"] = outcome.reward  # its mean over samples is logged
     if trained is not None and alone is None:
@@ -209,7 +211,8 @@ def add_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = N
     if not counted:
         return RewardFailure("no source of reward.sources with a weight above 0 scores its datasource", "error")
     reward, score, weights = (sum(values) for values in zip(*counted.values(), strict=True))
-    return Scored(reward if alone is None else alone, score / weights, extra, retries, steps)
+    scored = Scored(reward if alone is None else alone, score / weights, extra, retries, steps)
+    return replace(scored, reasons=reasons)
 
 
 def list_sources(config: RewardConfig) -> dict[str, NamedSourceConfig]:

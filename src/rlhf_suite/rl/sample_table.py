@@ -3,12 +3,15 @@
 What people and reports read: texts, rewards, how the episode ended, and each number that a reward or an agent gave, as
 the column `reward/<name>` or `agent/<name>`; empty where it gave none. What training reads: a list for each number per
 token. In a checkpoint a row also has what only a continued run needs, so that what is read equals what was written.
+
+Of an agent, `turns` has for each turn that was sampled into a ledger where it ends, the seconds of sampling and of the
+answer, and its tool calls. What a judge wrote is in `reward/reason`, or `reward/<source>/reason`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.store import IMAGES, PromptCodec, read_images
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Trajectory, routes_of
+from rlhf_suite.data.trajectory import CallRecord, Trajectory, TurnRecord, routes_of
 from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.samples import ScoredTrajectories
 
@@ -53,6 +56,11 @@ CONTINUED: tuple[Column, ...] = (  # what a checkpoint has besides
     ("images", IMAGES, lambda t: [vars(image) for image in t.images]),
 )
 TOKENS = {"ids": "ids", "owner": "owner", "engine_log_probs": "engine_log_probs", "weight_version": "version"}
+CALLS = pa.struct([(name, pa.string()) for name in ("name", "arguments", "problem", "answer")])
+RECORDS = pa.list_(
+    pa.struct([("end", pa.int32()), ("sampling_s", REAL), ("answer_s", REAL), ("calls", pa.list_(CALLS))])
+)
+OF_TURNS = "turns"  # the column of the records, which a file lacks where there are none
 TURNS = "turn_rewards"  # a column of tokens that a file lacks where nobody gave any
 ROUTES = "routes"  # one with M lists of K numbers per token, which a file lacks where nothing was recorded
 
@@ -69,7 +77,15 @@ def columns(samples: ScoredTrajectories) -> dict[str, pa.Array]:
         BASELINE: None if samples.greedy is None else pa.array(samples.greedy),
     }
     known = {name: column for name, column in given.items() if column is not None}
-    return columns_of(SHOWN, samples.trajectories) | known | numbers(samples.extra, number_column)
+    known |= numbers(samples.extra, number_column) | numbers(samples.reasons or (), number_column, TEXT)
+    return columns_of(SHOWN, samples.trajectories) | known | turn_column(samples.trajectories)
+
+
+def turn_column(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
+    """Return the column of the records of turns, if there are any."""
+    if not any(t.turn_records for t in trajectories):
+        return {}
+    return {OF_TURNS: pa.array([[asdict(record) for record in t.turn_records] for t in trajectories], RECORDS)}
 
 
 def columns_of(of: Sequence[Column], trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
@@ -77,10 +93,13 @@ def columns_of(of: Sequence[Column], trajectories: Sequence[Trajectory]) -> dict
     return {name: pa.array([value(t) for t in trajectories], kind) for name, kind, value in of}
 
 
-def numbers(given: Sequence[Mapping[str, float]], column: Callable[[str], str]) -> dict[str, pa.Array]:
-    """Return a column for each number that some rows have, null in the others. `column`: its name, by the number's."""
+def numbers(
+    given: Sequence[Mapping[str, Any]], column: Callable[[str], str], kind: pa.DataType = REAL
+) -> dict[str, pa.Array]:
+    """Return a column for each number (or text) that some rows have, null in the others. `column`: its name, by the
+    number's."""
     names = sorted({name for numbers in given for name in numbers})
-    return {column(name): pa.array([numbers.get(name) for numbers in given], REAL) for name in names}
+    return {column(name): pa.array([numbers.get(name) for numbers in given], kind) for name in names}
 
 
 def number_column(name: str) -> str:
@@ -136,6 +155,11 @@ def prompt_columns(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
     return {f"{OF_PROMPT}{name}": column.take(places) for name, column in stored.items() if name not in OF_TEXTS}
 
 
+def read_records(rows: Sequence[Mapping[str, Any]]) -> list[TurnRecord]:
+    """Return the records of the turns of a ledger."""
+    return [TurnRecord(**{**row, "calls": [CallRecord(**call) for call in row["calls"]]}) for row in rows]
+
+
 def has_samples(folder: Path) -> bool:
     """Return whether `write_samples` wrote into the folder."""
     return (folder / FILE).exists()
@@ -160,7 +184,9 @@ class Rows:
 
     def samples(self) -> ScoredTrajectories:
         """Return the samples that the rows are of."""
-        of_reward = [name for name in self.names if name.startswith((OF_AGENT, OF_REWARD))]
+        given = [name for name in self.names if name.startswith((OF_AGENT, OF_REWARD))]
+        reasons = [name for name in given if self.table.field(name).type == TEXT]
+        of_reward = [name for name in given if name not in reasons]
         return ScoredTrajectories(
             self.trajectories(),
             rewards=self.array("reward", np.float32),
@@ -170,6 +196,7 @@ class Rows:
             extra=self.numbers({name: name.removeprefix(OF_REWARD) for name in of_reward}),
             greedy=self.array(BASELINE, np.float32) if BASELINE in self.names else None,
             retries=self.array(RETRIES, np.int32) if RETRIES in self.names else None,
+            reasons=self.numbers({name: name.removeprefix(OF_REWARD) for name in reasons}) if reasons else None,
         )
 
     def trajectories(self) -> list[Trajectory]:
@@ -194,6 +221,7 @@ class Rows:
             "reward": self.values("environment_reward"),
             "score": self.values("environment_score"),
             "greedy": self.values("is_greedy", False),
+            "turn_records": [read_records(records) for records in self.values(OF_TURNS, ())],
         }
         rows = zip(self.prompts(), self.values("group"), self.values("sample"), *per_token, strict=True)
         return [
@@ -225,8 +253,8 @@ class Rows:
         numbers: NDArray[Any] = self.table[name].to_numpy().astype(kind)
         return numbers
 
-    def numbers(self, columns: Mapping[str, str]) -> list[dict[str, float]]:
-        """Return the numbers that each row has; `columns`: the name of each number by that of its column."""
+    def numbers(self, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the numbers, or texts, that each row has; `columns`: the name of each by that of its column."""
         values = {name: self.values(column) for column, name in columns.items()}
         return [
             {name: column[row] for name, column in values.items() if column[row] is not None}

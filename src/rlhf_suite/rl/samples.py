@@ -28,6 +28,7 @@ class ScoredTrajectories:
     extra: list[dict[str, float]] = field(default_factory=list)
     greedy: NDArray[np.float32] | None = None  # [B] reward of the greedy response to the same prompt
     retries: NDArray[np.int32] | None = None  # [B] tries before the one that gave the reward
+    reasons: list[dict[str, str]] | None = None  # what judges wrote of each, by name, for people to read
 
     @property
     def prompts(self) -> list[str]:
@@ -78,6 +79,8 @@ def concatenate_samples(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectori
 
     def together(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
+        if name == "reasons" and any(values):  # a judge of some data sources alone
+            values = [value or [{}] * len(part.trajectories) for value, part in zip(values, parts, strict=True)]
         if values[0] is None:
             return None
         return np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain.from_iterable(values))

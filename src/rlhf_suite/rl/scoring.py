@@ -261,6 +261,7 @@ class Scorer(SampleScorer):
             [samples[i].query for i in kept],
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
+            reasons=[s.reasons for s in chosen] if any(s.reasons for s in chosen) else None,
         )
 
 

@@ -20,11 +20,25 @@ function reader(run) {
   const number = Object.fromEntries(Object.entries(named).map(([name, place]) => [name, array(place)]));
   const lower = [];
   return { count, number, others, tokens: tokenReader(run), owners: (at) => ownersOf(run, texts[column.datasource[at]]),
-    step: (at) => column.step[at], kind: (at) => (column.kind[at] ? "evaluation" : "rollout"),
+    turns: (at) => turnsOf(run.samples.turns[at] ?? [], texts), step: (at) => column.step[at], kind: (at) => (column.kind[at] ? "evaluation" : "rollout"),
     text: (name, at) => texts[column[name][at]], code: (name, at) => column[name][at],
     value: (name, at) => { const found = number[name]?.[at]; return found === undefined || Number.isNaN(found) ? null : found; },
     has: (name, at, word) => (lower[column[name][at]] ??= texts[column[name][at]].toLowerCase()).includes(word),
     names: (name) => [...new Set(column[name])].map((code) => texts[code]).sort() };
+}
+
+// Return how the turns of a sample went: where each ends, its seconds, and its tool calls with their texts.
+function turnsOf(records, texts) {
+  return records.map(([end, sampling, answer, calls]) => ({ end, sampling, answer,
+    calls: calls.map((call) => Object.fromEntries(["name", "arguments", "problem", "answer"].map((name, place) => [name, texts[call[place]]]))) }));
+}
+
+// Return one turn: its seconds, the tools that it called with their arguments, and what they answered.
+function turnView({ sampling, answer, calls }, place, owners) {
+  const head = element("div.turn-head", {}, element("b", {}, `${owners[MODEL]}, turn ${place + 1}`), ` ${turnTimes(sampling, answer)}`);
+  const rows = calls.map((call) => element("div.call", {}, element("b", {}, call.name || "?"), element("code", {}, call.arguments),
+    call.problem ? element("pre.problem", {}, call.problem) : null, call.answer ? element("pre", {}, call.answer) : null));
+  return element("div.turn", { style: `border-color:${ownerColour(MODEL)}` }, head, rows);
 }
 
 // Return for each pair of evaluation samples the later one and the earlier one: same prompt, first and last evaluation.
@@ -146,7 +160,8 @@ function sampleView(read, at, before, choose) {
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
     read.others.filter((name) => read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
-    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.text("ending", at) === "compacted")] : null,
+    before === undefined && read.turns(at).length ? [element("h3", {}, "Turns"), read.turns(at).map((turn, place) => turnView(turn, place, read.owners(at)))] : null,
+    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.turns(at), read.text("ending", at) === "compacted")] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
       element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}: ${show(read.value("reward", other))}`)))] : null,
     !tokens && read.kind(at) === "rollout" && before === undefined ? element("p.note", {}, "This page has no tokens of this sample; the file of the step has them.") : null,

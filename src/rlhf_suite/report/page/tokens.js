@@ -52,16 +52,21 @@ function stretches(tokens) {
   return found;
 }
 
-// Return the heading of a stretch: who wrote it, how much, by which weights, and what the turn earned.
-function turnHead({ owner, tokens, turn }, owners, isSummary) {
+const turnTimes = (sampling, answer) => `sampled in ${duration(sampling)} · answered in ${duration(answer)}`;
+
+// Return the heading of a stretch: who wrote it, how much, by which weights, how long it took, and what the turn earned.
+function turnHead({ owner, tokens, turn }, owners, records, isSummary) {
+  const own = turn ? records.filter(({ end }) => end > tokens[0].at && end <= tokens.at(-1).at + 1) : [];
+  const sum = (name) => own.reduce((total, record) => total + record[name], 0);
   const versions = [...new Set(tokens.map((token) => token.version).filter((version) => version >= 0))];
   const reward = tokens.reduce((sum, token) => sum + (token.values["turn reward"] ?? 0), 0);
-  const facts = [`${show(tokens.length)} token${tokens.length === 1 ? "" : "s"}`, versions.length ? `weights ${[Math.min(...versions), Math.max(...versions)].filter((each, at, all) => !at || each !== all[0]).join(" to ")}` : null, reward ? `turn reward ${show(reward)}` : null];
+  const facts = [`${show(tokens.length)} token${tokens.length === 1 ? "" : "s"}`, versions.length ? `weights ${[Math.min(...versions), Math.max(...versions)].filter((each, at, all) => !at || each !== all[0]).join(" to ")}` : null, own.length ? turnTimes(sum("sampling"), sum("answer")) : null, reward ? `turn reward ${show(reward)}` : null];
   return element("div.turn-head", {}, element("b", {}, `${owners[owner] ?? owner}${turn ? `, turn ${turn}` : ""}${isSummary ? " (summary)" : ""}`), ` ${facts.filter(Boolean).join(" · ")}`);
 }
 
-// Return the view of the tokens of one sample, whose owners have these names. `isCompacted`: its last turn is a summary.
-function tokenView(tokens, owners, isCompacted) {
+// Return the view of the tokens of one sample, whose owners have these names; `records` are of its turns.
+// `isCompacted`: its last turn is a summary.
+function tokenView(tokens, owners, records, isCompacted) {
   const parts = stretches(tokens), isEpisode = parts.filter((part) => part.owner > MODEL).length > 0;
   const written = tokens.filter((token) => token.owner === MODEL);
   const names = Object.keys(tokens[0].values).filter((name) => written.some((token) => token.values[name] !== null));
@@ -85,7 +90,7 @@ function tokenView(tokens, owners, isCompacted) {
   };
   const box = element("div.tokens", { tabindex: 0, role: "group", "aria-label": "Tokens; the arrow keys move between them",
     onmouseover: (event) => tell(at(event)), onmouseleave: () => tell(pinned), onclick: (event) => { pinned = at(event); tell(pinned); }, onkeydown: move },
-    isEpisode ? parts.map((part) => element("div.turn", { style: `border-color:${ownerColour(part.owner)}` }, turnHead(part, owners, isCompacted && part === parts.at(-1)), part.tokens.map((token) => spans[token.at]))) : spans);
+    isEpisode ? parts.map((part) => element("div.turn", { style: `border-color:${ownerColour(part.owner)}` }, turnHead(part, owners, records, isCompacted && part === parts.at(-1)), part.tokens.map((token) => spans[token.at]))) : spans);
   const paint = () => {
     const { colours, marks } = painted(tokens, shown, owners);
     spans.forEach((span, place) => { span.style.background = colours[place] ?? ""; });
