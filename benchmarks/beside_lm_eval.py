@@ -1,9 +1,10 @@
 """Compare the rules of benchmarks with lm-evaluation-harness on the same answers, row by row.
 
 lm-evaluation-harness is in an environment of its own, whose Python is named: `python -m venv /tmp/lm`,
-`/tmp/lm/bin/pip install 'lm_eval[math]'`, then `python benchmarks/beside_lm_eval.py --harness /tmp/lm/bin/python`. The
-answers are made up: right ones in many spellings, wrong ones, and ones that only one reading takes. Prints a JSON line
-for each reading, with the rows on which the two differ.
+`/tmp/lm/bin/pip install 'lm_eval[math,ifeval]'`, then `python benchmarks/beside_lm_eval.py --harness
+/tmp/lm/bin/python`. For ifeval nltk's data punkt_tab are needed, and here the extra `ifeval` of the suite. The answers
+are made up: right ones in many spellings, wrong ones, and ones that only one reading takes. Prints a JSON line for each
+reading, with the rows on which the two differ.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ verdicts = {
     "math500": [float(read_math(row)) for row in rows["math500"]],
     "aime": [float(read_aime(row)) for row in rows["aime"]],
 }
+ifeval = module(tasks / "ifeval/utils.py")
+def read_ifeval(row):
+    return ifeval.process_results({"key": 0, "prompt": "", **json.loads(row["label"])}, [row["response"]])
+read = [read_ifeval(row) for row in rows["ifeval"]]
+for name in ("prompt_level_strict_acc", "prompt_level_loose_acc"):
+    verdicts["ifeval " + name] = [float(each[name]) for each in read]
+for name in ("inst_level_strict_acc", "inst_level_loose_acc"):
+    verdicts["ifeval " + name] = [float(sum(each[name])) for each in read]
 from importlib.metadata import version
 json.dump({"version": version("lm_eval"), "verdicts": verdicts}, sys.stdout)
 """
@@ -108,7 +117,15 @@ def own_verdicts(rows: dict[str, list[dict[str, str]]]) -> dict[str, list[float]
         "gsm8k flexible": [scored.extra["flexible"] for scored in strict],
         "math500": [scored.score for scored in scores("math500", "math")],
         "aime": [scored.score for scored in scores("aime", "math")],
+        **own_verdicts_of_instructions(scores("ifeval", "ifeval")),
     }
+
+
+def own_verdicts_of_instructions(scored: list[Scored]) -> dict[str, list[float]]:
+    """Return the verdicts of the rule `ifeval` on prompts, and how many instructions each response follows."""
+    names = {"loose": "prompt_level_loose", "followed": "inst_level_strict", "followed_loose": "inst_level_loose"}
+    verdicts = {f"ifeval {theirs}_acc": [each.extra[own] for each in scored] for own, theirs in names.items()}
+    return {"ifeval prompt_level_strict_acc": [each.score for each in scored], **verdicts}
 
 
 def make_gsm8k(generator: random.Random) -> tuple[str, str]:
@@ -151,7 +168,63 @@ def make_aime(generator: random.Random) -> tuple[str, str]:
     return str(right), generator.choice(forms).replace("@", str(given))
 
 
-MAKERS: dict[str, Make] = {"gsm8k": make_gsm8k, "math500": make_math, "aime": make_aime}
+# Arguments of each kind of instruction of IFEval, and parts of responses that may follow it.
+INSTRUCTIONS: tuple[tuple[str, dict[str, object], tuple[str, ...]], ...] = (
+    ("keywords:existence", {"keywords": ["river", "stone"]}, ("The River and a stone.", "A river.")),
+    ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "at least"}, ("tea, Tea", "steam", "tea")),
+    ("keywords:frequency", {"keyword": "the", "frequency": 3, "relation": "less than"}, ("The other", "the the the")),
+    ("keywords:forbidden_words", {"forbidden_words": ["her", "him"]}, ("there", "Her book", "himself")),
+    ("keywords:letter_frequency", {"letter": "e", "let_frequency": 4, "let_relation": "less than"}, ("eEe", "eeee")),
+    ("language:response_language", {"language": "de"}, ("Das ist ein deutscher Satz, und noch einer.", "It is not.")),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"},
+     ("I met Dr. No. He is 3.5 feet tall. Really?", "One. Two!", "It costs $3.50, e.g. here. So? No. Yes.")),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2},
+     ("a\n***\nb", "***\na\n***\nb\n***", "a ***\n*** b")),
+    ("length_constraints:number_words", {"num_words": 4, "relation": "less than"}, ("it's so", "one two three four")),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Well"},
+     ("a\n\n\"well, b", "a\n\nWell!", "a\n\n\n\nwell", "well")),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ("[a] and [b c]", "[a", "[a][]")),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, ("x\nP.S. y", "p. s. y", "PS y")),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ("P.P.S so", "P.S. so", "p. p. s")),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ("* a\n* b", "- a\n* b", "* a\n** b", "*a*\n- b")),
+    ("detectable_format:constrained_response", {},
+     ("My answer is maybe.", "my answer is no.", "So: My answer is no. OK")),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2},
+     ("*a* **b**", "** **", "*a* *b*", "**a**")),
+    ("detectable_format:multiple_sections", {"section_spliter": "SECTION", "num_sections": 2},
+     ("SECTION 1 a\nSECTION 2 b", "Section 1 Section 2", "SECTION 1")),
+    ("detectable_format:json_format", {}, ('{"a": [1]}', "```json\n[1]\n```", "{'a': 1}", "```\n3```")),
+    ("detectable_format:title", {}, ("<<A title>>\nx", "<< >>", "<a>")),
+    ("combination:two_responses", {}, ("a\n******\nb", "a ****** a", "****** a ****** b ******")),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Write it."}, ("write it. It", "It. Write it.")),
+    ("startend:end_checker", {"end_phrase": "Is it so?"}, ('x "is it so?"', "Is it so? No", "Is it so?")),
+    ("startend:quotation", {}, ('"all of it"', '"', '"half')),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "less than"},
+     ("A NASA plan", "IT'S SO", "none", "U.S. IS")),
+    ("change_case:english_capital", {},
+     ("THIS IS ALL IN ENGLISH AND LARGE.", "THIS IS Not", "DAS IST EIN GROSSER DEUTSCHER SATZ.")),
+    ("change_case:english_lowercase", {}, ("this is all in english and small.", "This", "123 456")),
+    ("punctuation:no_comma", {}, ("a; b", "a, b")),
+)  # fmt: skip
+
+
+def make_instructions(generator: random.Random) -> tuple[str, str]:
+    """Return the instructions of a prompt of IFEval and an answer, which begins or ends with other lines at times. Rows
+    have all arguments, most of them null."""
+    chosen = generator.sample(INSTRUCTIONS, generator.choice([1, 1, 1, 2, 3]))
+    arguments = [{"num_words": None, "language": None, **given} for _, given, _ in chosen]
+    label = {"instruction_id_list": [kind for kind, _, _ in chosen], "kwargs": arguments}
+    text = generator.choice(["\n", " "]).join(generator.choice(parts) for _, _, parts in chosen)
+    forms = ("@", "@", "@", "Sure, here it is:\n@", "@\nIs there more, or less?", "Yes:\n@\nThat is all.", "*@*", " ")
+    return json.dumps(label), generator.choice(forms).replace("@", text)
+
+
+MAKERS: dict[str, Make] = {
+    "gsm8k": make_gsm8k,
+    "math500": make_math,
+    "aime": make_aime,
+    "ifeval": make_instructions,
+}
 
 if __name__ == "__main__":
     main()

@@ -220,7 +220,7 @@ AGENT = (
     *("turns", "columns", "environment", "tools", "program", "user_messages", "tool_messages", "stop_strings", "jail"),
     *("text", "all_rows", "whole_episodes"),
 )
-RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
+RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym", "rewards.ifeval")
 
 ESTIMATORS = ("algo.advantage", "algo.group_objectives")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import jobs
+import pyarrow.parquet as pq
 import pytest
 
 PROMPTS, SAMPLES = 120, 4
@@ -101,3 +102,20 @@ def test_a_killed_engine_is_started_again_and_every_response_is_the_same(runs, w
     assert ended.code == 0, ended.err
     assert "engine-0 died during" in ended.err and "(restart 1 of 3, vllm.max_restarts)" in ended.err
     assert (folder / "generations.jsonl").read_bytes() == (whole / "generations.jsonl").read_bytes()
+
+
+@pytest.mark.proof
+def test_a_saved_model_is_measured_on_benchmarks_as_an_evaluation_does(runs, warm, tmp_path):
+    rows = [{"question": f"reverse {n:04d} =", "answer": f"#### {str(n)[::-1]}"} for n in range(6)]
+    asked = [{"prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"num_words": None}]}]
+    for name, own in (("gsm8k", rows), ("ifeval", asked)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    spec = ",".join(f"{name}:{tmp_path / name}.jsonl" for name in ("gsm8k", "ifeval"))
+    words = ["task=generate", f"actor.model_name_or_path={warm}", f'generate.benchmark="{spec}"']
+    words += ["data.max_samples=4", "data.max_len=256", "ds.param_dtype=fp32", "launch.timeout_s=120"]
+    jobs.run(runs / "measured", words)
+    lines = [json.loads(line) for line in (runs / "measured" / "benchmarks.jsonl").read_text().splitlines()]
+    assert [(line["benchmark"], line["questions"]) for line in lines] == [("gsm8k", 4), ("ifeval", 1)]
+    metrics = json.loads((runs / "measured" / "status.json").read_text())["metrics"]
+    assert metrics["eval/ifeval/inst_strict"] == metrics["eval/ifeval/pass1"] and "eval/gsm8k/flexible" in metrics
+    assert pq.read_table(runs / "measured" / "evaluations" / "gsm8k" / "step_000000.parquet").num_rows == 4

@@ -108,6 +108,9 @@ ROWS = {
     "gsm8k": [{"question": "How many?", "answer": SOLUTION}],
     "math500": [{"problem": "x?", "solution": r"\boxed{2}", "answer": "2", "subject": "Algebra", "level": 2}],
     "aime": [{"ID": "2024-I-1", "Problem": "How many?", "Solution": "...", "Answer": 42}],
+    "ifeval": [
+        {"key": 1, "prompt": "Say it.", "instruction_id_list": ["a:b"], "kwargs": [{"num_words": None, "x": "ö"}]}
+    ],
 }
 
 
@@ -116,9 +119,13 @@ ROWS = {
 def test_files_of_the_data_sets_become_prompts(tmp_path, name, suffix):
     (questions,) = load(f"{name}:{write_rows(tmp_path / f'test.{suffix}', ROWS[name])}")
     (prompt,) = questions.prompts
-    asked = next(value for column, value in ROWS[name][0].items() if column.lower() in ("question", "problem"))
-    assert prompt.text == BENCHMARKS[name].prompt.replace("{question}", asked)
-    assert prompt.label == str(ROWS[name][0].get("answer", ROWS[name][0].get("Answer"))) and prompt.source == name
+    row, is_question = ROWS[name][0], ("question", "problem", "prompt")
+    asked = next(value for column, value in row.items() if column.lower() in is_question)
+    assert prompt.text == BENCHMARKS[name].prompt.replace("{question}", asked) and prompt.source == name
+    if name == "ifeval":
+        assert json.loads(prompt.label) == {"instruction_id_list": ["a:b"], "kwargs": [{"x": "ö"}]}
+    else:
+        assert prompt.label == str(row.get("answer", row.get("Answer")))
 
 
 @pytest.mark.notices(

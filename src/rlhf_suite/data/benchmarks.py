@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, Benchmark, fingerprint, named_benchmarks
 from rlhf_suite.config.declarations.data import DataConfig
@@ -75,7 +76,23 @@ def read_questions(benchmark: Benchmark, rows: Iterator[Row | RowError]) -> Iter
     for row in rows:
         if isinstance(row, RowError):
             raise row
-        yield row, value_of(row, benchmark.question), value_of(row, benchmark.answer)
+        yield row, value_of(row, benchmark.question), answer_of(row, benchmark)
+
+
+def answer_of(row: Row, benchmark: Benchmark) -> str:
+    """Return the right answer in a row: that of one column, or of several as a JSON object."""
+    if not benchmark.label:
+        return value_of(row, benchmark.answer)
+    if missing := [name for name in benchmark.label if row.values.get(name) is None]:
+        raise RowError(row.where, f"eval.benchmark: no column {missing[0]}")
+    return json.dumps({name: without_nulls(row.values[name]) for name in benchmark.label}, default=str)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the nulls in its objects, which Parquet has and lines of JSON need not have."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def value_of(row: Row, columns: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -76,8 +77,14 @@ class BenchmarkEvaluator:
             evaluator = Evaluator(self.config, self.questions.prompts, self.sampler, scorer, place, self.files)
             scored, lengths = evaluator.measure(self.sampler, place, step)
         metrics = evaluator.summary(scored, lengths, np.ones(len(lengths), bool), f"eval/{name}")
-        for number in sorted({number for numbers in scored.extra for number in numbers} - {"unreadable"}):
-            metrics[f"eval/{name}/{number}"] = float(np.mean([numbers.get(number, 0.0) for numbers in scored.extra]))
+        sums = Counter[str]()
+        for numbers in scored.extra:
+            sums.update(numbers)
+        shares = self.questions.benchmark.shares
+        for number in sorted(sums.keys() - {"unreadable"} - {part for pair in shares.values() for part in pair}):
+            metrics[f"eval/{name}/{number}"] = sums[number] / len(scored.extra)
+        for share, (part, whole) in shares.items():
+            metrics[f"eval/{name}/{share}"] = sums[part] / sums[whole] if sums[whole] else 0.0
         low, high = interval(
             metrics[f"eval/{name}/pass1"],
             len(self.questions.prompts),

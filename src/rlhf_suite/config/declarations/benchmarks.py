@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
+UNCOUNTED = ("extraction", "source", "label", "shares", "packages")  # of a benchmark, in its fingerprint
 REASON = "\n\nReason step by step, and write the final answer in \\boxed{} at the end."
 
 
@@ -29,6 +30,10 @@ class Benchmark:
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0
     max_new_tokens: int = 2048
+    label: tuple[str, ...] = ()  # columns that are the right answer together, as JSON; empty: `answer` is
+    # Metrics that are the sum of a number over the answers divided by the sum of another one, by their names.
+    shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()  # that its rule needs beside those of the suite
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -65,6 +70,19 @@ BENCHMARKS: dict[str, Benchmark] = {
         top_p=0.95,
         max_new_tokens=16384,
     ),
+    "ifeval": Benchmark(
+        source="google/IFEval",
+        split="train",
+        question=("prompt",),
+        answer=(),
+        label=("instruction_id_list", "kwargs"),
+        prompt="{question}",
+        rule="ifeval",
+        extraction="pass1: all instructions of a prompt are followed; loose: by one of eight variants of the answer",
+        max_new_tokens=1280,
+        shares={"inst_strict": ("followed", "instructions"), "inst_loose": ("followed_loose", "instructions")},
+        packages=("langdetect", "nltk"),
+    ),
 }
 
 
@@ -79,7 +97,7 @@ def named_benchmarks(text: str | None) -> Iterator[tuple[str, str]]:
 def fingerprint(benchmark: Benchmark, questions: Sequence[tuple[str, str]], shown: dict[str, object]) -> str:
     """Return a digest of all that a number of a benchmark depends on beside the model and the seed: prompt, rule,
     sampling, the `questions` with their answers, and what is `shown` around the prompt. The words of the extraction and
-    of the source do not count."""
-    declared = {name: value for name, value in asdict(benchmark).items() if name not in ("extraction", "source")}
+    of the source do not count, nor do the columns of the answer and the names of shares."""
+    declared = {name: value for name, value in asdict(benchmark).items() if name not in UNCOUNTED}
     content = json.dumps([declared, list(questions), shown], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

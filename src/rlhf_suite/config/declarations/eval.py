@@ -37,7 +37,7 @@ class EvalConfig(Section):
 
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
     benchmark: str | None = flag(None, tasks=RL)
-    """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500 and aime
+    """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500, aime and ifeval
     (docs/benchmarks_of_models.md)"""
     split: str = flag(
         "train",

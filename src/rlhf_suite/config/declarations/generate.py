@@ -6,24 +6,26 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.declarations.conditions import Need, is_above, is_false, is_set, is_true
+from rlhf_suite.config.declarations.conditions import Need, is_above, is_false, is_null, is_set, is_true
 from rlhf_suite.config.declarations.flags import FREE, flag
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 SHARD = re.compile(r"(\d+)/(\d+)")
+ANSWERS = is_null("generate.benchmark")  # in task=generate; in task=score always
 
 
 @dataclass
 class OutputConfig:
     """What is written, and which rows this job takes"""
 
-    output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder")
+    output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder", when=ANSWERS)
     best_of_n: bool = flag(
         False,
         "Keep only the sample of each prompt with the best score; the first of equal ones",
+        when=ANSWERS,
         needs=Need(is_above("rollout.n_samples_per_prompt", 1, "8"), "there is only one sample of each prompt"),
     )
-    shard: str | None = flag(None)
+    shard: str | None = flag(None, when=ANSWERS)
     """i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"""
 
 
@@ -31,7 +33,10 @@ class OutputConfig:
 class GenerateConfig(OutputConfig):
     """What is written, and which rows this job takes"""
 
-    chunk_size: int | None = flag(None, ge=1, resume=FREE)
+    benchmark: str | None = flag(None)
+    """Measure the model on benchmarks, and write no answers to prompts: a comma list of <name>:<file or folder of its
+    data set>, as in eval.benchmark; data.max_samples takes the first questions of each"""
+    chunk_size: int | None = flag(None, ge=1, resume=FREE, when=ANSWERS)
     """Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine"""
 
 

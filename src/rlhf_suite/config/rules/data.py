@@ -14,7 +14,7 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import (
     Run,
 )
-from rlhf_suite.config.declarations.task_groups import PLANNED, RL, SUPERVISED, TRAINED
+from rlhf_suite.config.declarations.task_groups import PLANNED, RL, SAMPLING, SUPERVISED, TRAINED
 
 WEIGHTS = {  # of sources that are mixed, by the flag that names these
     "data.dataset": "data.dataset_probs",
@@ -28,6 +28,8 @@ def data_is_named(run: Run) -> Iterator[Problem]:
     values = all_values(run)
     for key, weights in WEIGHTS.items():
         if key not in values or (key == "data.pretrain_dataset" and values[key] is None):
+            continue
+        if run.has("generate") and run.generate.benchmark is not None:
             continue
         names, given = names_in(values[key]), values.get(weights)
         if not names:
@@ -49,10 +51,17 @@ def evaluation_sets_have_their_columns(run: Run) -> Iterator[Problem]:
             yield Problem(f"eval.{name}", problem, "write one for all of them, or one for each")
 
 
-@rule(tasks=RL)
+def benchmark_of(run: Run) -> tuple[str, str | None]:
+    """Return the flag of a run that names benchmarks, and its value."""
+    named = run.eval.benchmark if run.task in RL else run.generate.benchmark
+    return "eval.benchmark" if run.task in RL else "generate.benchmark", named
+
+
+@rule(tasks=SAMPLING)
 def benchmarks_are_known(run: Run) -> Iterator[Problem]:
-    key, entries = "eval.benchmark", [*named_benchmarks(run.eval.benchmark)]
-    if run.eval.benchmark is not None and not entries:
+    key, named = benchmark_of(run)
+    entries = [*named_benchmarks(named)]
+    if named is not None and not entries:
         yield Problem(key, "names no benchmark", f"write {key}=<name>:<file>; the names are {', '.join(BENCHMARKS)}")
     for number, (name, place) in enumerate(entries):
         if name not in BENCHMARKS:
@@ -71,6 +80,19 @@ def benchmarks_have_one_turn(run: Run) -> Iterator[Problem]:
     if run.eval.benchmark is not None and run.agent.has_turns:
         problem = "a benchmark has prompts of one turn, and this run has an agent"
         yield Problem(key, problem, f"remove {key}, and measure the model without agent.kind")
+
+
+# Flags of prompts that a benchmark has instead.
+OF_PROMPTS = ("prompt_dataset", "prompt_split", "skip_samples", "input_key", "input_template", "label_key", "tools_key",
+              "reward_columns", "target_reward")  # fmt: skip
+
+
+@rule(tasks=("generate",))
+def benchmarks_have_their_prompts(run: Run) -> Iterator[Problem]:
+    default = DataConfig.of("generate")
+    for name in OF_PROMPTS if run.generate.benchmark is not None else ():
+        if getattr(run.data, name) != getattr(default, name):
+            yield Problem(f"data.{name}", "a benchmark has prompts of its own", "remove it, or generate.benchmark")
 
 
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from rlhf_suite.config.check.sources import first_columns, first_row, is_glob, m
 from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, named_benchmarks
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SUPERVISED, TRAINING, WITH_ANSWERS
+from rlhf_suite.config.declarations.task_groups import LOOPS, SAMPLING, SUPERVISED, TRAINING, WITH_ANSWERS
+from rlhf_suite.config.rules.data import benchmark_of
 
 TEMPLATE = "data.apply_chat_template"
 
@@ -60,13 +62,17 @@ def messages_are_rendered(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def benchmarks_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem for each file of eval.benchmark that is not there."""
-    if run.task not in RL:
+    """Yield a problem for each file of a benchmark that is not there, and for packages that its rule needs."""
+    if run.task not in SAMPLING:
         return
-    for name, place in named_benchmarks(run.eval.benchmark):
+    key, named = benchmark_of(run)
+    for name, place in named_benchmarks(named):
         if name in BENCHMARKS and place and not Path(place).exists():
             fix = f"get {BENCHMARKS[name].source}, and name its .jsonl or .parquet file or their folder"
-            yield Problem("eval.benchmark", f"{name}: there is no file or folder {place}", fix)
+            yield Problem(key, f"{name}: there is no file or folder {place}", fix)
+        packages = BENCHMARKS[name].packages if name in BENCHMARKS else ()
+        if missing := [package for package in packages if find_spec(package) is None]:
+            yield Problem(key, f"{name} needs {' and '.join(missing)}", f"pip install 'rlhf_suite[{name}]'")
 
 
 def sources_of(run: Any) -> Iterator[tuple[str, str | None, dict[str, str]]]:
