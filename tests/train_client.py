@@ -79,22 +79,34 @@ class Client:
         asked = {"session_id": self.session, "sampling_session_seq_id": number, **source}
         return self.post("create_sampling_session", **asked)["sampling_session_id"]
 
+    def likeliest(self, sampler: str, tokens: list[int], seq: int, k: int):
+        """Return the log-probs of a prompt, and its k likeliest tokens at each place with theirs."""
+        fields = self.ask_for_samples(sampler, tokens, seq, prompt_logprobs=True, topk_prompt_logprobs=k)
+        found = fields["likeliest"]
+        ids, log_probs = np.frombuffer(found["ids"], "<i4"), np.frombuffer(found["log_probs"], "<f4")
+        shape = found["length"], found["k"]
+        return np.frombuffer(fields["prompt_log_probs"], "<f4"), ids.reshape(shape), log_probs.reshape(shape)
+
     def sample(self, sampler: str, tokens: list[int], seq: int, count: int = 1, scores: bool = False, **parameters):
         """Return the tokens and log-probs of samples, and the log-probs of the prompt."""
-        body = {
-            "sampling_session_id": sampler,
-            "seq_id": seq,
-            "num_samples": count,
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
-            "sampling_params": parameters,
-            "prompt_logprobs": scores,
-        }
-        fields = decode(SAMPLES, self.wait(self.post("asample", **body)))
+        more = {"num_samples": count, "sampling_params": parameters, "prompt_logprobs": scores}
+        fields = self.ask_for_samples(sampler, tokens, seq, **more)
         pairs = [
             (np.frombuffer(one["tokens"], "<i4").tolist(), np.frombuffer(one["log_probs"], "<f4"))
             for one in fields["sequences"]
         ]
         return pairs, np.frombuffer(fields.get("prompt_log_probs", b""), "<f4")
+
+    def ask_for_samples(self, sampler: str, tokens: list[int], seq: int, **more):
+        """Return the fields of the answer to a request for samples."""
+        body = {
+            "sampling_session_id": sampler,
+            "seq_id": seq,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
+            "sampling_params": {"max_tokens": 1},
+            **more,
+        }
+        return decode(SAMPLES, self.wait(self.post("asample", **body)))
 
 
 class Model:

@@ -97,6 +97,7 @@ def test_flags_stand_in_only_for_what_a_call_is_silent_about(settings, missing):
     [
         ({"model": "m", "ds": {"zero_stage": 2}, "eval": {"dataset": None}}, None),
         ({"reward": len, "eval": {"steps": 5}, "logger.progress": False}, "eval.steps, logger.progress, reward"),
+        ({"train": {"num_episodes": 2, "seed": 1}, "estimator": "rloo"}, "estimator, train.num_episodes"),
     ],
 )
 def test_settings_that_the_loop_follows_itself_are_named(settings, unread):

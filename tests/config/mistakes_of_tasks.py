@@ -22,6 +22,7 @@ from command_lines import (
     WRITTEN,
 )
 
+MEASURED = "task=generate actor.model_name_or_path=builtin:tiny generate.benchmark=gsm8k:rows.jsonl "
 OF_TASKS = [
     # the supervised and preference tasks
     ("task=rm actor.model_name_or_path=builtin:tiny", "data.dataset", "no data is named"),
@@ -152,8 +153,19 @@ OF_TASKS = [
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
-    ("task=serve_train actor=tiny critic.adam.lr=1e-3", "critic.adam.lr", "its clients score and evaluate"),
-    ("task=serve_train actor=tiny reward.rule=math data.label_key=x", "reward.rule", "its clients score and evaluate"),
+    (MEASURED + "data.prompt_dataset=builtin:reverse", "data.prompt_dataset", "a benchmark has prompts of its own"),
+    (MEASURED + "rollout.temperature=0.5", "rollout.temperature", "has no effect with generate.benchmark="),
+    (MEASURED + "reward.rule=length", "reward.rule", "has no effect with generate.benchmark="),
+    (MEASURED + "generate.output_path=x.jsonl", "generate.output_path", "has no effect with generate.benchmark="),
+    (
+        "task=generate actor.model_name_or_path=builtin:tiny generate.benchmark=gsm9k:x",
+        "generate.benchmark",
+        "did you mean gsm8k?",
+    ),
+    ("task=serve_train actor=tiny critic.adam.lr=1e-3", "critic.adam.lr", "it belongs to task=ppo"),
+    ("task=serve_train actor=tiny reward.rule=math", "reward.rule", "it belongs to"),
+    ("task=serve_train actor=tiny actor.adam.lr=1e-3", "actor.adam.lr", "it belongs to"),
+    ("task=serve_train actor=tiny rollout.batch_size=8", "rollout.batch_size", "it belongs to task=ppo"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),
     (SFT + "actor.lr_scheduler=linear actor.min_lr_ratio=0.2", "actor.min_lr_ratio", "has no effect"),
     (SFT + "ds.lora.alpha=32", "ds.lora.alpha", "add ds.lora.rank=<rank>"),

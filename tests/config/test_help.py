@@ -58,6 +58,6 @@ def test_the_reference_has_each_flag_once():
 )
 def test_the_reference_names_the_tasks_in_which_a_flag_differs():
     row = next(line for line in REFERENCE.splitlines() if line.startswith("| `train.max_epochs`"))
-    assert "| `1`<br>*sft, loops*: `2` | int >= 1 | supervised, ppo, serve_train, loops |" in row
+    assert "| `1`<br>*sft, loops*: `2` | int >= 1 | supervised, ppo, loops |" in row
     row = next(line for line in REFERENCE.splitlines() if line.startswith("| `explain`"))
     assert "| `false` | bool | all |" in row and "<br>*supervised, ppo, serve_train*: read when plan=false |" in row

@@ -9,20 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from train_client import RANK, Client, Refused, serving, shifted
+import flag_reads
+from train_client import RANK, SETTINGS, Client, Refused, serving, shifted
 
 pytestmark = pytest.mark.e2e
 TOKENS = [[5, 60, 61, 62, 63, 64], [9, 70, 71, 72], [5, 80, 81, 82, 83]]
 ADVANTAGES = [[0.0, 1.5, -2.0, 0.5, 3.0], [1.0, -1.0, 2.0], [-0.5, 0.25, 1.0, -3.0]]
 SHIFTS = [[0.0, 0.4, -0.6, 0.1, -0.05], [0.3, -0.3, 0.01], [0.9, -0.9, 0.2, 0.0]]  # of log p - log q
 LOW, HIGH = 0.7, 1.25
+WORDS = f"ds.lora.rank={RANK}", "serve.max_models=64", "train.micro_batch_size=2"
+READ_ELSEWHERE = {
+    "ckpt.load_enable": "the command line finds the earlier server, tests/train_server/test_kills.py",
+    "explain": "the command line shows the plan instead of running",
+    "logger.report": "the command line writes the page of a run",
+    "own_code": "the run writes it itself",
+    "plan": "as explain",
+    "run_dir": "the command line names the folder of the run",
+}
 BETA = 0.3
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    with serving(folder, f"ds.lora.rank={RANK}", "serve.max_models=64") as (_, url):
+    with serving(folder, *WORDS, env=flag_reads.environment(folder / "reads")) as (_, url):
         yield url, folder
 
 
@@ -255,3 +265,31 @@ def test_small_calls_that_clients_make(client):
     assert client.wait(client.post("unload_model", model_id=model.name))["model_id"] == model.name
     with pytest.raises(Refused, match="there is no model"):
         client.post("get_info", model_id=model.name)
+
+
+def test_the_likeliest_tokens_of_a_prompt_are_those_with_the_largest_log_probs(client):
+    """The log-prob of a likeliest token is that of the prompt which has this token in the place."""
+    sampler = client.sampler(base_model="builtin:tiny")
+    prompt = TOKENS[0]
+    own, ids, log_probs = client.likeliest(sampler, prompt, 1, 5)
+    assert ids.shape == log_probs.shape == (len(prompt), 5) and (log_probs[0] == -99999).all()
+    assert (np.diff(log_probs[1:]) <= 0).all() and (np.exp(log_probs[1:].astype(np.float64)).sum(1) <= 1).all()
+    for place, rank in ((1, 0), (3, 4), (5, 2)):
+        other, _, _ = client.likeliest(sampler, [*prompt[:place], int(ids[place, rank])], 10 * place + rank, 1)
+        assert other[place] == pytest.approx(log_probs[place, rank], abs=1e-5)
+        assert own[place] <= log_probs[place, 0] + 1e-6
+    with pytest.raises(Refused, match="topk_prompt_logprobs=21 is not between 0 and 20"):
+        client.likeliest(sampler, prompt, 99, 21)
+
+
+def test_every_flag_of_the_server_is_read(server):
+    """What a flag of task=ppo says that clients say themselves is no flag of the server (`declarations/calls.py`)."""
+    url, folder = server
+    client = Client(url)
+    model = client.create()
+    model.compute([shifted(TOKENS[0])])
+    model.step()
+    session = model.ask("save_weights_for_sampler", sampling_session_seq_id=0)["sampling_session_id"]
+    client.sample(session, TOKENS[0], 1, max_tokens=2)
+    words = [*SETTINGS, *WORDS, f"run_dir={folder / 'other'}"]
+    assert flag_reads.unread([words], [folder / "reads"]) - READ_ELSEWHERE.keys() == set()

@@ -38,6 +38,12 @@ target = training.forward([datum(1.0)], "cross_entropy").result().loss_fn_output
 sampling = training.save_weights_and_get_sampling_client().result()
 prompt = types.ModelInput.from_ints(tokens)
 scores = sampling.compute_logprobs(prompt).result()
+likely = sampling.sample(
+    prompt, num_samples=1, sampling_params=types.SamplingParams(max_tokens=1), topk_prompt_logprobs=3,
+    include_prompt_logprobs=True,
+).result()  # fmt: skip
+assert likely.topk_prompt_logprobs[0] is None and len(likely.topk_prompt_logprobs) == len(tokens)
+assert all(row[0][1] >= own - 1e-5 for row, own in zip(likely.topk_prompt_logprobs[1:], scores[1:], strict=True))
 drawn = sampling.sample(prompt, num_samples=3, sampling_params=types.SamplingParams(max_tokens=5, seed=3)).result()
 assert len({sequence.sequence_id for sequence in drawn.sequences}) == 3
 assert all(len(sequence.tokens) == len(sequence.logprobs) for sequence in drawn.sequences)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.settings import ask, find_place, refuse
 from rlhf_suite.config.check.problems import ConfigurationError, Problem
+from rlhf_suite.config.declarations.calls import is_read_by_clients
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.plan.run_plan import CRITIC, Plan
-from rlhf_suite.config.rules.clients import OF_THE_LOOP, list_unserved
+from rlhf_suite.config.rules.clients import list_unserved
 from rlhf_suite.launch.environment import limit_rights, pass_on_trust
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.preflight.devices import launch_of, plan_workers
@@ -37,8 +38,7 @@ STAND_INS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("algo.advantage.estimator", "reinforce", ("algo/advantage", "estimator", "experiment", *FILES)),
     ("algo.kl.init_coef", 0, ("algo.kl", "experiment", *FILES)),
 )
-# What the loop that calls a client does itself, as settings of task=ppo say it.
-UNREAD = (*OF_THE_LOOP, "callbacks", "logger", "on_step")
+UNREAD = ("callbacks", "estimator", "on_step")  # short names of flags that a client does not read
 MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo
 
 
@@ -76,7 +76,7 @@ def remark_on_unread(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence about settings that a client accepts, so that those of task=ppo can be given as they are, but
     does not read. A setting that is None asks for nothing."""
     values = {name: value for name, value in flatten(settings) if value is not None}
-    if unread := sorted(name for name in values if name.partition(".")[0] in UNREAD):
+    if unread := sorted(name for name in values if name in UNREAD or not is_read_by_clients(name)):
         yield f"Warning: a client does not read {', '.join(unread)}: your loop scores, evaluates and logs by itself"
 
 

@@ -16,7 +16,6 @@ from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, by_section
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
-from rlhf_suite.config.rules.clients import is_of_the_loop
 
 INTRODUCTION = """\
 python run.py task=<task> [experiment=<preset>] [group.flag=value ...]
@@ -100,7 +99,7 @@ def print_help(line: CommandLine) -> int:
         if not below:
             return unknown("prefix", prefix, [*infos, *by_section(infos.values())])
         if not prefix:
-            print_core({key: info for key, info in infos.items() if not is_of_the_loop(task or "", key)})
+            print_core(infos)
         print_flags(below)
     return 0
 

@@ -20,6 +20,7 @@ from rlhf_suite.composition.compose import add_to_search_path, hydra_ready, list
 from rlhf_suite.composition.overrides import flatten
 from rlhf_suite.composition.presets import group_names, names_in
 from rlhf_suite.config.check.formatting import quote
+from rlhf_suite.config.check.names import constants_of
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.references import guard_environment, make_unresolved_problem
 from rlhf_suite.config.declarations.flag_types import spell
@@ -84,6 +85,9 @@ def words_of(content: dict[str, Any]) -> Iterator[str]:
     """Return the overrides that say the same as the file."""
     task = content.get("task")
     flags = flags_of(task if task in TASKS else None)
+    constants = constants_of(task) if task in TASKS else {}
     for key, value in flatten(content.items(), flags):
+        if key in constants and value == constants[key]:  # a run writes these too
+            continue
         if key not in OF_ONE_RUN and not (key in group_names() and value is None):
             yield f"{key}={value if key in group_names() else spell(value, quote)}"

@@ -23,7 +23,7 @@ from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, Sam
 from rlhf_suite.data.images import collapse_images, open_image
 from rlhf_suite.engines.build import build_engine, end_with_a_worker, name_cause
 from rlhf_suite.engines.routes import RouteSource
-from rlhf_suite.engines.spec import EngineInfo, EngineSpec, caches_prefixes, sleep_level
+from rlhf_suite.engines.spec import EngineInfo, EngineSpec, Likeliest, caches_prefixes, sleep_level
 from rlhf_suite.engines.speculation import Guesses
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
@@ -108,18 +108,29 @@ class Engine:
 
         A sequence may have at most max_len - 1 tokens, since the engine needs room for one more.
         """
+        return await self._read_prompts(sequences, 0, _read_scores)
+
+    async def score_likeliest(self, sequences: Sequence[Sequence[int]], k: int) -> list[Likeliest]:
+        """Return of each sequence the k likeliest tokens at each place but the first, by what stands before it, and
+        their log-probs at temperature 1, [T - 1, k] each; k is at most 20."""
+        return await self._read_prompts(sequences, k, partial(_read_likeliest, k=k))
+
+    async def _read_prompts(
+        self, sequences: Sequence[Sequence[int]], k: int, read: Callable[[RequestOutput], T]
+    ) -> list[T]:
+        """Return what `read` finds in the log-probs of each sequence, of its tokens and the k likeliest ones."""
         await self._wait_until_usable()
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             max_tokens=1,
-            prompt_logprobs=0,
+            prompt_logprobs=k,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        jobs = [Job(ids, params, _read_scores) for ids in sequences]
+        jobs = [Job(ids, params, read) for ids in sequences]
         self._loop.run(jobs)
         return await asyncio.gather(*(asyncio.wrap_future(job.result) for job in jobs))
 
@@ -342,3 +353,10 @@ def _read_scores(output: RequestOutput) -> NDArray[np.float32]:
     """Return the log-probs of a prompt's tokens, [T]; the first token has 0."""
     log_probs = np.array(output.prompt_logprobs.logprobs, dtype=np.float32)
     return np.concatenate([np.zeros(1, dtype=np.float32), log_probs])
+
+
+def _read_likeliest(output: RequestOutput, k: int) -> Likeliest:
+    """Return the likeliest tokens and their log-probs, [T - 1, k]; at each place the prompt's token stands first."""
+    scores = output.prompt_logprobs
+    ids, log_probs = np.array(scores.token_ids, np.int32), np.array(scores.logprobs, np.float32)
+    return ids.reshape(-1, k + 1)[:, 1:], log_probs.reshape(-1, k + 1)[:, 1:]

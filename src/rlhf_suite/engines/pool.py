@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlhf_suite.background import Ended
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.engines.requests import EngineClient
-from rlhf_suite.engines.spec import EngineInfo
+from rlhf_suite.engines.spec import EngineInfo, Likeliest
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Restarts
@@ -164,6 +164,12 @@ class EnginePool:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""
         return self._all("the log-probs of the probe", "score", [list(ids) for ids in sequences])
+
+    def score_likeliest(self, ids: Sequence[int], k: int) -> Likeliest:
+        """Return the k likeliest tokens at each place of a sequence but the first, and their log-probs, [T - 1, k]."""
+        answers = self._all("the likeliest tokens of a prompt", "score_likeliest", [list(ids)], k)
+        likeliest: Likeliest = answers[0][0]
+        return likeliest
 
     def connect(self, host: str, port: int, meet: Callable[[int, int], ray.ObjectRef], trainer: Member) -> str:
         """Connect all engines to the trainer's weight stream; `meet(world_size, meeting)` makes the trainer

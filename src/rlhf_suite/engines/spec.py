@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlhf_suite.config.declarations.rollout import VLLMConfig
+
+Likeliest = tuple[NDArray[np.int32], NDArray[np.float32]]  # tokens and their log-probs, [places, k] each
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import first_columns, names_in
+from rlhf_suite.config.declarations.calls import is_constant
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.config.plan.run_plan import ACTOR, CRITIC, PROCESS, model_paths, model_sections
@@ -38,6 +39,8 @@ def adopt_training_prompts(run: Run, given: Collection[str]) -> Adopted:
     known, problems = read_records(run)
     if run.task == "serve_rm":
         return Adopted(run, {}, tuple(describe_served(known)), tuple(problems))
+    if is_constant(run.task, "data.input_template"):  # its clients make the prompts
+        return Adopted(run, {}, (), tuple(problems))
     if run.has("score") and hold_their_texts(run, given):
         known = {}
     leading = next(iter(known), None) if run.has("score") else ACTOR

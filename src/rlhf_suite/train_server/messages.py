@@ -48,7 +48,18 @@ OUTPUT: Schema = {
     3: make_map("metrics", "double"),
 }
 SAMPLED: Schema = {1: Field("stop_reason", "int"), 2: Field("tokens", "bytes"), 3: Field("log_probs", "bytes")}
-SAMPLES: Schema = {1: Field("sequences", SAMPLED, many=True), 2: Field("prompt_log_probs", "bytes")}
+LIKELIEST: Schema = {
+    1: Field("ids", "bytes"),
+    2: Field("log_probs", "bytes"),
+    3: Field("k", "int"),
+    4: Field("length", "int"),
+}
+SAMPLES: Schema = {
+    1: Field("sequences", SAMPLED, many=True),
+    2: Field("prompt_log_probs", "bytes"),
+    3: Field("likeliest", LIKELIEST),
+}
+NOTHING = -99999.0  # the protocol's log-prob of a token that there is not
 FLOAT32, INT64, INT32 = 1, 2, 3  # the protocol's numbers of types
 DTYPES: Mapping[int, np.dtype[Any]] = {FLOAT32: np.dtype("<f4"), INT64: np.dtype("<i8"), INT32: np.dtype("<i4")}
 STOP, LENGTH = 0, 1  # its numbers of the reasons why a response ends
@@ -193,8 +204,18 @@ def output_bytes(log_probs: Sequence[NDArray[np.float32]], metrics: Mapping[str,
     return encode(OUTPUT, {"type": "ArrayRecord", "records": [record], "metrics": metrics})
 
 
-def samples_bytes(ledgers: Sequence[Trajectory], prompt_log_probs: NDArray[np.float32] | None) -> bytes:
-    """Return the answer to a request for samples. The first token of a prompt has no log-prob (NaN)."""
+@dataclass(frozen=True)
+class PromptScores:
+    """The log-probs of a prompt's n tokens, [n], and its k likeliest tokens with their log-probs at each place but the
+    first, [n - 1, k]; None where they were not asked for."""
+
+    log_probs: NDArray[np.float32] | None = None
+    likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+
+
+def samples_bytes(ledgers: Sequence[Trajectory], scores: PromptScores) -> bytes:
+    """Return the answer to a request for samples. The first token of a prompt has no log-prob (NaN), and no token is
+    likeliest there."""
     sequences = []
     for ledger in ledgers:
         written = ledger.model_mask
@@ -204,6 +225,12 @@ def samples_bytes(ledgers: Sequence[Trajectory], prompt_log_probs: NDArray[np.fl
             "log_probs": ledger.engine_log_probs[written].astype("<f4").tobytes(),
         })  # fmt: skip
     message: dict[str, Any] = {"sequences": sequences}
-    if prompt_log_probs is not None:
-        message["prompt_log_probs"] = np.append(np.float32(np.nan), prompt_log_probs[1:]).astype("<f4").tobytes()
+    if scores.log_probs is not None:
+        message["prompt_log_probs"] = np.append(np.float32(np.nan), scores.log_probs[1:]).astype("<f4").tobytes()
+    if scores.likeliest is not None:
+        ids, log_probs = scores.likeliest
+        ids = np.pad(ids, ((1, 0), (0, 0))).astype("<i4")
+        log_probs = np.pad(log_probs, ((1, 0), (0, 0)), constant_values=NOTHING).astype("<f4")
+        shape = {"k": ids.shape[1], "length": len(ids)}
+        message["likeliest"] = {"ids": ids.tobytes(), "log_probs": log_probs.tobytes(), **shape}
     return encode(SAMPLES, message)

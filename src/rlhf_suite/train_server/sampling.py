@@ -17,21 +17,24 @@ from rlhf_suite.rl.client import Started, as_prompt
 from rlhf_suite.rl.datum import token_ids
 from rlhf_suite.rl.sampling import TRAINING, Sampler, new_ledgers, stop_token_ids
 from rlhf_suite.serving.http_server import BadRequest
+from rlhf_suite.train_server.messages import PromptScores
 
 # What a request may ask for beside samples, and this server does not have.
-UNSERVED = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
-MAX_SAMPLES = 1024
+UNSERVED = ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "prompt_logprobs_last_n")
+MAX_SAMPLES, MAX_LIKELIEST = 1024, 20
 PARAMETERS = {"max_tokens": None, "seed": None, "stop": None, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What a client asks for: `count` samples of a prompt, and the log-probs of the prompt."""
+    """What a client asks for: `count` samples of a prompt, the log-probs of the prompt, and its `likeliest` tokens at
+    each place."""
 
     prompt: list[int]
     count: int
     parameters: Mapping[str, Any]
     scores_prompt: bool
+    likeliest: int
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> SampleRequest:
@@ -47,8 +50,11 @@ class SampleRequest:
         count = body.get("num_samples", 1)
         if not isinstance(count, int) or not 1 <= count <= MAX_SAMPLES:
             raise BadRequest(f"asample: num_samples={count!r:.40} is not between 1 and {MAX_SAMPLES}")
+        likeliest = body.get("topk_prompt_logprobs") or 0
+        if not isinstance(likeliest, int) or not 0 <= likeliest <= MAX_LIKELIEST:
+            raise BadRequest(f"asample: topk_prompt_logprobs={likeliest!r:.40} is not between 0 and {MAX_LIKELIEST}")
         prompt = [token for chunk in chunks for token in chunk["tokens"]]
-        return cls(prompt, count, PARAMETERS | given, bool(body.get("prompt_logprobs")))
+        return cls(prompt, count, PARAMETERS | given, bool(body.get("prompt_logprobs")), likeliest)
 
     def number(self, name: str, least: float, most: float) -> Any:
         """Return a sampling parameter; raise BadRequest unless it is a number in a range."""
@@ -98,6 +104,12 @@ class Engines:
         settings = asked.settings(self.stop_ids)
         plan = [(ledger, settings) for ledger in new_ledgers(as_prompt(asked.prompt, 0), 0, asked.count)]
         return await asyncio.wrap_future(self.started.engines.start(sampler.write(plan, tuple(stream))))
+
+    def score_prompt(self, asked: SampleRequest) -> PromptScores:
+        """Return what a request asks for beside samples."""
+        log_probs = self.score(asked.prompt) if asked.scores_prompt else None
+        likeliest = self.started.engines.score_likeliest(asked.prompt, asked.likeliest) if asked.likeliest else None
+        return PromptScores(log_probs, likeliest)
 
     def score(self, tokens: list[int]) -> NDArray[np.float32]:
         """Return the log-prob of each token of a prompt, [n]; 0 for the first."""

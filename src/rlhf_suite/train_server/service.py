@@ -264,9 +264,7 @@ class Service:
 
         async def work() -> Answer:
             ledgers = await self.engines.sample(asked)
-            scores = None
-            if asked.scores_prompt:
-                scores = await asyncio.get_running_loop().run_in_executor(None, self.engines.score, asked.prompt)
+            scores = await asyncio.get_running_loop().run_in_executor(None, self.engines.score_prompt, asked)
             return samples_bytes(ledgers, scores)
 
         session, seq = body.get("sampling_session_id", INITIAL), body.get("seq_id", uuid.uuid4().hex)

@@ -52,6 +52,12 @@ def rename(key: str, known: Collection[str]) -> str | None:
 
 
 @cache
+def constants_of(task: str) -> dict[str, Any]:
+    """Return the values that code of a task finds and nobody can set, by key: see `config/declarations/calls.py`."""
+    return {key: value for key, value in all_values(Run.of(task)).items() if key not in flags_of(task)}
+
+
+@cache
 def unknown_flag(key: str, task: str | None) -> Problem:
     """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:

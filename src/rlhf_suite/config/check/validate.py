@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
 from rlhf_suite.config.check.formatting import BOUNDS, bounds, did_you_mean, show_value
-from rlhf_suite.config.check.names import unknown_flag
+from rlhf_suite.config.check.names import constants_of, unknown_flag
 from rlhf_suite.config.check.old_names import translate_value
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.references import make_unresolved_problem
@@ -170,8 +170,13 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
 
     In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
     """
-    flags = flags_of(config.task)
-    problems = [unknown_flag(key, config.task) for key, _ in leaves(config, flags) if key not in flags]
+    flags, constants = flags_of(config.task), constants_of(config.task)
+    others = [key for key, _ in leaves(config, flags) if key not in flags]
+    problems = [
+        unknown_flag(key, config.task)
+        for key in others
+        if key not in constants or plain_value(config, key) != constants[key]
+    ]
     run, values = Run.of(config.task), plain_values(config)
     for key, info in flags.items():
         try:

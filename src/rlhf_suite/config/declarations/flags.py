@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from rlhf_suite import registry
+from rlhf_suite.config.declarations.calls import is_constant
 from rlhf_suite.config.declarations.conditions import SET, Condition, Need, algorithm_reads
 from rlhf_suite.config.declarations.flag_types import FlagType, field_types
 from rlhf_suite.python_source import parse_file
@@ -227,9 +228,12 @@ def with_defaults(cls: type, defaults: Mapping[str, Any]) -> Any:
 def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
     """Yield every flag below a section class or instance (an instance shows its task's own defaults).
 
-    A condition or a need is dropped in a task that does not have the flag it depends on, or where it holds always.
+    What is a constant of a task is not one of its flags. A condition or a need is dropped in a task that does not have
+    the flag it depends on, or where it holds always.
     """
-    infos = list(walk_section(config() if isinstance(config, type) else config, prefix))
+    instance = config() if isinstance(config, type) else config
+    task = getattr(instance, "TASK", "")
+    infos = [info for info in walk_section(instance, prefix) if not is_constant(task, info.key)]
     keys = {info.key for info in infos}
     never_null = {info.key for info in infos if not info.type.optional}
 

@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_suite import registry
 from rlhf_suite.config.declarations.agent import AgentConfig
 from rlhf_suite.config.declarations.algo import AlgoConfig
+from rlhf_suite.config.declarations.calls import is_constant
 from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.config.declarations.conditions import algorithm_needs, is_false, is_null, is_positive
 from rlhf_suite.config.declarations.data import DataConfig
@@ -20,7 +21,7 @@ from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.eval import LANGUAGE, PREFERENCE, QUANTILES, EvalConfig
 from rlhf_suite.config.declarations.flag_types import field_types
 from rlhf_suite.config.declarations.flags import FIXED, FREE, NAMED, FlagInfo, flag, group, walk
-from rlhf_suite.config.declarations.generate import GenerateConfig, ScoreConfig
+from rlhf_suite.config.declarations.generate import ANSWERS, GenerateConfig, ScoreConfig
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.config.declarations.loop import LoopConfig, LoopEvalConfig
@@ -51,6 +52,7 @@ from rlhf_suite.config.declarations.train import TrainConfig
 ROWS = "data.dataset"
 SAMPLED = ("pass1", "pass1_stderr", "reward", "response_length_mean", "truncated_rate", "num_samples")
 IF_NOT_REPLAYED = is_null("rollout.replay")
+IF_IT_ANSWERS: Any = {"when": ANSWERS}  # a benchmark has its own sampling and rule
 CHOSEN = "The task; chosen with task=<name>"
 
 
@@ -111,8 +113,8 @@ TASKS = {
 
 @dataclass
 class Run(Section):
-    """What the flags of a run say. Task serve_train has reward, prompts and estimator, which it does not read, because
-    task=ppo cannot do without."""
+    """What the flags of a run say. Of what is a constant in task=serve_train (`calls.py`), reward, prompts and
+    estimator are such that the shared code of task=ppo finds nothing missing."""
 
     task: str = flag("", CHOSEN, defaults={name: name for name in TASKS})
     explain: bool = flag(False, when=is_false("plan"), resume=FREE)
@@ -151,6 +153,7 @@ class Run(Section):
         of_tasks={
             "serve_rm": {"section": ServedRewardConfig},
             "serve_train": {"values": {"rule": "length"}, "when": ()},
+            "generate": IF_IT_ANSWERS,
         },
     )
     algo: AlgoConfig = group(
@@ -158,7 +161,7 @@ class Run(Section):
         tasks=("rm", "dpo", "kto", "prm", "distill", *RL, "iterative_dpo"),
         of_tasks={"serve_train": {"values": {"advantage.estimator": "reinforce", "kl.init_coef": 0.0}}},
     )
-    rollout: RolloutConfig = group(RolloutConfig, tasks=PROMPTED)
+    rollout: RolloutConfig = group(RolloutConfig, tasks=PROMPTED, of_tasks={"generate": IF_IT_ANSWERS})
     agent: AgentConfig = group(AgentConfig, when=IF_NOT_REPLAYED, tasks=RL)
     vllm: VLLMConfig = group(VLLMConfig, when=IF_NOT_REPLAYED, tasks=PROMPTED)
     data: DataConfig = group(
@@ -206,7 +209,7 @@ def resume_of(key: str, task: str) -> str:
 def list_tasks_with(key: str) -> list[str]:
     """Return the tasks that have a flag, or the table that `key` is an entry of; without the runs of all tasks, which
     take long to make."""
-    return [task for task in TASKS if declares(Run, task, key)]
+    return [task for task in TASKS if declares(Run, task, key) and not is_constant(task, key)]
 
 
 def declares(section: Any, task: str, key: str) -> bool:

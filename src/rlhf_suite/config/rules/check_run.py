@@ -16,7 +16,6 @@ from rlhf_suite.config.declarations.flags import FlagInfo, all_values
 from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS
 from rlhf_suite.config.plan.loop_stages import stage_problems
-from rlhf_suite.config.rules.clients import is_of_the_loop
 
 for module in iter_modules(rules.__path__):
     import_module(f"{rules.__name__}.{module.name}")
@@ -43,9 +42,6 @@ def find_unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that no run of the task reads with others as they are."""
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
-    for key in sorted(key for key in given if is_of_the_loop(run.task, key)):
-        problem = f"task={run.task} does not read it: its clients score and evaluate by themselves"
-        yield Problem(key, problem, "remove it")
 
 
 def find_unmet(run: Run, given: Collection[str]) -> Iterator[Problem]:
@@ -56,8 +52,6 @@ def find_unmet(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """
     values = all_values(run)
     for key, info in flags_of(run.task).items():
-        if is_of_the_loop(run.task, key):
-            continue
         unread, unmet = judge(info, values)
         yield from (unmet_problem(info, need, values) for need in unmet)
         if not unmet and key in given and values.get(key) not in OFF:

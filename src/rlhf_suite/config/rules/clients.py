@@ -8,17 +8,9 @@ from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.runs import Run
 
-# Sections of task=ppo that what trains call by call does not read: the user's loop scores and evaluates by itself.
-OF_THE_LOOP = ("agent", "critic", "eval", "reward", "teacher")
-
-
-def is_of_the_loop(task: str, key: str) -> bool:
-    """Return whether a flag has no effect because a task's clients do themselves what it is about."""
-    return task == "serve_train" and key.partition(".")[0] in OF_THE_LOOP
-
 
 def list_unserved(run: Run) -> Iterator[Problem]:
-    """Yield a problem for each flag of task=ppo that asks for what a client does not do."""
+    """Yield a problem for each flag of task=ppo that asks for what a client (`rs.Client`) does not do."""
     asked = {
         "rollout.replay": run.replays,
         "agent.kind": run.agent.has_turns,
@@ -51,21 +43,15 @@ def knows_last_pass(ds: DeepSpeedConfig) -> bool:
 
 
 @rule(tasks=("serve_train",))
-def only_what_calls_do_is_served(run: Run) -> Iterator[Problem]:
-    yield from list_unserved(run)
-
-
-@rule(tasks=("serve_train",))
 def results_do_not_depend_on_others(run: Run) -> Iterator[Problem]:
     """Check that gradients draw no random numbers: those of one client would depend on when others call."""
     if run.ds.lora.dropout > 0:
         problem = "the gradients of a client would depend on what others ask for meanwhile"
         yield Problem("ds.lora.dropout", problem, "write ds.lora.dropout=0")
-    if not run.actor.disable_dropout:
-        problem = "the gradients of a client would depend on what others ask for meanwhile"
-        yield Problem("actor.disable_dropout", problem, "write actor.disable_dropout=true")
-    if run.actor.optim != "adam":
-        problem = "clients send the settings of AdamW with every optimiser step"
-        yield Problem("actor.optim", problem, "write actor.optim=adam")
-    if run.train.enable_ema:
-        yield Problem("train.enable_ema", "there is one average of weights, and several models", "remove it")
+
+
+@rule(tasks=("serve_train",))
+def no_pass_is_the_last(run: Run) -> Iterator[Problem]:
+    if knows_last_pass(run.ds):
+        problem = "the last backward pass before an update must be known as such, which no call says"
+        yield Problem("ds.overlap_comm", problem, "remove it")
