@@ -44,7 +44,7 @@ LANGUAGE = {
     "change_case:english_lowercase": ({}, "this is written in small letters.", "This is written in large letters."),
 }  # fmt: skip
 SENTENCES = {
-    "length_constraints:number_sentences": ({"num_sentences": 2, "relation": "at least"}, "I am Dr. No. You are not.", "One, e.g. this."),  # noqa: E501
+    "length_constraints:number_sentences": ({"num_sentences": 2, "relation": "at least"}, "I am Dr. No. You are not.", "It costs $3.50, Mr. Day."),  # noqa: E501
     "change_case:capital_word_frequency": (
         {"capital_frequency": 2, "capital_relation": "at least"}, "AB cd EF.", "AB cd",
     ),
