@@ -57,7 +57,8 @@ rlhf-suite plan --gpu a100-80 --config experiments/recipes/sft_8b/recipe.yaml tr
 """
 CHECKED = """
 Every change of the suite has all recipes pass the checks of a run (`tests/planner/test_recipes.py`). On demand every
-recipe runs at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`).
+recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). Loops have no curves, since their
+evaluations count scores above 0.5, which mean nothing for a tiny reward model.
 
 ## Agents
 

@@ -5,7 +5,8 @@
 What is left of a recipe is its method: each flag that is not a model, a data set, a length, a size or a number of GPUs.
 It takes two steps, and says of each recipe whether it ends and how long that takes, which two_steps.jsonl keeps;
 `--print` prints the command lines alone. With `--curves` it gets the sizes and learning rate of the demo of its task,
-so that a tiny model learns: curves.jsonl keeps its curve, seconds and memory. `python experiments/gallery.py` then
+so that a tiny model learns: curves.jsonl keeps its curve, seconds and memory. Loops have no curves, since their
+evaluations count scores above 0.5, which mean nothing for a tiny reward model. `python experiments/gallery.py` then
 writes the pages.
 """
 
@@ -86,7 +87,7 @@ CURVES, TWO_STEPS = FOLDER / "curves.jsonl", FOLDER / "two_steps.jsonl"
 OF_DEMO = ("actor.adam.lr", "actor.lr_scheduler", "rollout.", "train.", "eval.")
 SHORT: dict[str, dict[str, Any]] = {
     "ppo": {"rollout.batch_size": 32, "train.max_steps": 16, "eval.steps": 4},
-    "loop": {"data.max_samples": 256},
+    "loop": {},
     "supervised": {"train.max_steps": 120, "eval.steps": 20},
 }
 METRICS = {"sft": "train/gpt_loss", "rm": "eval/acc", "dpo": "eval/acc", "kto": "eval/auc", "prm": "eval/acc"}
@@ -178,10 +179,12 @@ def add_line(file: Path, line: dict[str, Any]) -> None:
 
 def metric_of(recipe: Path) -> str:
     """Return the metric that says what a recipe is for."""
-    content = yaml.safe_load(recipe.read_text())
-    is_scored = "model_name_or_path" in content.get("reward", {})
-    of_answers = SCORED if is_scored and kind_of(content.get("task", "ppo")) == "ppo" else VERIFIED
-    return METRICS.get(content.get("task", "ppo"), of_answers)
+    is_scored = "model_name_or_path" in yaml.safe_load(recipe.read_text()).get("reward", {})
+    return METRICS.get(task_of(recipe), SCORED if is_scored else VERIFIED)
+
+
+def task_of(recipe: Path) -> str:
+    return str(yaml.safe_load(recipe.read_text()).get("task", "ppo"))
 
 
 def follow(process: psutil.Popen) -> float:
@@ -207,6 +210,8 @@ def main() -> None:
     asked = parser.parse_args()
     chosen = [each for each in RECIPES if not asked.names or name_of(each) in (SCORER, *asked.names)]
     chosen.sort(key=lambda recipe: name_of(recipe) != SCORER)
+    if asked.curves:
+        chosen = [each for each in chosen if task_of(each) == "ppo" or task_of(each) in METRICS]
     failed = []
     with TemporaryDirectory() as folder:
         for recipe in chosen:

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 import pytest
 
 from rlhf_suite.cli.app import main
-from rlhf_suite.config import conf_dir
+from rlhf_suite.config import conf_dir, name_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,3 +73,12 @@ def test_the_gallery_is_copied_once(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'experiments' / 'README.md'} lists the examples\n"
     assert main(["gallery", str(tmp_path)]) == 2
     assert f"{tmp_path / 'experiments'} exists already; name another folder" in capsys.readouterr().err
+
+
+def test_commands_that_are_shown_are_those_of_this_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert name_program() == "python run.py"
+    monkeypatch.chdir(tmp_path)
+    assert name_program() == "rlhf-suite"
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("rlhf-suite task=<task>")

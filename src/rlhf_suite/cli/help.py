@@ -11,6 +11,7 @@ from pathlib import Path
 from rlhf_suite.cli.commands import COMMANDS
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.presets import group_names, preset_names
+from rlhf_suite.config import name_program
 from rlhf_suite.config.check.formatting import describe_type, did_you_mean
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, by_section
@@ -18,7 +19,7 @@ from rlhf_suite.config.declarations.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 INTRODUCTION = """\
-python run.py task=<task> [experiment=<preset>] [group.flag=value ...]
+{program} task=<task> [experiment=<preset>] [group.flag=value ...]
 
 Tasks (without a model each runs a small built-in example):
 {tasks}
@@ -110,7 +111,7 @@ def introduction(own: Path | None) -> str:
     named = [(group, preset_names(group, own)) for group in group_names() if group != "task"]
     presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
     commands = "\n".join(f"  rlhf-suite {f'{name} {one.words}':<31} {one.help}" for name, one in COMMANDS.items())
-    return INTRODUCTION.format(tasks=tasks, presets=presets, commands=commands)
+    return INTRODUCTION.format(program=name_program(), tasks=tasks, presets=presets, commands=commands)
 
 
 def print_core(infos: Mapping[str, FlagInfo]) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def name_program() -> str:
+    """Return how the suite is called in this folder: by run.py in the repository, else by the installed command."""
+    return "python run.py" if Path("run.py").is_file() else "rlhf-suite"
+
+
 def conf_dir() -> Path:
     """Return the folder of the presets."""
     return shipped_folder("conf")

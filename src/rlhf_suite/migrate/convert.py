@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from rlhf_suite.config import name_program
 from rlhf_suite.config.check.names import SECRETS, rename
 from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.migrate import fork
@@ -180,7 +181,7 @@ def write(new: Migrated, old: Old, name: str, values: Sequence[str]) -> None:
 
 def command_line(new: Migrated, width: int = 100) -> str:
     """Return the command as a shell reads it, a few flags on a line. A `$variable` that is not set stays one."""
-    lines, line = [], f"python run.py task={new.task}"
+    lines, line = [], f"{name_program()} task={new.task}"
     for word in new.words[1:]:
         text = in_shell(word)
         if len(line) + len(text) > width:

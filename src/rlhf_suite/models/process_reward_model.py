@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_suite.algo.scores import aggregate
+from rlhf_suite.config import name_program
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
@@ -71,6 +72,6 @@ def solution_encoder(path: str, flag: str, step_separator: str | None = None) ->
     if saved is None:
         raise UserError(
             f"{flag}={path}: its config.json has no {KEY}, so it was not trained by task=prm with algo.reward_tokens. "
-            "Train one: python run.py task=prm 'algo.reward_tokens=[+,-]' ..."
+            f"Train one: {name_program()} task=prm 'algo.reward_tokens=[+,-]' ..."
         )
     return SolutionEncoder(load_tokenizer(path, DataConfig.of("prm"), flag), StepFormat.read(saved), step_separator)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from rlhf_suite.config import name_program
 from rlhf_suite.config.check.formatting import quote
 from rlhf_suite.config.declarations.metrics import LOWER, PASS_AT_K, direction_of
 from rlhf_suite.config.declarations.runs import Run
@@ -67,16 +68,16 @@ def best_checkpoint(folder: RunFolder, run: Run) -> list[str]:
 def next_command(run: Run, model: str | Path) -> str:
     """Return a command that uses what a run has made, with the texts around a prompt that it was trained with."""
     if run.task == "rm":
-        return f"python run.py task=serve_rm {word('reward.model_name_or_path', model)}"
+        return f"{name_program()} task=serve_rm {word('reward.model_name_or_path', model)}"
     if run.task == "prm":
         judge = word("reward.process.model_name_or_path", model)
-        return f"python run.py task=score reward.process.enable=true {judge} data.dataset=<file>"
+        return f"{name_program()} task=score reward.process.enable=true {judge} data.dataset=<file>"
     data, words = run.data, [word("actor.model_name_or_path", model)]
     if not data.apply_chat_template:
         words += ["data.apply_chat_template=false", word("data.input_template", data.input_template)]
     if data.max_len < 4 * ChatConfig().max_new_tokens:
         words += [f"chat.max_len={data.max_len}", f"chat.max_new_tokens={data.max_len // 2}"]
-    return f"python run.py task=chat {' '.join(words)}"
+    return f"{name_program()} task=chat {' '.join(words)}"
 
 
 def word(key: str, value: str | Path | None) -> str:
