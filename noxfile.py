@@ -45,8 +45,10 @@ TORCH = "torch==2.13.0"
 LEAST_DRIVER = 580  # of NVIDIA, for the CUDA 13 of that build
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # The versions of each device: on a CPU those with which the tests have run, on a GPU what the resolver makes of them.
-CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu")}
-WRITTEN_BY = "# `python3 noxfile.py -s constraints` writes this file."
+CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu", "newest")}
+WRITTEN_BY = "# `python3 noxfile.py -s {session}` writes this file."
+# Tried in their newest versions, without regard to ranges.
+NEWEST = ("transformers", "datasets", "ray", "peft", "accelerate", "deepspeed", "pyarrow", "plotly", "wandb", "fastapi")
 UV = "uv>=0.9,<0.12"
 PYTHONS = ("3.11", "3.12", "3.13")
 NEEDS = {"cpu": "about 4.5 GB, 5 minutes", "gpu": "about 9 GB, 5 minutes"}  # of disk and time, the first time
@@ -312,6 +314,20 @@ def wheel(session: nox.Session) -> None:
             session.run(python, "experiments/recipes/tiny.py", "sft_8b", external=True)
 
 
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the quick tests and two demos with newer versions than the ranges of pyproject.toml and vLLM allow, in an
+    environment of its own (5 GB), and write constraints-newest.txt; docs/versions.md says what broke."""
+    words = ("-c", str(CONSTRAINTS["cpu"]), "-e", ".[cpu,dev]")
+    python = build(session, ROOT / ".venv-newest", "cpu", *words)
+    pip(session, "install", "--upgrade", "--no-deps", *NEWEST, python=python)
+    frozen = str(pip(session, "freeze", "--exclude-editable", python=python, silent=True))
+    write_constraints("newest", frozen, session="newest")
+    session.run(python, "-m", "pytest", *(session.posargs or ("-m", "quick", *TWO_PROCESSES)), external=True)
+    for task in ("sft", "ppo"):
+        session.run(python, "run.py", f"task={task}", external=True)
+
+
 @nox.session(venv_backend="venv", reuse_venv=True)
 def constraints(session: nox.Session) -> None:
     """Write constraints-cpu.txt, the versions that are installed and with which the tests have run, and
@@ -324,18 +340,20 @@ def constraints(session: nox.Session) -> None:
     write_constraints("gpu", CONSTRAINTS["gpu"].read_text(), {"setuptools"})
 
 
-def write_constraints(name: str, versions: str, left_out: Collection[str] = UNPINNED) -> None:
+def write_constraints(
+    name: str, versions: str, left_out: Collection[str] = UNPINNED, session: str = "constraints"
+) -> None:
     lines = [line for line in versions.splitlines() if line.partition("==")[0] not in left_out]
-    CONSTRAINTS[name].write_text("\n".join([WRITTEN_BY, *lines, ""]))
+    CONSTRAINTS[name].write_text("\n".join([WRITTEN_BY.format(session=session), *lines, ""]))
 
 
 @nox.session(venv_backend="venv", reuse_venv=True)
 def resolve(session: nox.Session) -> None:
     """Resolve what an installation needs, for each device and Python; no GPU is needed, and nothing is installed."""
     session.install(UV)
-    for name, file in CONSTRAINTS.items():
+    for name in ("cpu", "gpu"):
         for python in PYTHONS:
-            solve(session, name, python, "--constraints", str(file), silent=True)
+            solve(session, name, python, "--constraints", str(CONSTRAINTS[name]), silent=True)
 
 
 def solve(session: nox.Session, name: str, python: str, *words: str, silent: bool = False) -> None:

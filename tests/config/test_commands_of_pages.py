@@ -35,6 +35,7 @@ ALL = commands()
 RUNS = [each for each in ALL if OWN.search(each.text)]
 # What other programs do in the blocks; everything else has to be a command of the suite.
 OTHERS = ("pip install ", "pip wheel ", "ray start ", "ray get-auth-token ", "export ", "case ", "eval ", "source ")
+OTHERS += ("pip uninstall ",)
 OTHERS += ("python3.11 -m venv ", "realpath ", "/tmp/cuda/bin/", "FAKE_CUDA_PYTHON=")  # docs/fake_gpu.md
 SHOWN = ("--help", "-sc")  # answered without a run
 
