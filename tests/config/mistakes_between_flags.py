@@ -23,6 +23,7 @@ from command_lines import (
 )
 
 EIGHT = "train.micro_batch_size=8"
+TWO_SOURCES = "task=sft actor.model_name_or_path=builtin:tiny 'data.dataset=\"builtin:reverse,builtin:sort\"' "
 
 BETWEEN_FLAGS = [
     # rules between flags
@@ -30,6 +31,8 @@ BETWEEN_FLAGS = [
     ("task=sft actor.model_name_or_path=x", "data.dataset", "no data is named"),
     (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
     (SFT + "'data.dataset_probs=[0.5,0.5]'", "data.dataset_probs", "2 probabilities for 1 sources"),
+    (TWO_SOURCES + "'data.dataset_probs=[1,0]'", "data.dataset_probs", "probability 0 is never read"),
+    (TWO_SOURCES + "'data.dataset_probs=[3,1]'", "data.dataset_probs", "write 'data.dataset_probs=[0.75,0.25]'"),
     (SFT + "train.batch_size=100 " + EIGHT, "train.batch_size", "write train.batch_size=104"),
     (SFT + "train.batch_size=9 actor.num_gpus_per_node=2 " + DYNAMIC, "train.batch_size", "=10"),
     (SFT + "train.dynamic_batch_enable=false", "train.dynamic_batch_enable", "write train.micro_batch_size=<number>"),
@@ -175,6 +178,9 @@ BETWEEN_FLAGS = [
     (SFT + "ckpt.reset_optimizer=true", "ckpt.reset_optimizer", "add ckpt.load_enable=true"),
     (SFT + "data.input_template=Q", "data.input_template", "must have one {}"),
     (SFT + "'data.input_template=\"{} and {}\"'", "data.input_template", "must have one {}"),
+    (SFT + "'data.input_template=\"{0} {0}\"'", "data.input_template", "must have one {}"),
+    (SFT + "'data.input_template=\"{name}\"'", "data.input_template", "must have one {}"),
+    (SFT + "'data.input_template=\"{} {\"'", "data.input_template", "must have one {}"),
     (SFT + r"""'data.input_template="Q: {}\nA: "'""", "data.input_template", "a new line is meant"),
     (KTO + "data.prompt_key=p", "data.prompt_key", "add data.chosen_key=<column>"),
     (KTO + "data.chosen_key=chosen data.prompt_key=p", "data.chosen_key", "write data.rejected_key=rejected"),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.preflight.inspections.machine import flags_fit_the_device
+
 pytestmark = pytest.mark.stack
 
 ROOT = Path(__file__).parents[2]
@@ -86,3 +89,12 @@ def test_a_run_without_ray_may_have_its_temporary_files_anywhere(tmp_path, monke
     monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "t" * 40)
     assert list(machine(Run.of("sft"), tmp_path)) == []
     assert list(machine(Run.of("check_reward"), tmp_path)) == []
+
+
+def test_a_flag_that_needs_a_gpu_is_refused_where_auto_finds_none(tmp_path, monkeypatch):
+    run = Run.of("dpo")
+    run.ref.offload = True
+    for visible, keys in (("", ["ref.offload"]), ("0", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert [problem.key for problem in flags_fit_the_device(run, tmp_path)] == keys
+    assert not [*flags_fit_the_device(run, None)], "the machine is not known yet"

@@ -10,7 +10,6 @@ import pytest
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
-from rlhf_suite.errors import UserError
 
 
 def row(**values) -> Row:
@@ -96,11 +95,6 @@ def test_a_missing_label_and_an_answered_prompt_are_refused(tokenizer):
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(RowError, match="ends with an assistant message"):
         PromptEncoder(tokenizer, DataConfig.of("ppo", apply_chat_template=True)).encode(row(input=chat))
-
-
-def test_a_wrong_input_template_is_refused(tokenizer):
-    with pytest.raises(UserError, match=r"data\.input_template"):
-        PromptEncoder(tokenizer, DataConfig.of("ppo", input_template="no slot"))
 
 
 def test_further_columns_of_the_reward_are_json_values(tokenizer):

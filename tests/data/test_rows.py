@@ -265,11 +265,6 @@ def test_a_missing_path_is_an_error_that_names_the_flag(spec):
         load(spec, flags=PROMPTS)
 
 
-def test_an_empty_list_of_sources_is_an_error():
-    with pytest.raises(UserError, match=r"eval\.dataset=' ,' has no source"):
-        load(" ,", flags=EVAL)
-
-
 def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path, datasets):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -383,16 +378,3 @@ def test_a_mixture_has_every_row_and_the_proportions(tmp_path):
     assert sum(count for (k, _), count in seen.items() if k == 0) / len(rows) == pytest.approx(0.8, abs=0.03)
     assert rows == load(spec, probs=[0.8, 0.2], seed=3) and rows != load(spec, probs=[0.8, 0.2], seed=4)
     assert load(spec, probs=[0.8, 0.2], seed=3, max_samples=400) == rows[:400]
-
-
-@pytest.mark.parametrize(
-    ("probs", "message"),
-    [
-        ([1.0], r"data\.dataset_probs=\[1\.0\]: 1 probabilities for 2 sources in data\.dataset"),
-        ([1.0, 0.0], r"probability 0 is never read"),
-        ([3.0, 1.0], r"the sum is 4, not 1; in proportion it would be \[0\.75, 0\.25\]"),
-    ],
-)
-def test_wrong_probabilities_are_refused(probs, message):
-    with pytest.raises(UserError, match=message):
-        load("builtin:reverse,builtin:sort", probs=probs)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.declarations.data import DataConfig, says_reward, with_reward
+from rlhf_suite.config.declarations.data import DataConfig, with_reward
 from rlhf_suite.data.messages import Message, not_blank
 from rlhf_suite.data.row import Row, RowError, join_columns, require_value
 from rlhf_suite.errors import UserError
@@ -20,26 +20,15 @@ NUM_EMBEDDINGS = "num_embeddings"  # attribute of a tokenizer that has more toke
 STARTS = ("\n", ":", "a", ")", "\u3002")  # texts of which one does not become one token with what follows
 
 
-def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig, input_template: str | None) -> None:
-    """Check that prompts can be rendered: there is a chat template, or `input_template` contains one {}.
+def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
+    """Check that prompts can be rendered; rules have checked the template of data.input_template.
 
     Raises:
-        UserError: neither is the case.
+        UserError: there is no chat template where one is asked for.
     """
-    if config.apply_chat_template:
-        if tokenizer.chat_template is None:
-            raise UserError(
-                "data.apply_chat_template=true: the tokenizer has no chat template; set data.tokenizer_chat_template"
-            )
-        return
-    mark = "\0"
-    try:
-        fits = fill(input_template, mark).count(mark) == 1
-    except (IndexError, KeyError, ValueError):  # another {field}, or an unmatched brace
-        fits = False
-    if not fits:
+    if config.apply_chat_template and tokenizer.chat_template is None:
         raise UserError(
-            f"data.input_template={input_template!r} must have {{}} once, where the prompt goes; double other braces"
+            "data.apply_chat_template=true: the tokenizer has no chat template; set data.tokenizer_chat_template"
         )
 
 
@@ -145,12 +134,7 @@ class RewardText:
     """
 
     def __init__(self, template: str) -> None:
-        if not says_reward(template):
-            raise UserError(
-                f"data.reward_template={template!r} must have {{prompt}} once and {{reward}}, e.g. "
-                "'{prompt} <rm_score>: {reward:.2f} '; double other braces"
-            )
-        self.template = template
+        self.template = template  # a rule has looked at it
 
     def prompt(self, text: str, reward: float | None) -> str:
         """Return the prompt text with the reward, or unchanged if `reward` is None."""

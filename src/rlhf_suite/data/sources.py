@@ -212,18 +212,9 @@ class Sources:
 
     @property
     def names(self) -> list[str]:
-        """Return the name of each source.
-
-        Raises:
-            UserError: there is no source, or the probabilities do not fit the sources.
-        """
-        names, flags = source_names(self.spec), self.flags
-        if not names:
-            raise UserError(
-                f"{flags.dataset}={self.spec!r} has no source; give a file, a folder, a hub name or builtin:<task>"
-            )
-        if self.probs is not None:
-            _check_probs(self.probs, names, flags)
+        """Return the name of each source; rules have checked that there is one, and that the probabilities fit."""
+        names = source_names(self.spec)
+        assert names and (self.probs is None or len(self.probs) == len(names)), (self.flags.dataset, self.spec)
         return names
 
 
@@ -237,15 +228,3 @@ def limit_rows(rows: Iterator[Row | RowError], max_samples: int | None) -> Itera
             left -= 1
             if left == 0:
                 return
-
-
-def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlags) -> None:
-    """Raise UserError unless there is a positive probability for each source and their sum is 1."""
-    given = f"{flags.probs}={list(probs)}"
-    if len(probs) != len(names):
-        raise UserError(f"{given}: {len(probs)} probabilities for {len(names)} sources in {flags.dataset}")
-    if min(probs) <= 0:
-        raise UserError(f"{given}: a source with probability 0 is never read; remove it from {flags.dataset}")
-    if abs(sum(probs) - 1) > 1e-6:
-        scaled = [round(prob / sum(probs), 6) for prob in probs]
-        raise UserError(f"{given}: the sum is {sum(probs):g}, not 1; in proportion it would be {scaled}")

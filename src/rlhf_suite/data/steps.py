@@ -34,7 +34,7 @@ class StepEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig, algo: AlgoConfig) -> None:
         self.tokenizer, self.config, self.names = tokenizer, config, algo.reward_tokens
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
-        check_rendering(tokenizer, config, config.input_template)
+        check_rendering(tokenizer, config)
         self.template = ChatTemplate(tokenizer, config)
         self.mark, self.placeholder = (
             algo.placeholder_token,

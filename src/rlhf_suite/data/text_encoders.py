@@ -95,10 +95,8 @@ class ConversationEncoder:
             raise UserError(
                 "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no response could end"
             )
-        check_rendering(tokenizer, config, config.input_template)
+        check_rendering(tokenizer, config)
         self.template = ChatTemplate(tokenizer, config)
-        if config.multiturn and not config.apply_chat_template:
-            raise UserError("data.multiturn=true needs data.apply_chat_template=true")
         if config.output_key is None and not config.apply_chat_template and config.turn_markers is None:
             raise UserError(
                 "data.output_key is not set: without data.apply_chat_template=true or data.turn_markers the response "
@@ -271,7 +269,7 @@ class PromptEncoder:
         self.reader = reader  # of the images of data.image_key
         self.keeps_chat = keeps_chat  # for agents, which continue the conversation
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
-        check_rendering(tokenizer, config, config.input_template)
+        check_rendering(tokenizer, config)
         self.template = ChatTemplate(tokenizer, config)
         self.target = config.target_reward if config.has("target_reward") else None
         self.rewards = RewardText(config.reward_template if config.has("target_reward") else REWARD_TEMPLATE)

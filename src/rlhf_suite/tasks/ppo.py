@@ -18,6 +18,7 @@ from rlhf_suite.config.declarations.reward import has_source, reward_models
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.teacher import list_teachers
 from rlhf_suite.config.plan.run_plan import ACTOR, PROCESS, Plan, judge_paths, teacher_paths
+from rlhf_suite.config.rules.algorithms import warm_up_problems
 from rlhf_suite.data.benchmarks import load_benchmarks
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
@@ -216,9 +217,7 @@ def announce(journal: Journal, config: Run, plan: Plan, data: RunData) -> None:
 def rollouts(config: Run, plan: Plan, order: BatchOrder) -> int:
     """Return the RL steps of the run, some of which train the policy. Their number follows from that of the prompts."""
     steps = total_steps(order, config.train)
-    if plan.critic_warm_up >= steps:
-        raise UserError(
-            f"critic.freezing_steps={config.critic.freezing_steps} leaves none of the {steps} RL steps to the policy: "
-            f"write critic.freezing_steps={max(0, steps // 10)}, or raise train.num_episodes"
-        )
+    limit = f"the {steps} steps that the prompts make"
+    for problem in warm_up_problems(plan.critic_warm_up, steps, limit, "train.num_episodes"):
+        raise UserError(f"{problem.key}={problem.what}: {problem.fix}")
     return steps

@@ -281,6 +281,14 @@ def with_reward(template: str, prompt: str, reward: float) -> str:
     return template.format(prompt=prompt, reward=reward)
 
 
+def has_one_place(template: str) -> bool:
+    """Return whether the template of a prompt has one {}, where the prompt goes."""
+    try:
+        return template.format("\0").count("\0") == 1
+    except (IndexError, KeyError, ValueError):  # another {field}, or an unmatched brace
+        return False
+
+
 def says_reward(template: str) -> bool:
     """Return whether the template has {prompt} once, and a {reward} that changes the text."""
     try:

@@ -74,10 +74,16 @@ def advantages_keep_their_signs(run: Run) -> Iterator[Problem]:
 
 @rule(tasks=RL)
 def warm_up_ends(run: Run) -> Iterator[Problem]:
-    steps, frozen = run.train.max_steps, run.critic.freezing_steps
-    if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
-        problem = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
-        yield Problem("critic.freezing_steps", problem, f"write critic.freezing_steps={steps // 10}")
+    if run.train.max_steps is not None and run.algo.advantage.needs("values"):
+        limit = f"train.max_steps={run.train.max_steps}"
+        yield from warm_up_problems(run.critic.freezing_steps, run.train.max_steps, limit, "train.max_steps")
+
+
+def warm_up_problems(frozen: int, steps: int, limit: str, more: str) -> Iterator[Problem]:
+    """Yield a problem if `frozen` steps of the critic alone leave none of `steps`, which the flag `more` raises."""
+    if frozen >= steps:
+        problem = f"{frozen} leaves no step of {limit} for the policy"
+        yield Problem("critic.freezing_steps", problem, f"write critic.freezing_steps={steps // 10}, or raise {more}")
 
 
 @rule(tasks=RL)

@@ -9,7 +9,7 @@ from rlhf_suite.config.check.formatting import did_you_mean
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.check.sources import names_in
 from rlhf_suite.config.declarations.benchmarks import BENCHMARKS, named_benchmarks
-from rlhf_suite.config.declarations.data import DataConfig, says_reward
+from rlhf_suite.config.declarations.data import DataConfig, has_one_place, says_reward
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import (
     Run,
@@ -34,10 +34,21 @@ def data_is_named(run: Run) -> Iterator[Problem]:
         names, given = names_in(values[key]), values.get(weights)
         if not names:
             yield Problem(key, "no data is named", f"add {key}=<file, folder, hub name or builtin:<task>>")
-        elif given is not None and len(given) != len(names):
-            problem = f"{len(given)} probabilities for {len(names)} sources in {key}"
-            even = ",".join([f"{1 / len(names):.3g}"] * len(names))
-            yield Problem(weights, problem, f"write one for each source, e.g. '{weights}=[{even}]'")
+        elif given is not None:
+            yield from probability_problems(weights, given, key, len(names))
+
+
+def probability_problems(weights: str, given: list[float], key: str, count: int) -> Iterator[Problem]:
+    """Yield what is wrong with the probabilities, in flag `weights`, of the `count` sources in flag `key`."""
+    if len(given) != count:
+        problem = f"{len(given)} probabilities for {count} sources in {key}"
+        even = ",".join([f"{1 / count:.3g}"] * count)
+        yield Problem(weights, problem, f"write one for each source, e.g. '{weights}=[{even}]'")
+    elif min(given) <= 0:
+        yield Problem(weights, "a source with probability 0 is never read", f"remove it from {key}")
+    elif abs(sum(given) - 1) > 1e-6:
+        scaled = ",".join(f"{share / sum(given):.6g}" for share in given)
+        yield Problem(weights, f"the sum is {sum(given):g}, not 1", f"write '{weights}=[{scaled}]' in proportion")
 
 
 @rule(tasks=TRAINED)
@@ -107,11 +118,7 @@ def template_has_one_place(run: Run) -> Iterator[Problem]:
     key, template = "data.input_template", run.data.input_template
     if template is None or run.data.apply_chat_template:
         return
-    try:
-        places = template.format("\0").count("\0")
-    except (IndexError, KeyError, ValueError):
-        places = 0
-    if places != 1:
+    if not has_one_place(template):
         fix = f"write {key}=null for no template, or one {{}}; other braces are doubled"
         yield Problem(key, f"{template!r} must have one {{}}, where the prompt goes", fix)
     if UNTURNED_NEWLINE.search(template):
