@@ -107,15 +107,15 @@ def test_a_killed_engine_is_started_again_and_every_response_is_the_same(runs, w
 @pytest.mark.proof
 def test_a_saved_model_is_measured_on_benchmarks_as_an_evaluation_does(runs, warm, tmp_path):
     rows = [{"question": f"reverse {n:04d} =", "answer": f"#### {str(n)[::-1]}"} for n in range(6)]
-    asked = [{"prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"num_words": None}]}]
-    for name, own in (("gsm8k", rows), ("ifeval", asked)):
+    asked = [{"problem": "What is 1 + 1?", "answer": "2"}]
+    for name, own in (("gsm8k", rows), ("math500", asked)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    spec = ",".join(f"{name}:{tmp_path / name}.jsonl" for name in ("gsm8k", "ifeval"))
+    spec = ",".join(f"{name}:{tmp_path / name}.jsonl" for name in ("gsm8k", "math500"))
     words = ["task=generate", f"actor.model_name_or_path={warm}", f'generate.benchmark="{spec}"']
     words += ["data.max_samples=4", "data.max_len=256", "ds.param_dtype=fp32", "launch.timeout_s=120"]
     jobs.run(runs / "measured", words)
     lines = [json.loads(line) for line in (runs / "measured" / "benchmarks.jsonl").read_text().splitlines()]
-    assert [(line["benchmark"], line["questions"]) for line in lines] == [("gsm8k", 4), ("ifeval", 1)]
+    assert [(line["benchmark"], line["questions"]) for line in lines] == [("gsm8k", 4), ("math500", 1)]
     metrics = json.loads((runs / "measured" / "status.json").read_text())["metrics"]
-    assert metrics["eval/ifeval/inst_strict"] == metrics["eval/ifeval/pass1"] and "eval/gsm8k/flexible" in metrics
+    assert {"eval/math500/pass1_low", "eval/gsm8k/flexible"} <= metrics.keys()
     assert pq.read_table(runs / "measured" / "evaluations" / "gsm8k" / "step_000000.parquet").num_rows == 4
