@@ -210,7 +210,7 @@ def test_a_summary_is_marked_as_one(browser, pages):
     enter(browser, "Kind", "rollout")
     enter(browser, "Ended by", "compacted")
     until_shown(browser, 3)
-    heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
+    heads = browser.run("[...document.querySelectorAll('.tokens .turn-head b')].map((each) => each.innerText)")
     assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3 (summary)"]
 
 
