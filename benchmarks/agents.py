@@ -32,11 +32,13 @@ class Example:
     metric: str
     used: str
     right: str
+    passed: str = "train/pass_rate"  # the metric of what counts as right
 
 
 EXAMPLES = {
     "second_try": Example("agent/turns", "turns", "the first answer is right"),
     "guess": Example("agent/turns", "turns", "the number is found"),
+    "nim": Example("agent/turns", "turns", "the first player wins", "train/first/pass_rate"),
     "calculator": Example("agent/calls", "calls", "the sum is right"),
     "chat_client": Example("agent/calls", "calls", "the sum is right"),
     "fences": Example("agent/python_calls", "calls", "the sum is right"),
@@ -84,7 +86,7 @@ def measure(example: str, seed: int) -> Row:
         "example": example,
         "seed": seed,
         "commands": commands(example),
-        "right": [round(row["train/pass_rate"], 4) for row in run.steps],
+        "right": [round(row[EXAMPLES[example].passed], 4) for row in run.steps],
         "used": [round(row[EXAMPLES[example].metric], 4) for row in run.steps],
         "step_s": round(Run.mean("timing/step_total", run.steps), 3),
         **tool_time(run, timeline),

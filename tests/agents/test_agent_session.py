@@ -329,8 +329,8 @@ def test_a_task_has_what_the_prompt_has():
 @pytest.mark.notices(
     "a fork of a greedy episode is trained on",
     "agents/session.py",
-    "len(self.branches) if self.num_turns else 0, first.greedy",
-    "len(self.branches) if self.num_turns else 0, False",
+    "ledger.greedy, ledger.role = first.greedy, first.role",
+    "ledger.greedy, ledger.role = False, first.role",
 )
 def test_a_fork_of_a_greedy_episode_is_greedy_so_that_it_is_not_trained_on(tokenizer):
     session = open_session(tokenizer, Scripted(tokenizer, ["a", "b"]), chat_task(tokenizer))

@@ -235,8 +235,8 @@ ENDS = {
 @pytest.mark.notices(
     "an environment of TRL is asked for its reward only when the model ends the episode",
     "agents/environment.py",
-    "last += await self.last_words(environment, session, progress)",
-    "last += await self.last_words(environment, session, progress) if ending is Ending.FINISHED else 0.0",
+    "                await self.last_words(environment, players)",
+    "                if ending is Ending.FINISHED:\n                    await self.last_words(environment, players)",
 )
 @pytest.mark.parametrize("end", ENDS)
 def test_an_environment_of_trl_is_asked_for_its_reward_once_however_the_episode_ends(tokenizer, written, end):

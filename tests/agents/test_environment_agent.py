@@ -63,9 +63,9 @@ def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
 @pytest.mark.notices(
     "the reward of the last step counts twice",
     "agents/environment.py",
-    "            if (ending := self.ending_at(turn, step, session)) is not None:",
-    "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
-    "            if (ending := self.ending_at(turn, step, session)) is not None:",
+    "            ending = self.ending_at(turn, step, players)",
+    "            if step.reward:\n                player.session.open.ledger.reward_turn(step.reward)\n"
+    "            ending = self.ending_at(turn, step, players)",
 )
 def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
     episode = play(tokenizer, ["3", "9", "4", "5"])
@@ -222,11 +222,11 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
 
 
 @pytest.mark.notices(
-    "an environment may return anything", "agents/environment.py", "if not isinstance(answer, wanted):", "if False:"
+    "an environment may return anything", "agents/calls.py", "if not isinstance(answer, wanted):", "if False:"
 )
 @pytest.mark.notices(
     "the fields of what an environment returns may be anything",
-    "agents/environment.py",
+    "agents/calls.py",
     "problem in wrong_fields(answer):",
     "problem in ():",
 )
@@ -268,8 +268,8 @@ def test_a_reward_that_is_not_finite_is_an_error(tokenizer, reward):
 @pytest.mark.notices(
     "a dead engine is an error of the environment",
     "agents/environment.py",
-    "            turn = await session.reply()",
-    "            turn = await self.ask(session.reply)",
+    "            turn = await player.session.reply()",
+    "            turn = await self.ask(player.session.reply)",
 )
 def test_an_error_of_the_policy_is_raised(tokenizer):
     class Broken(Scripted):
@@ -283,7 +283,7 @@ def test_an_error_of_the_policy_is_raised(tokenizer):
 
 @pytest.mark.notices(
     "a wait for an environment has no deadline of its own",
-    "agents/environment.py",
+    "agents/calls.py",
     "asyncio.timeout(limit_s) as deadline",
     "asyncio.timeout(None) as deadline",
 )

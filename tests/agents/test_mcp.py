@@ -18,7 +18,7 @@ from mcp_server import server
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.build import make_agent
-from rlhf_suite.agents.environment import EnvironmentFailure
+from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.mcp_tools import McpServer
 from rlhf_suite.agents.tools import ToolError
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of

@@ -9,7 +9,7 @@ from websockets.asyncio.client import connect
 from openenv_server import OpenEnvServer
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent
-from rlhf_suite.agents.environment import EnvironmentFailure
+from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 from rlhf_suite.polling import poll_until

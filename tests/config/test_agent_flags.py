@@ -25,6 +25,8 @@ def files(tmp_path):
     texts["BOTH"] = "class Environment: ...\ntools = []"
     texts["RAW"] = "class AgentInstance:\n    async def step(self, states): ...\ntools = []"
     texts["PAYS"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ...\n    def get_reward(self): ..."
+    texts["ROLES"] = "class Environment:\n    roles = ('a', 'b')"
+    texts["TOOLED"] = texts["ROLES"] + "\ntools = []"
     texts["PROGRAM"] = "async def run_agent(task, base_url, api_key): ..."
     texts["SHORT"] = "def run_agent(task): ..."
     texts["TRL"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ..."
@@ -75,6 +77,8 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         'max_turns: 2, agent_func_path: "ENV"}}\' train.agent_func_path=ENV',
         f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} agent.compact_prompt=please",
         f"agent.kind=tools train.agent_func_path=TOOLS {CHAT} {RULE} {LIMITS}",
+        f"agent.kind=environment train.agent_func_path=ROLES {CHAT} {LIMITS}",
+        f"agent.kind=environment train.agent_func_path=ROLES {RULE} agent.add_reward=true",
         f"{RULE} {CHAT} agent.kind=environment train.agent_func_path=ENV agent.tool_parser=json "
         "'agent.sources={a: {kind: tools, datasets: [x], "
         'agent_func_path: "TOOLS"}}\'',
@@ -101,6 +105,12 @@ def test_whole_agents_have_no_problem(checked, files, line):
             f"agent.kind=environment train.agent_func_path=PAYS {CHAT} {RULE}",
             "agent.add_reward",
             "would score nothing",
+        ),
+        (f"agent.kind=environment train.agent_func_path=ROLES {RULE}", "agent.add_reward", "would score nothing"),
+        (
+            f"agent.kind=environment train.agent_func_path=TOOLED {CHAT}",
+            "train.agent_func_path",
+            "has an environment with roles, and tools beside it",
         ),
         (
             "agent.kind=environment train.agent_func_path=ENV agent.add_reward=true",

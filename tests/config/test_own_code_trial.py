@@ -115,6 +115,7 @@ def test_a_file_that_ends_the_process_is_found(tried, text, what):
 BARE = (
     "class Environment:\n    def __init__(self, n): ...\n    def reset(self, task): ...\n    def step(self, turn): ..."
 )
+WITH = "class Environment:\n    {roles}\n    def reset(self, task): ...\n    def step(self, {role}): ..."
 DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base): ..."
 
 
@@ -135,9 +136,16 @@ DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base):
     [
         (BARE, "is made without arguments, and missing a required argument: 'n'"),
         (DERIVED, "Environment (environment) has no step"),
+        (WITH.format(roles="", role=""), "Environment (environment).step cannot be called as step(turn)"),
+        (
+            WITH.format(roles='roles = ("a", "b")', role="role, turn, more"),
+            "Environment (environment).step cannot be called as step(role, turn), because its class has roles a, b",
+        ),
+        (WITH.format(roles='roles = "solver"', role="role, turn"), "roles is 'solver', not a tuple of names"),
+        (WITH.format(roles='roles = ("a", "a")', role="role, turn"), "roles has 'a' twice"),
         (GAME.format(doc="pass"), "mine.py:3: the tool guess cannot be described to the model"),
     ],
-    ids=("arguments", "derived", "trl"),
+    ids=("arguments", "derived", "turn", "role", "no tuple", "twice", "trl"),
 )
 def test_a_class_that_no_episode_could_use_is_found(tried, text, what):
     line, _ = WHERE["environment"]

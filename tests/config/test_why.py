@@ -244,7 +244,7 @@ def slow_search(query: str) -> str:
 )
 @pytest.mark.notices(
     "a tool that hangs has no line",
-    "agents/environment.py",
+    "agents/calls.py",
     "    with runs(partial(in_thread, thread.ident)):",
     "    with runs(str):",
 )

@@ -84,8 +84,8 @@ def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
 @pytest.mark.notices(
     "groups of one prompt from two rounds become one group",
     "data/trajectory.py",
-    "[trajectory.group for trajectory in trajectories]",
-    "[trajectory.prompt for trajectory in trajectories]",
+    "[t.group * len(roles)",
+    "[t.prompt.index * len(roles)",
 )
 def test_a_batch_has_the_models_tokens_as_its_mask_and_the_groups_of_the_step():
     """Two groups of one prompt, as when a prompt comes twice in a step, are two groups."""

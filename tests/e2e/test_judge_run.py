@@ -99,14 +99,7 @@ def test_a_run_is_trained_on_ranks_while_groups_are_a_stream_and_resumes_without
         *("eval.dataset=null", "eval.steps=-1", f"actor.model_name_or_path={warm}", "reward.rule=null"),
         *(f"reward.rubric={tmp_path / 'rubric.md'}", f"reward.judge.url={server.base}", "reward.judge.model=scripted"),
         *("reward.judge.mode=rank", "reward.judge.both_orders=true", "algo.advantage.estimator=group_norm"),
-        *(
-            "algo.kl.init_coef=0",
-            "correction=tis",
-            "train.async_enable=true",
-            *jobs.STREAM,
-            "train.async_queue_size=2",
-            "ckpt.save_steps=1",
-        ),
+        *("algo.kl.init_coef=0", "correction=tis", "train.async_enable=true", *jobs.STREAM, "ckpt.save_steps=1"),
     ]
     folder = runs / "ranked"
     words.append("train.max_steps=4")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actor_processes import kill_actor
 from rlhf_suite.config.declarations.reward import JudgeConfig
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.rules.data import DataConfig
@@ -134,23 +133,6 @@ def test_a_template_without_a_system_gets_its_words_from_the_user_and_none_is_re
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"reward\.judge\.model=builtin:tiny: its tokenizer has no chat template"):
         judge(mode="yes_no", tokenizer=tokenizer)
-
-
-@pytest.mark.proof
-@pytest.mark.notices(
-    "a judge that is started again waits for weights of a sync",
-    "engines/start.py",
-    "        vllm=judge_engines(run),\n",
-    "        vllm=judge_engines(run),\n        load_weights=False,\n",
-)
-def test_an_engine_that_is_killed_comes_back_with_the_weights_of_its_folder(judge, engines):
-    reward = judge(mode="yes_no")
-    before = reward.score(SAMPLES)
-    reward.calls.verdicts.clear()
-    reward.calls.asked.clear()
-    kill_actor(engines.members[0])
-    assert reward.score(SAMPLES) == before
-    assert engines.restarts == 1
 
 
 def test_a_run_that_ends_leaves_nobody_waiting_for_a_judge(judge, engines):

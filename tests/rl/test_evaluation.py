@@ -113,8 +113,8 @@ def test_the_held_out_prompts_are_sampled_at_the_temperature_of_evaluations(eval
 @pytest.mark.notices(
     "pass@k is that of k samples, not of n",
     "rl/evaluation.py",
-    "pass_at_k(int(count), int(c), k)",
-    "pass_at_k(k, min(int(c), k), k)",
+    "pass_at_k(count, c, k)",
+    "pass_at_k(k, min(c, k), k)",
 )
 @pytest.mark.notices(
     "a score of exactly one half passes", "rl/evaluation.py", "scored.scores > PASS", "scored.scores >= PASS"

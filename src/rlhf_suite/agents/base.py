@@ -132,6 +132,8 @@ class Step:
     reward: float | Mapping[str, float] | None = None  # of the turn; None: no reward (yet)
     done: bool = False  # the episode is over
     score: float | None = None  # how good the episode was, 0 to 1, which evaluations count; None: its rewards' sum
+    role: str | None = None  # who speaks next and sees the answer, in an environment with roles
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of each role, in an environment with roles
     extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
     images: Sequence[Any] = ()  # images whose placeholders, as the tokenizer writes them, stand in `text`
 
@@ -143,6 +145,9 @@ class Step:
 
 class Environment(Protocol):
     """The world of one episode.
+
+    One whose class has `roles`, a tuple of names, is a game of several: `reset(task)` returns a dict with a Start for
+    each role, the first of which speaks first, and `step(role, turn)` says who speaks next (docs/agents_roles.md).
 
     One that knows the reward only when all is over may also have a method `last_step()`. It is called once for each
     episode, whether the environment, the model or a limit ended it, and returns a Step of which only the numbers count.
@@ -163,11 +168,15 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class Episode:
-    """One try at a task. Each token that the model wrote is the model's in exactly one of the ledgers."""
+    """One try at a task. Each token that the model wrote is the model's in exactly one of the ledgers.
+
+    Of an episode with roles this is what one role has, and `others` is what the others have.
+    """
 
     ledgers: list[Trajectory]  # its tokens; the ledger with the last turn stands last
     outcome: Outcome | None = None  # its reward, or why it has none; None: the reward sources of the run score it
     extra: dict[str, float] = field(default_factory=dict)  # numbers to log, by name
+    others: tuple[Episode, ...] = ()  # of the other roles
 
     @property
     def ending(self) -> Ending:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
-from rlhf_suite.agents.environment import EnvironmentFailure, call, construct
+from rlhf_suite.agents.calls import EnvironmentFailure, call, construct
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.data.messages import Message
 

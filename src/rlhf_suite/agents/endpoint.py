@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Task, Turn
+from rlhf_suite.agents.calls import call
 from rlhf_suite.agents.command import ALL_ENDS_S, Command, ProgramFailure
-from rlhf_suite.agents.environment import call
 from rlhf_suite.agents.program_loop import program_loop
 from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.session import Branch, Session, normal

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from rlhf_suite.agents.base import Episode, Task
@@ -134,7 +135,8 @@ class Episodes:
 
 
 def with_outcome(episode: Episode) -> list[Trajectory]:
-    """Return the ledgers of an episode, numbered, with its outcome and metrics in the last one."""
+    """Return the ledgers of an episode, numbered, with its outcome and metrics in the last one; with roles, those of
+    each of them."""
     for number, ledger in enumerate(episode.ledgers):
         ledger.fork = number
     ledger, outcome = episode.ledgers[-1], episode.outcome
@@ -143,4 +145,4 @@ def with_outcome(episode: Episode) -> list[Trajectory]:
     elif isinstance(outcome, Scored):
         ledger.reward, ledger.score = outcome.reward, outcome.score
     ledger.extra |= episode.extra
-    return episode.ledgers
+    return [*episode.ledgers, *chain.from_iterable(map(with_outcome, episode.others))]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite import registry
+from rlhf_suite.agents.calls import call, construct
 from rlhf_suite.agents.command import Command
 from rlhf_suite.agents.compaction import Compaction
 from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent
-from rlhf_suite.agents.environment import EnvironmentAgent, call, construct
+from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.episodes import Agent, AgentSetup, SingleTurnAgent
 from rlhf_suite.agents.isolation import Isolation
 from rlhf_suite.agents.openenv import OpenEnvEnvironment

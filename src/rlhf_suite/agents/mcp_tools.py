@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rlhf_suite.agents.base import Schema
-from rlhf_suite.agents.environment import EnvironmentFailure
+from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.tools import ToolError, Tools
 from rlhf_suite.foreign_text import printable
 

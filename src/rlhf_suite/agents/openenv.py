@@ -18,8 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
+from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.compat import number, with_text
-from rlhf_suite.agents.environment import EnvironmentFailure
 from rlhf_suite.foreign_text import printable
 
 LARGEST = 8 << 20  # bytes of an answer

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
+from rlhf_suite.agents.calls import EnvironmentFailure, call, construct
 from rlhf_suite.agents.compat import get_instance, number, place_of, reward_of
-from rlhf_suite.agents.environment import EnvironmentFailure, call, construct
 
 if TYPE_CHECKING:
     from rlhf_suite.agents.session import Session

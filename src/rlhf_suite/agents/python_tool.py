@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
-from rlhf_suite.agents.environment import EnvironmentAgent, Progress
-from rlhf_suite.agents.session import Session
+from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.players import ONE, Players
 from rlhf_suite.agents.tools import answer_to
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.sandbox.jail import choose_jail, templates
@@ -114,12 +114,11 @@ class PythonEnvironment:
 class FenceAgent(EnvironmentAgent):
     """Runs episodes in which code stands in fences. After the last allowed call, fences do not end a turn any more."""
 
-    async def play(
-        self, environment: Environment, task: Task, session: Session, progress: Progress
-    ) -> tuple[Ending, float]:
+    async def play(self, environment: Environment, task: Task, players: Players) -> Ending:
         """Let the model write, run each block of code, and insert its output, until the model ends its response."""
+        session, progress = players.by_role[ONE].session, players.by_role[ONE].progress
         if not session.set_prompt(None, None):
-            return Ending.FULL, 0.0
+            return Ending.FULL
         assert isinstance(environment, PythonEnvironment)
         python = environment.python
         progress.extra |= python.metrics()  # also of an episode without code
@@ -129,14 +128,14 @@ class FenceAgent(EnvironmentAgent):
             turn = await session.reply((OPEN, *others) if may_call else others)
             block = turn.text.partition(OPEN)[2] if may_call and OPEN in turn.text else None
             if turn.is_cut or (block is not None and session.is_full):
-                return Ending.CUT if turn.is_cut else Ending.FULL, 0.0
+                return Ending.CUT if turn.is_cut else Ending.FULL
             if block is None:
-                return Ending.FINISHED, 0.0
+                return Ending.FINISHED
             rest = await session.reply((CLOSE,), counts=False)
             code, closed, _ = (block + rest.text).partition(CLOSE)
             if rest.is_cut or not closed:
-                return Ending.CUT if rest.is_cut else Ending.FINISHED, 0.0
+                return Ending.CUT if rest.is_cut else Ending.FINISHED
             output = await self.ask(python.output, code)
             progress.extra |= python.metrics()
             if not session.observe_text(output, BEFORE, AFTER):
-                return Ending.FULL, 0.0
+                return Ending.FULL

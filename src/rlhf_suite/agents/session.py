@@ -126,7 +126,7 @@ class Session:
             old = branch.ledger
             ids, images = self.expand_images(ids, files)
             started = Trajectory.start(old.prompt, old.group, old.sample, ids, images)
-            branch.ledger = replace(started, greedy=old.greedy, extra=old.extra)
+            branch.ledger = replace(started, greedy=old.greedy, role=old.role, extra=old.extra)
             branch.prompt_tokens = len(ids)
         self.is_full = self.room() < 1 or len(branch.ledger.images) > self.max_images
         return not self.is_full
@@ -338,7 +338,8 @@ class Session:
         sampled."""
         first = self.branches[0].ledger
         ledger = Trajectory.start(first.prompt, first.group, first.sample, ids, images)
-        ledger.fork, ledger.greedy = len(self.branches) if self.num_turns else 0, first.greedy
+        ledger.fork = len(self.branches) if self.num_turns else 0
+        ledger.greedy, ledger.role = first.greedy, first.role
         self.is_full = self.limits.room(len(ids), len(ids)) < 1
         if not self.is_full:
             self.open = Branch(ledger, list(messages), tools, len(ids))

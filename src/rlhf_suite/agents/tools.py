@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
-from rlhf_suite.agents.environment import EnvironmentFailure, call, call_within_limit, check_answer
+from rlhf_suite.agents.calls import EnvironmentFailure, call, call_within_limit, check_answer
 from rlhf_suite.data.messages import Message
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.waits import waiting

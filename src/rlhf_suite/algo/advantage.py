@@ -24,9 +24,9 @@ compared between responses, and what is left stands at the last token (R').
 
 * and reinforce_baseline: 0 in a group whose rewards agree but for rounding (`subtract_group_means`).
 
-All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
-carry its reward, and baselines count it once. The KL penalty of a token counts for earlier tokens of its own row. gae
-and reinforce refuse such episodes: in which order the tokens of two rows were written is not known.
+All rows of a rollout go in together: whitening and groups are global, but of each role by itself. Several rows may
+belong to one episode; they carry its reward, and baselines count it once. The KL penalty of a token counts for earlier
+tokens of its own row. gae and reinforce refuse such episodes: the order of the tokens of two rows is not known.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class CreditInput:
     rewards: Tensor  # [B] R: the reward of the row's episode besides its turns, after shaping
     kl_penalty: Tensor  # [T] beta x the estimate of the KL in nats; zeros without a reference or with KL as a loss
     lengths: Tensor  # [B] int, the number of tokens that the model wrote in each row; their sum is T
-    groups: Tensor  # [B] int, the number of the prompt that each row answers
+    groups: Tensor  # [B] int, which rows are compared: those of a prompt, and of one role in it
     values: Tensor | None = None  # [T] the critic's value of the state before each token; only for "values"
     greedy: Tensor | None = None  # [B] the whole reward of the greedy response to the row's prompt; only for "greedy"
     turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
     episodes: Tensor | None = None  # [B] int, the number of the episode that each row belongs to; None: each is one
+    roles: Tensor | None = None  # [B] int, the role that each row's episode was played in; None: there are no roles
     entropies: Tensor | None = None  # [T] nats, of the policy where each token was chosen; only for "entropies"
     totals: Tensor | None = None  # [B] the whole reward of each row's episode; None: R and its turns, added up
     kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is not a penalty
@@ -78,7 +79,7 @@ class CreditInput:
     def __post_init__(self) -> None:
         per_token = (self.values, self.turn_rewards, self.entropies)
         same_shape(self.kl_penalty, *(column for column in per_token if column is not None))
-        per_row = (column for column in (self.greedy, self.episodes, self.totals) if column is not None)
+        per_row = (column for column in (self.greedy, self.episodes, self.roles, self.totals) if column is not None)
         same_shape(self.rewards, self.lengths, self.groups, *per_row, *self.numbers.values())
         assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"
 
@@ -121,21 +122,21 @@ def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     assert inputs.values is not None, "gae needs values"
     deltas = token_rewards(inputs) + config.gamma * shift_left(inputs.values, inputs.lengths) - inputs.values
     advantages = discounted_sums(deltas, inputs.lengths, config.gamma * config.lambd)
-    return Credit(whiten(advantages, config.no_std_norm), advantages + inputs.values)
+    return Credit(whiten_roles(advantages, inputs, config), advantages + inputs.values)
 
 
 @estimator(reads=("gamma", "no_std_norm"))
 def reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ (Hu 2025): discounted reward-to-go, whitened over the rollout."""
     returns = discounted_sums(token_rewards(inputs), inputs.lengths, config.gamma)
-    return Credit(whiten(returns, config.no_std_norm), returns)
+    return Credit(whiten_roles(returns, inputs, config), returns)
 
 
 @estimator(needs=("rewards", "groups"), reads=("no_std_norm",))
 def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline (Hu 2025)."""
     returns = compute_reward_to_go(inputs, subtract_group_means(inputs))
-    return Credit(whiten(returns, config.no_std_norm), returns)
+    return Credit(whiten_roles(returns, inputs, config), returns)
 
 
 @estimator(needs=("rewards", "groups"))
@@ -172,9 +173,9 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 @estimator()
 def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE)."""
+    """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE); of each role in it."""
     rewards = whole_rewards(inputs)
-    whole = replace(inputs, groups=torch.zeros_like(inputs.groups))
+    whole = replace(inputs, groups=roles_of(inputs))
     returns = compute_reward_to_go(inputs, rewards - group_mean(rewards, whole))
     return Credit(returns, returns)
 
@@ -337,6 +338,11 @@ def group_mean(values: Tensor, inputs: CreditInput) -> Tensor:
     return mean.to(values.dtype)
 
 
+def roles_of(inputs: CreditInput) -> Tensor:
+    """Return the number of the role of each row, [B]; zeros where there are no roles."""
+    return torch.zeros_like(inputs.groups) if inputs.roles is None else inputs.roles
+
+
 def has_forks(inputs: CreditInput) -> bool:
     """Return whether an episode has several rows with model tokens."""
     return inputs.episodes is not None and int(count_above(inputs).sum()) < int((inputs.lengths > 0).sum())
@@ -368,18 +374,22 @@ def clip_advantages(advantages: Tensor, clip_range: Sequence[float]) -> Tensor:
     """Return min(max(A, low), high), [T], for `algo.advantage.clip_range` = (low, high) with low <= 0 <= high.
 
     It bounds the gradient of a single token where a few advantages are far from the others, as after whitening when one
-    of many rewards differs. A sign never changes.
-    """
+    of many rewards differs. A sign never changes."""
     low, high = clip_range
     return advantages.clamp(low, high)
 
 
+def whiten_roles(advantages: Tensor, inputs: CreditInput, config: AdvantageConfig) -> Tensor:
+    """Return advantages [T] whitened over all tokens of the rollout, those of each role by themselves."""
+    result, of_tokens = advantages.clone(), roles_of(inputs).repeat_interleave(inputs.lengths)  # [T]
+    for role in of_tokens.unique():
+        result[of_tokens == role] = whiten(advantages[of_tokens == role], config.no_std_norm)
+    return result
+
+
 def whiten(advantages: Tensor, no_std_norm: bool) -> Tensor:
     """Return (A - m) / sqrt(max(v, 1e-8)) over all tokens of the rollout, [T], v the biased variance; 0 where all agree
-    but for the rounding of float32.
-
-    `no_std_norm` leaves the division out.
-    """
+    but for the rounding of float32. `no_std_norm` leaves the division out."""
     if advantages.numel() == 0:
         return advantages
     centred = advantages - advantages.mean()

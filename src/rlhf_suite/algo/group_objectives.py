@@ -25,6 +25,7 @@ from rlhf_suite.algo.advantage import (
     count_above,
     episode_sum,
     group_mean,
+    roles_of,
     subtract_group_means,
     subtract_means,
     sum_by,
@@ -54,7 +55,7 @@ def gdpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     total = torch.zeros(len(inputs.rewards), dtype=torch.float64)
     for name, weight in zip(config.reward_parts, weights, strict=True):
         total += weight * standardize_by_name(inputs.numbers[name], inputs.groups, counted)
-    rewards = standardize_by_name(total, torch.zeros_like(inputs.groups), counted)
+    rewards = standardize_by_name(total, roles_of(inputs), counted)
     returns = compute_reward_to_go(inputs, rewards.to(inputs.rewards.dtype))
     return Credit(returns, returns)
 

@@ -50,7 +50,8 @@ class Trajectory:
 
     An episode has one ledger, or several when its history was rewritten on the way. These have the same `group` and
     `sample` and stand next to each other, with `fork` from 0 on; the one with the last turn is the last. Each token
-    that the model wrote is the model's in exactly one of them, and in others part of the prompt.
+    that the model wrote is the model's in exactly one of them, and in others part of the prompt. Each `role` of an
+    episode has such ledgers, and counts as an episode of its own.
     """
 
     prompt: Prompt  # the prompt that it answers: one object for all samples of a prompt
@@ -70,6 +71,7 @@ class Trajectory:
     reward: float | None = None  # by its environment, besides its turns; None: the run's reward sources score it
     score: float | None = None  # how good the episode was, 0 to 1, where its environment says so; evaluations count it
     failure: str = ""  # why its environment could not score it; empty where it could
+    role: str = ""  # whom the model plays in it, in an episode with roles; each has ledgers and a reward of its own
     greedy: bool = False  # sampled with the likeliest token at every place: a baseline, never trained on
     extra: dict[str, float] = field(default_factory=dict)  # further numbers that its agent gave, by name
     # How each turn that an agent's session sampled into this ledger went; empty without an agent.
@@ -195,9 +197,16 @@ def routes_of(trajectories: Sequence[Trajectory]) -> NDArray[np.signedinteger[An
     return np.concatenate([pad_routes(part, len(t.ids)) for part, t in zip(own, trajectories, strict=True)])
 
 
+def group_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
+    """Return a number for each ledger, [B], which those of the same prompt and role have in common: what rewards are
+    compared within. Without roles it is the number of the prompt."""
+    roles = sorted({trajectory.role for trajectory in trajectories})
+    return np.array([t.group * len(roles) + roles.index(t.role) for t in trajectories], np.int64)
+
+
 @dataclass(frozen=True)
 class EpisodeRows:
-    """Which of B ledgers belong to each of E episodes."""
+    """Which of B ledgers belong to each of E episodes. Each role of an episode counts as one."""
 
     starts: NDArray[np.int64]  # [E] the first ledger of each
     numbers: NDArray[np.int64]  # [B] the episode of each ledger
@@ -248,8 +257,10 @@ class Experience(TokenBatch):
     advantages: PerToken = None  # [T] how much better than the baseline each token is, in units of the reward
     chosen: PerToken = None  # [T] bool, tokens that the policy loss treats otherwise, by their covariances
     returns: PerToken = None  # [T] the value that the critic is trained towards, in units of the reward
-    group: PerRow = None  # [B] int64, the number of the prompt that each sample answers, among those of the step
-    episode: PerRow = None  # [B] int64, the episode that each ledger belongs to; None: each is an episode
+    group: PerRow = None  # [B] int64, which samples are compared: those of one prompt (`group_numbers`)
+    role: PerRow = None  # [B] int64, the role of each ledger; None: no episode has roles
+    episode: PerRow = None  # [B] int64, the episode, or role of it, that each ledger belongs to; None: each is one
+    game: PerRow = None  # [B] int64, the whole episode that each ledger belongs to, with all roles; None: as `episode`
     episode_tokens: PerRow = None  # [B] float32, tokens that the model wrote in the whole episode; None: in the ledger
     reward: PerRow = None  # [B] the reward of the whole episode, after shaping
     greedy: PerRow = None  # [B] the reward of the greedy response to the same prompt, the baseline of remax
@@ -259,11 +270,17 @@ class Experience(TokenBatch):
         """The number of episodes, E."""
         return len(self) if self.episode is None else int(self.episode[-1]) + 1
 
-    def ledgers_of(self, episodes: Sequence[int]) -> list[int]:
-        """Return the ledgers of `episodes`, in their order."""
-        if self.episode is None:
-            return list(episodes)
-        return [row for episode in episodes for row in torch.nonzero(self.episode == episode)[:, 0].tolist()]
+    @property
+    def num_games(self) -> int:
+        """The number of whole episodes: all roles of one count once."""
+        return self.num_episodes if self.game is None else int(self.game.max()) + 1
+
+    def ledgers_of(self, games: Sequence[int]) -> list[int]:
+        """Return the ledgers of whole episodes, in the order of `games`."""
+        owners = self.episode if self.game is None else self.game
+        if owners is None:
+            return list(games)
+        return [row for game in games for row in torch.nonzero(owners == game)[:, 0].tolist()]
 
     def episode_sums(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [B] over all ledgers of each ledger's episode, [B]."""
@@ -274,14 +291,19 @@ class Experience(TokenBatch):
 
 def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
     """Return ledgers laid end to end, with `owner`, `mask` (model tokens), `weight_version`, `engine_log_probs`,
-    `group`, `index` and, where there are any, `turn_rewards`, and `episode` with `episode_tokens` where an episode has
-    several."""
+    `group`, `index` and, where there are any, `turn_rewards`, `episode` with `episode_tokens` where an episode has
+    several, and `role` with `game` where there are roles."""
 
     def together(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([getattr(trajectory, name) for trajectory in trajectories]))
 
     rows = EpisodeRows.of(trajectories)
     forks: dict[str, Any] = {}
+    names = sorted({trajectory.role for trajectory in trajectories})
+    if names != [""]:
+        games = {key: number for number, key in enumerate(dict.fromkeys((t.group, t.sample) for t in trajectories))}
+        forks["role"] = torch.tensor([names.index(t.role) for t in trajectories])
+        forks["game"] = torch.tensor([games[t.group, t.sample] for t in trajectories])
     if rows.have_forks:
         tokens = np.add.reduceat([trajectory.response_length for trajectory in trajectories], rows.starts)
         forks["episode"] = torch.from_numpy(rows.numbers)
@@ -300,6 +322,6 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         turn_rewards=together("turn_rewards") if has_turn_rewards else None,
         images=files if any(files) else None,
         routes=None if routes is None else torch.from_numpy(routes),
-        group=torch.tensor([trajectory.group for trajectory in trajectories]),
+        group=torch.from_numpy(group_numbers(trajectories)),
         **forks,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from rlhf_suite.config.check.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
+from rlhf_suite.config.check.agent_file import OPENRLHF, OURS, ROLES, SKYRL, TRL, export_of
 from rlhf_suite.config.declarations.agent import ChosenAgent
 from rlhf_suite.foreign_text import what_of
 from rlhf_suite.python_source import SourceError, import_failure, why_not_called
@@ -89,16 +89,35 @@ def agent_file(chosen: ChosenAgent) -> None:
     given: dict[str, Any] = {"extras": {}} if export.form == SKYRL and takes(exported, "extras") else {}
     if (needed := why_not_called(exported, **given)) is not None:
         raise SourceError(f"{where} is made without arguments, and {needed}", "give them default values")
+    if export.form == OURS:
+        check_methods(exported, where)
     for name, function in vars(exported).items() if export.form == TRL else ():
         if inspect.isfunction(function) and not name.startswith("_") and name not in ("reset", "get_reward"):
             schema_of(MethodType(function, exported))
+
+
+def check_methods(cls: Any, where: str) -> None:
+    """Raise SourceError if `reset` and `step` of an environment take other arguments than they are called with, or if
+    its roles cannot be roles."""
+    from rlhf_suite.agents.players import problem_of_roles
+
+    roles = getattr(cls, ROLES, ())
+    if (problem := problem_of_roles(roles)) is not None:
+        raise SourceError(f"{where}: {problem}", "name each role once (docs/agents_roles.md)")
+    for name, arguments in (("reset", ("task",)), ("step", ("role", "turn") if roles else ("turn",))):
+        method = inspect.getattr_static(cls, name) if inspect.isclass(cls) else None
+        # A static method, for example, gets no object.
+        if inspect.isfunction(method) and why_not_called(method, None, *arguments) is not None:
+            why = f", because its class has roles {', '.join(roles)}" if roles and name == "step" else ""
+            problem = f"{where}.{name} cannot be called as {name}({', '.join(arguments)}){why}"
+            raise SourceError(problem, f"write def {name}(self, {', '.join(arguments)})")
 
 
 def tools(chosen: ChosenAgent) -> None:
     """Ask all tools of an agent for their descriptions, as its first episode would: those of its file, and those of its
     MCP servers, which start for that and end again."""
     from rlhf_suite.agents.base import Task
-    from rlhf_suite.agents.environment import EnvironmentFailure
+    from rlhf_suite.agents.calls import EnvironmentFailure
     from rlhf_suite.agents.own_files import tool_environment, tools_of
 
     async def ask() -> None:

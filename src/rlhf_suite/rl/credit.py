@@ -87,6 +87,7 @@ class CreditAssigner:
             greedy=batch.greedy,
             turn_rewards=None if turns is None else select_masked(turns, mask),
             episodes=batch.episode,
+            roles=batch.role,
             totals=rewards,
             entropies=None if batch.entropies is None else select_masked(batch.entropies, mask),
             kl_coef=self.kl_coef if is_charged and not self.config.kl.use_loss else 0.0,

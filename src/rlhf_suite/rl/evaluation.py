@@ -15,6 +15,7 @@ from rlhf_suite.algo.scores import over_prompts, pass_at_k
 from rlhf_suite.background import Ended
 from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import group_numbers
 from rlhf_suite.rl.rollout_file import SampleFiles, write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
 from rlhf_suite.rl.samples import ScoredTrajectories, concatenate_samples
@@ -98,7 +99,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Return means over prompts of pass@1 (with its standard error) and pass@n, and over samples of reward and
         length, of the chosen samples [B] bool. `lengths`: tokens that the model wrote in each, [B]."""
-        groups = np.array([t.group for t in scored.trajectories])[chosen]
+        groups = group_numbers(scored.trajectories)[chosen]
         passed = (scored.scores > PASS)[chosen]
         truncated = np.array([t.truncated for t in scored.trajectories])[chosen]
         n = self.config.n_samples_per_prompt
@@ -109,8 +110,10 @@ class Evaluator:
         if len(correct) > 1:
             result[f"{prefix}/pass1_stderr"] = first.standard_error
         for k in powers_of_two(n):
-            estimates = [pass_at_k(int(count), int(c), k) for count, c in zip(counts, correct, strict=True)]
-            result[f"{prefix}/pass{k}"] = float(np.mean(estimates))
+            pairs = [(int(count), int(c)) for count, c in zip(counts, correct, strict=True)]
+            # A role that did not speak in some of the episodes has fewer samples.
+            if estimates := [pass_at_k(count, c, k) for count, c in pairs if count >= k]:
+                result[f"{prefix}/pass{k}"] = float(np.mean(estimates))
         return result | {
             f"{prefix}/reward": float(scored.rewards[chosen].mean()),
             f"{prefix}/response_length_mean": float(lengths[chosen].mean()),

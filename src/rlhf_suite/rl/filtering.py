@@ -118,7 +118,8 @@ class Filters:
         scores = scores_of(trained)
         if self.algo.dynamic_filtering_enable:
             low, high = self.algo.dynamic_filtering_range
-            if not teaches(scores, low, high, self.algo.dynamic_filtering_min_std):
+            least = self.algo.dynamic_filtering_min_std
+            if not any(teaches(own, low, high, least) for own in scores_by_role(trained)):
                 return Objection(f"scores {[*scores]}")
         if self.of_groups is None:
             return None
@@ -147,6 +148,15 @@ def select_sampled(group: ScoredTrajectories) -> ScoredTrajectories:
 
 def scores_of(group: ScoredTrajectories) -> Scores:
     return tuple(float(score) for score in group.scores)
+
+
+def scores_by_role(group: ScoredTrajectories) -> list[Scores]:
+    """Return the scores of the samples of each role, of which there is one unless episodes have several."""
+    roles = [t.role for t in group.trajectories]
+    return [
+        tuple(float(score) for score, own in zip(group.scores, roles, strict=True) if own == role)
+        for role in sorted({*roles})
+    ]
 
 
 def call(flag: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhf_suite.algo.scores import are_equal
 from rlhf_suite.config.declarations.algo import AlgoConfig
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import Trajectory, group_numbers
 from rlhf_suite.rl.filtering import LEFT_OUT, Filters
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, join_groups
@@ -96,7 +96,7 @@ class EqualRewards:
 
     def observe(self, scored: ScoredTrajectories) -> None:
         """Take note of the rewards of a step."""
-        groups = np.array([t.group for t in scored.trajectories]) if self.by_group else np.zeros(len(scored.rewards))
+        groups = group_numbers(scored.trajectories) if self.by_group else np.zeros(len(scored.rewards))
         parts = [np.array([numbers.get(name, 0.0) for numbers in scored.extra]) for name in self.parts]
         members = [groups == group for group in np.unique(groups)]
         is_same = all(are_equal(part[rows].tolist()) for part in parts or [scored.rewards] for rows in members)

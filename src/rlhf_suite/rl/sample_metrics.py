@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
+from rlhf_suite.data.trajectory import EpisodeRows, Trajectory, group_numbers
 from rlhf_suite.rl.sample_table import number_column
 from rlhf_suite.rl.samples import ScoredTrajectories
 
@@ -19,7 +19,7 @@ def sample_metrics(scored: ScoredTrajectories) -> dict[str, float]:
     lengths = response_lengths(scored.trajectories)
     total_lengths = episode_sums(scored.trajectories, [len(t.ids) for t in scored.trajectories])
     scored = scored.episodes()
-    groups = np.array([t.group for t in scored.trajectories])
+    groups = group_numbers(scored.trajectories)
     result = {
         **means(scored, lengths, np.ones(len(groups), bool), "train"),
         "train/total_length": float(np.mean(total_lengths)),
@@ -54,13 +54,15 @@ def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
 
 
 def by_source(scored: ScoredTrajectories) -> dict[str, np.ndarray]:
-    """Return which samples [B] bool belong to each source of prompts, where the run has several, and to each value of
-    the column `datasource`, where these samples have several."""
+    """Return which samples [B] bool belong to each source of prompts, where the run has several, to each value of the
+    column `datasource`, where these samples have several, and to each role, where their episodes have roles."""
     datasources, sources = scored.datasources, [t.prompt.source for t in scored.trajectories]
+    roles = [t.role for t in scored.trajectories]
     columns = [datasources] if len(set(datasources)) > 1 else []
     if any(sources):
         columns.append(sources)
-    return {name: np.array(names) == name for names in columns for name in sorted(set(names))}
+    result = {name: np.array(names) == name for names in columns for name in sorted(set(names))}
+    return result | {role: np.array(roles) == role for role in sorted(set(roles)) if role}
 
 
 def means(scored: ScoredTrajectories, lengths: np.ndarray, chosen: np.ndarray, prefix: str) -> dict[str, float]:

@@ -48,6 +48,7 @@ SHOWN: tuple[Column, ...] = (
     ("finish_reason", TEXT, lambda t: t.ending.finish_reason),
     ("ending", TEXT, lambda t: t.ending.value),
 )
+ROLE: Column = ("role", TEXT, lambda t: t.role)  # a column that a file lacks where no episode has roles
 CONTINUED: tuple[Column, ...] = (  # what a checkpoint has besides
     ("is_greedy", pa.bool_(), lambda t: t.greedy),
     ("failure", TEXT, lambda t: t.failure),
@@ -78,7 +79,8 @@ def columns(samples: ScoredTrajectories) -> dict[str, pa.Array]:
     }
     known = {name: column for name, column in given.items() if column is not None}
     known |= numbers(samples.extra, number_column) | numbers(samples.reasons or (), number_column, TEXT)
-    return columns_of(SHOWN, samples.trajectories) | known | turn_column(samples.trajectories)
+    shown = (*SHOWN, ROLE) if any(t.role for t in samples.trajectories) else SHOWN
+    return columns_of(shown, samples.trajectories) | known | turn_column(samples.trajectories)
 
 
 def turn_column(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
@@ -220,6 +222,7 @@ class Rows:
             "failure": self.values("failure", ""),
             "reward": self.values("environment_reward"),
             "score": self.values("environment_score"),
+            "role": self.values("role", ""),
             "greedy": self.values("is_greedy", False),
             "turn_records": [read_records(records) for records in self.values(OF_TURNS, ())],
         }

@@ -296,9 +296,9 @@ class ScoringInParts:
             return scores.groups
 
 
-def place_of(t: Trajectory) -> tuple[bool, int, int, int]:
+def place_of(t: Trajectory) -> tuple[bool, int, int, str, int]:
     """Return what the ledgers of a step are sorted by."""
-    return t.greedy, t.group, t.sample, t.fork
+    return t.greedy, t.group, t.sample, t.role, t.fork
 
 
 def answer_ids(t: Trajectory) -> NDArray[np.int64]:

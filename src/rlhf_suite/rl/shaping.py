@@ -61,8 +61,9 @@ class Shaper:
 
 def without_greedy(scored: ScoredTrajectories) -> ScoredTrajectories:
     """Return the sampled responses, each with the reward of the greedy one of its group, if there is one."""
-    baselines = {t.group: reward for t, reward in zip(scored.trajectories, scored.rewards, strict=True) if t.greedy}
+    pairs = zip(scored.trajectories, scored.rewards, strict=True)
+    baselines = {(t.group, t.role): reward for t, reward in pairs if t.greedy}
     if not baselines:
         return scored
     kept = scored.take([i for i, t in enumerate(scored.trajectories) if not t.greedy])
-    return replace(kept, greedy=np.array([baselines[t.group] for t in kept.trajectories], np.float32))
+    return replace(kept, greedy=np.array([baselines[t.group, t.role] for t in kept.trajectories], np.float32))

@@ -73,8 +73,8 @@ class Updater:
         In the first `critic.freezing_steps` RL steps the policy stays as it is: its schedule begins after them.
         """
         config, metrics, seed = self.config, dict[str, float](), (self.config.seed, step)
-        episodes = step_indices(experience.num_episodes, config.batch_size, config.max_epochs, seed)
-        steps = [experience.ledgers_of(numbers) for numbers in episodes]
+        games = step_indices(experience.num_games, config.batch_size, config.max_epochs, seed)
+        steps = [experience.ledgers_of(numbers) for numbers in games]
         if self.actor.chooses_tokens:
             experience, metrics = choose_tokens(experience, self.actor, seed)
         running, activity = [], f"update of step {step + 1}"

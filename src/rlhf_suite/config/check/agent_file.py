@@ -30,7 +30,7 @@ FORMS = (
     "derived from BaseTextEnv (SkyRL) or from gymnasium.Env with texts; a class with reset(self, **row) and methods "
     "that are tools (TRL); tools = [functions]; or a function run_agent(task, base_url, api_key)"
 )
-RUN_AGENT = "run_agent"
+RUN_AGENT, ROLES = "run_agent", "roles"
 SIGNATURE = program.signature(RUN_AGENT).removeprefix("def ")
 FIX = "define one of these: " + FORMS + " (docs/agents_environments.md)"
 
@@ -93,18 +93,29 @@ def has_tools_beside(chosen: ChosenAgent) -> bool:
 
 
 def always_scores(file: str) -> bool:
-    """Return whether a file has an environment that gives a reward to every episode: one of Gymnasium, or of TRL with
-    get_reward."""
+    """Return whether a file has an environment that gives a reward to every episode: one of Gymnasium, of TRL with
+    get_reward, or one with roles."""
+    export, node = environment_in(file)
+    asked = node is not None and any(method.name == "get_reward" for method in methods(node))
+    return export.form == GYMNASIUM or (export.form == TRL and asked) or has_roles(file)
+
+
+def has_roles(file: str) -> bool:
+    """Return whether a file has an environment of this suite whose class names roles; false for a file that cannot be
+    read."""
+    export, node = environment_in(file)
+    return export.form == OURS and node is not None and any(ROLES in bindings(statement) for statement in node.body)
+
+
+def environment_in(file: str) -> tuple[Export, ast.ClassDef | None]:
+    """Return what a file has for agents, and its class if that is defined in it; nothing for a file that cannot be
+    read."""
     try:
         export, tree = export_of(file), parse_file(Path(file).expanduser().resolve())
     except SourceError:
-        return False
-    node = next(
-        (statement for statement in tree.body if isinstance(statement, ast.ClassDef) and statement.name == export.name),
-        None,
-    )
-    asked = node is not None and any(method.name == "get_reward" for method in methods(node))
-    return export.form == GYMNASIUM or (export.form == TRL and asked)
+        return Export("", ""), None
+    classes = (statement for statement in tree.body if isinstance(statement, ast.ClassDef))
+    return export, next((node for node in classes if node.name == export.name), None)
 
 
 def check_executor(path: Path, classes: Iterable[ast.ClassDef]) -> None:

@@ -19,6 +19,7 @@ from rlhf_suite.config.check.agent_file import (
     TOOLS,
     always_scores,
     export_of,
+    has_roles,
     has_tools,
     has_tools_beside,
 )
@@ -98,14 +99,24 @@ def agent_file_problems(run: Run, chosen: ChosenAgent, part: str, file: str) -> 
         yield Problem(key, problem, f"write {kind}={taker(export.form)}")
     if part == PROGRAM and export.form != PROGRAM:
         yield Problem(key, problem, f"define run_agent(task, base_url, api_key), or write another {kind}")
-    if part == OURS and export.form in RAW and (chosen.config.tools or has_tools(file)):
-        problem = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
-        yield Problem(key, problem, "rename its list tools, and remove agent.tools; or define a class Environment")
+    if part == OURS and (chosen.config.tools or has_tools(file)):
+        yield from tools_beside_problems(key, file)
     if run.data.apply_chat_template:
         return
     if export.form in ("trl", "skyrl", "gymnasium"):
         problem = f"{export.name} ({export.form}) answers with messages, which need a chat template"
         yield Problem(TEMPLATE, problem, f"add {TEMPLATE}=true")
+
+
+def tools_beside_problems(key: str, file: str) -> Iterator[Problem]:
+    """Yield a problem if the environment of a file cannot have tools beside it. `key`: the flag of the file."""
+    export, fix = export_of(file), "rename its list tools, and remove agent.tools; or"
+    if has_roles(file):
+        problem = f"{file} has an environment with roles, and tools beside it are called by none of them"
+        yield Problem(key, problem, f"{fix} offer tools in a Start")
+    if export.form in RAW:
+        problem = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
+        yield Problem(key, problem, f"{fix} define a class Environment")
 
 
 def taker(part: str) -> str:

@@ -18,8 +18,8 @@ function reader(run) {
   const { columns, numbers: named, texts, count, others } = run.samples;
   const column = Object.fromEntries(Object.entries(columns).map(([name, place]) => [name, array(place)]));
   const number = Object.fromEntries(Object.entries(named).map(([name, place]) => [name, array(place)]));
-  const lower = [];
-  return { count, number, others, tokens: tokenReader(run), owners: (at) => ownersOf(run, texts[column.datasource[at]]),
+  const lower = [], role = (at) => (others.includes("role") ? texts[column.role[at]] : ""); // whom the model plays
+  return { count, number, others, tokens: tokenReader(run), role, owners: (at) => ownersOf(run, texts[column.datasource[at]], role(at)),
     turns: (at) => turnsOf(run.samples.turns[at] ?? [], texts), step: (at) => column.step[at], kind: (at) => (column.kind[at] ? "evaluation" : "rollout"),
     text: (name, at) => texts[column[name][at]], code: (name, at) => column[name][at],
     value: (name, at) => { const found = number[name]?.[at]; return found === undefined || Number.isNaN(found) ? null : found; },
@@ -45,18 +45,18 @@ function turnView({ sampling, answer, calls }, place, owners) {
 function pairsOf(read) {
   const all = Array.from({ length: read.count }, (_, at) => at).filter((at) => read.kind(at) === "evaluation");
   const steps = all.map(read.step), first = Math.min(...steps), last = Math.max(...steps);
-  const key = (at) => ["prompt_index", "sample", "ledger"].map((name) => read.value(name, at)).join();
+  const key = (at) => [read.role(at), ...["prompt_index", "sample", "ledger"].map((name) => read.value(name, at))].join();
   const before = new Map(all.filter((at) => read.step(at) === first).map((at) => [key(at), at]));
   return first === last ? new Map() : new Map(all.filter((at) => read.step(at) === last && before.has(key(at))).map((at) => [at, before.get(key(at))]));
 }
 
 // Return what tells a sample from all others, whatever else is on the page.
 function nameOf(read, at) {
-  return [read.kind(at), read.step(at), ...["prompt_index", "group", "sample", "ledger"].map((name) => read.value(name, at))].join();
+  return [read.kind(at), read.step(at), read.role(at), ...["prompt_index", "group", "sample", "ledger"].map((name) => read.value(name, at))].join();
 }
 
 function browser(run) {
-  const read = reader(run), pairs = pairsOf(read), state = kept(`samples of ${run.name}`, { words: "", kind: "", step: "", low: "", high: "", finish: "", source: "", order: "", shown: PAGE, sample: "" });
+  const read = reader(run), pairs = pairsOf(read), state = kept(`samples of ${run.name}`, { words: "", kind: "", step: "", low: "", high: "", finish: "", source: "", role: "", order: "", shown: PAGE, sample: "" });
   const list = element("ol.list", { "aria-label": "Samples" }), detail = element("div.detail", { "aria-live": "polite" }), found = element("p.note");
   const frame = element("div.browser", {}, element("div.list-side", {}, list), detail);
   let chosen = null, members = [];
@@ -108,7 +108,7 @@ function filters(read, pairs, state, fill) {
   const narrow = (title, options, name) => choice(title, options, set(name), { kind: "label.half", chosen: state[name] });
   const kinds = KINDS.filter(([kind]) => !kind || (kind === "pairs" ? pairs.size : Array.from({ length: read.count }).some((_, at) => read.kind(at) === kind)));
   const orders = ORDERS.filter(([value]) => !value || value === "oldest first" || read.number[value.split(" ")[0]]);
-  const optional = [["ending", "finish", "Ended by"], ["datasource", "source", "Data source"]].filter(([column]) => read.names(column).length > 1);
+  const optional = [["ending", "finish", "Ended by"], ["datasource", "source", "Data source"], ...(read.others.includes("role") ? [["role", "role", "Role"]] : [])].filter(([column]) => read.names(column).length > 1);
   return element("div.bar", {},
     search("Text", "in prompt, response or label", set("words"), state.words),
     narrow("Kind", kinds, "kind"), narrow("Step", all(steps), "step"),
@@ -126,7 +126,7 @@ function selected(read, pairs, state) {
     const reward = read.value("reward", at);
     return (!state.kind || state.kind === "pairs" || read.kind(at) === state.kind) && (state.step === "" || read.step(at) === Number(state.step))
       && (whole || (reward !== null && reward >= low && reward <= high))
-      && (!state.finish || read.text("ending", at) === state.finish) && (!state.source || read.text("datasource", at) === state.source)
+      && (!state.finish || read.text("ending", at) === state.finish) && (!state.source || read.text("datasource", at) === state.source) && (!state.role || read.role(at) === state.role)
       && words.every((word) => ["prompt", "response", "label", ...read.others].some((name) => read.has(name, at, word)));
   };
   const found = pool.filter(fits);
@@ -153,17 +153,17 @@ function sampleView(read, at, before, choose) {
   const tokens = before === undefined ? read.tokens(at) : null;
   const peers = Array.from({ length: read.count }, (_, other) => other).filter((other) => read.kind(other) === read.kind(at) && read.step(other) === read.step(at) && read.value("group", other) === read.value("group", at));
   return [
-    element("h2", {}, `${read.kind(at) === "rollout" ? "Rollout" : "Evaluation"}, step ${read.step(at)}, sample ${show(read.value("sample", at))} of prompt ${show(read.value("prompt_index", at))}`),
+    element("h2", {}, `${read.kind(at) === "rollout" ? "Rollout" : "Evaluation"}, step ${read.step(at)}, sample ${show(read.value("sample", at))} of prompt ${show(read.value("prompt_index", at))}${read.role(at) ? `, ${read.role(at)}` : ""}`),
     element("div.facts.small", {}, fact(show(read.value("reward", at)), "reward"), read.text("ending", at) ? fact(read.text("ending", at), "ended by") : null,
       named.map((name) => fact(show(read.value(name, at)), { length: "tokens by the model", mismatch: "largest engine − trainer", advantage: "mean advantage" }[name] ?? plain(name)))),
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
-    read.others.filter((name) => read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
+    read.others.filter((name) => name !== "role" && read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
     before === undefined && read.turns(at).length ? [element("h3", {}, "Turns"), read.turns(at).map((turn, place) => turnView(turn, place, read.owners(at)))] : null,
     tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.turns(at), read.text("ending", at) === "compacted")] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
-      element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}: ${show(read.value("reward", other))}`)))] : null,
+      element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}${read.role(other) ? ` ${read.role(other)}` : ""}: ${show(read.value("reward", other))}`)))] : null,
     !tokens && read.kind(at) === "rollout" && before === undefined ? element("p.note", {}, "This page has no tokens of this sample; the file of the step has them.") : null,
   ];
 }

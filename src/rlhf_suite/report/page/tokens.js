@@ -34,9 +34,9 @@ function tokenReader(run) {
   };
 }
 
-// Return the names of the owners of a sample's tokens, by the agent of its data source.
-function ownersOf(run, source) {
-  return ["prompt", "model", OTHERS[run.agents[source] ?? run.agents[""]] ?? "environment"];
+// Return the names of the owners of a sample's tokens, by the agent of its data source and by the model's role.
+function ownersOf(run, source, role) {
+  return ["prompt", role || "model", OTHERS[run.agents[source] ?? run.agents[""]] ?? "environment"];
 }
 
 const ownerColour = (owner) => colour(OWNER_COLOURS[owner] ?? 7);
