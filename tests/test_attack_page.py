@@ -32,4 +32,4 @@ def test_a_heading_that_the_page_does_not_have_is_an_error(tmp_path):
 
 def test_every_section_of_the_page_has_a_table():
     sections = PAGE.read_text().split("\n## ")
-    assert len(sections) == 6 and all("\n|---|" in section for section in sections)
+    assert len(sections) == 7 and all("\n|---|" in section for section in sections)

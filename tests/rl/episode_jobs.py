@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +198,10 @@ def ledgers(futures) -> list[Trajectory]:
 
 
 def content(found: list[Trajectory]) -> list[dict]:
-    """Return all that ledgers hold, but for the process in which they were made."""
+    """Return all that ledgers hold, but for the process in which they were made and the seconds of their turns."""
     rows = []
     for each in found:
         values = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(each).items()}
+        values["turn_records"] = [replace(turn, sampling_s=0.0, answer_s=0.0) for turn in each.turn_records]
         rows.append(values | {"extra": {name: v for name, v in each.extra.items() if name != "process"}})
     return rows

@@ -11,7 +11,8 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.run_folders.record import fingerprint, load, save
 
-BUDGET = ("reward.judge.max_calls", "reward.judge.max_tokens")  # what a judge may cost, not what it says
+# What a judge may cost and where it runs, not what it says.
+JUDGE = ("reward.judge.max_calls", "reward.judge.max_tokens", "reward.judge.num_engines")
 
 
 @pytest.mark.parametrize("task", ["sft", "ppo"])
@@ -63,7 +64,7 @@ def test_every_flag_that_a_continuation_may_not_change_is_part_of_the_fingerprin
     flags = {key: value for key, value in all_values(Run.of(task)).items() if key != "task"}
     unchanged = fingerprint(Run.of(task))
     free = {key for key, value in flags.items() if fingerprint(changed(Run.of(task), key, value)) == unchanged}
-    sections = {key.partition(".")[0] for key in free - {"ds.use_universal_ckpt", *BUDGET}}
+    sections = {key.partition(".")[0] for key in free - {"ds.use_universal_ckpt", *JUDGE}}
     assert {"launch", "logger"} <= sections
     assert not sections & {"actor", "algo", "critic", "ds", "eval", "ref", "reward", "rollout", "teacher", "train"}
 
