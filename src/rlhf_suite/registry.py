@@ -381,7 +381,7 @@ def _file_of(place: str, function: str, kind: Kind) -> Path | None:
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         if not path.is_file():
-            raise SourceError(f"there is no file {place} (seen from {Path.cwd()})", "correct the path")
+            raise SourceError(f"the file {place} does not exist (seen from {Path.cwd()})", "correct the path")
         return path
     if "/" in place or not all(part.isidentifier() for part in place.split(".")):
         problem = f"{place} is neither a .py file nor the name of a module"

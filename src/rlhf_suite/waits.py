@@ -42,7 +42,7 @@ MAX_WAITS = 12  # in a record
 STACK_LINES = 12
 LIMIT = "launch.timeout_s"  # the flag that limits most waits
 LOOK_S = 0.5  # between two looks for a sign of life
-LATE_S = 60.0  # that a wait with a limit of its own may take longer before it is no sign of life any more
+LATE_S = 60.0  # that a wait with a limit of its own may take longer before it no longer counts as a sign of life
 
 Place = Callable[[], str]  # where code of the user is, as `/home/me/tools.py:12 in search`; "" if it runs none
 

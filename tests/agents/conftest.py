@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Thread
 
 import pytest
 from scripted import chat_task, ends_of_turns, make_tokenizer, open_session
 
 from clock import HOURS_S
 from rlhf_suite.agents.episodes import with_outcome
+from rlhf_suite.polling import poll_until
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +46,17 @@ def play(tokenizer, server):
         return found, ledgers
 
     return played
+
+
+@pytest.fixture
+def end_time_when(clock):
+    """Put the clock behind the limit of an episode as soon as a condition is met, however busy the machine is."""
+
+    def arm(is_met):
+        def watch():
+            if poll_until(is_met, HOURS_S, 0.01):
+                clock.forward(601.0)
+
+        Thread(target=watch, daemon=True).start()
+
+    return arm

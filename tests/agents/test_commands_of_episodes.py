@@ -110,8 +110,10 @@ def test_a_command_that_crashes_or_never_asks_has_failed(run_command, command, r
 
 
 @pytest.mark.parametrize("rest", ["sleep 1000", "while :; do echo x; done"], ids=["hangs", "prints"])
-def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, rest):
-    outcome, ending, log, _ = run_command(f"{python(ASK)}; echo asked; {rest}", timeout_s=4.0)
+def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, end_time_when, tmp_path, rest):
+    asked = tmp_path / "asked"
+    end_time_when(asked.exists)
+    outcome, ending, log, _ = run_command(f"{python(ASK)}; echo asked; touch {asked}; {rest}")
     assert (outcome.kind, ending) == ("timeout", "timed_out") and "--- output\nasked\n" in log
     assert len(log) < 3 * HALF_BYTES
 
@@ -125,13 +127,15 @@ def test_a_command_that_hangs_or_prints_for_ever_is_killed_in_time(run_command, 
 )
 @pytest.mark.parametrize("how", ["setsid", "env -i setsid", "env -i setsid setsid -f"])
 @pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
-def test_children_of_a_command_end_with_it(run_command, tmp_path, how, hangs):
+def test_children_of_a_command_end_with_it(run_command, end_time_when, tmp_path, how, hangs):
     """They have process groups of their own, hold its output open, have cleared their environment and lost their
     parents."""
     child = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); import time; "
     started = f"{how} {python(child + 'time.sleep(1000)')} & while ! test -s {tmp_path}/pid; do :; done; "
-    command = f"{started}{python(ASK)}" + ("; sleep 1000" if hangs else "")
-    outcome, ending, _, _ = run_command(command, timeout_s=4.0 if hangs else 600.0)
+    command = f"{started}{python(ASK)}" + (f"; touch {tmp_path}/hangs; sleep 1000" if hangs else "")
+    if hangs:
+        end_time_when((tmp_path / "hangs").exists)
+    outcome, ending, _, _ = run_command(command)
     assert ending == ("timed_out" if hangs else "finished") and (outcome is None) is not hangs
     pid = int((tmp_path / "pid").read_text())
     assert poll_until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or is_zombie(pid), HOURS_S, 0.01)

@@ -112,8 +112,9 @@ def running(words: str) -> list[str]:
     return found
 
 
-def test_a_command_in_the_jail_that_hangs_or_holds_too_much_is_killed(run_in, needs_a_jail):
-    outcome, _, _ = run_in(Isolation("jail"), f"/usr/bin/python3 -c {shlex.quote(ASK)}; sleep 1000", timeout_s=5.0)
+def test_a_command_in_the_jail_that_hangs_or_holds_too_much_is_killed(run_in, needs_a_jail, end_time_when):
+    end_time_when(lambda: "sleep 10001 " in running("sleep 10001"))
+    outcome, _, _ = run_in(Isolation("jail"), f"/usr/bin/python3 -c {shlex.quote(ASK)}; sleep 10001")
     assert outcome.kind == "timeout"
     held = ASK + "held = bytearray(300 << 20)\nimport time; time.sleep(1000)"
     outcome, _, _ = run_in(Isolation("jail"), f"/usr/bin/python3 -c {shlex.quote(held)}", memory_mb=200)
@@ -163,8 +164,9 @@ def test_a_container_is_asked_for_with_these_words_and_removed(run_in, docker, t
     '(tool, "rm", "--force", self.name))',
     "())",
 )
-def test_a_container_is_removed_when_its_episode_takes_too_long(run_in, docker):
-    outcome, _, name = run_in(Isolation(IMAGE), f"{python(ASK)}; sleep 1000", timeout_s=5.0)
+def test_a_container_is_removed_when_its_episode_takes_too_long(run_in, docker, end_time_when):
+    end_time_when(lambda: "sleep 10002 " in running("sleep 10002"))
+    outcome, _, name = run_in(Isolation(IMAGE), f"{python(ASK)}; sleep 10002")
     assert outcome.kind == "timeout" and docker()[-1] == ["rm", "--force", f"rlhf_suite_{name}"]
 
 

@@ -53,7 +53,7 @@ def test_presets_are_not_quoted():
 
 
 def test_a_value_of_no_form_is_refused():
-    with pytest.raises(rs.UserError, match="a object is no value of a flag"):
+    with pytest.raises(rs.UserError, match="a object is not a value of a flag"):
         words_of("sft", {"train.max_steps": object()})
 
 

@@ -29,7 +29,7 @@ BETWEEN_FLAGS = [
     # rules between flags
     (SFT + "actor.model_name_or_path=/no/model", "actor.model_name_or_path", "does not exist"),
     ("task=sft actor.model_name_or_path=x", "data.dataset", "no data is named"),
-    (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
+    (SFT + "data.dataset=none.jsonl", "data.dataset", "the file none.jsonl does not exist"),
     (SFT + "'data.dataset_probs=[0.5,0.5]'", "data.dataset_probs", "2 probabilities for 1 sources"),
     (TWO_SOURCES + "'data.dataset_probs=[1,0]'", "data.dataset_probs", "probability 0 is never read"),
     (TWO_SOURCES + "'data.dataset_probs=[3,1]'", "data.dataset_probs", "write 'data.dataset_probs=[0.75,0.25]'"),

@@ -124,7 +124,7 @@ def test_a_function_without_a_declaration_may_read_any_flag(checked, tmp_path):
 
 
 MISTAKES = {
-    "no file": ("gone.py:mine", "", "there is no file gone.py"),
+    "no file": ("gone.py:mine", "", "the file gone.py does not exist"),
     "no function": (
         "mine.py:other",
         "def mine(inputs, config): ...",

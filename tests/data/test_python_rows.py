@@ -73,7 +73,7 @@ def test_a_file_without_rows_is_refused_without_being_run(tmp_path):
     (problem,) = source_problems(key, written(tmp_path, "raise SystemExit\nrow = []"), {})
     assert problem.what.endswith("has no rows") and "define rows()" in problem.fix
     (problem,) = source_problems(key, "gone.py", {})
-    assert "there is no file gone.py" in problem.what
+    assert "the file gone.py does not exist" in problem.what
     (problem,) = source_problems(key, written(tmp_path, "def rows("), {})
     assert "game.py:1: " in problem.what
     assert [*source_problems(key, written(tmp_path, GAME), {})] == [] == hub_names("gone.py")

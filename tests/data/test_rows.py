@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, content, message
 @pytest.mark.parametrize("spec", ["absent.jsonl", "/no/such/folder", "./absent", "a/b/c"])
 def test_a_missing_path_is_an_error_that_names_the_flag(spec):
     with pytest.raises(
-        UserError, match=rf"data\.prompt_dataset: there is no file or folder '{spec}'; paths are relative to /"
+        UserError, match=rf"data\.prompt_dataset: the file or folder '{spec}' does not exist; paths are relative to /"
     ):
         load(spec, flags=PROMPTS)
 

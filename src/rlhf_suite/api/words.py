@@ -66,5 +66,5 @@ def plain(key: str, value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy or PyTorch
         return value.item()
     raise UserError(
-        f"{key}={value!r}: a {type(value).__name__} is no value of a flag. Give a number, a text, a list or a dict"
+        f"{key}={value!r}: a {type(value).__name__} is not a value of a flag. Give a number, a text, a list or a dict"
     )

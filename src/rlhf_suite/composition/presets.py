@@ -62,7 +62,7 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
 
 
 def generate_presets(group: str) -> dict[str, dict[str, Any]]:
-    """Return the presets that are no files: for each choice of the group's flag what it sets."""
+    """Return the presets that are not files: for each choice of the group's flag what it sets."""
     if group not in CHOICES:
         return {}
     key, algorithms, others = CHOICES[group]

@@ -80,7 +80,9 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
             raise UserError(f"{flags.dataset}: no file matches {name!r}; paths are relative to {Path.cwd()}")
         return _files(paths, flags)
     if file_type(path) in READERS or not HUB_NAME.fullmatch(base):
-        raise UserError(f"{flags.dataset}: there is no file or folder {base!r}; paths are relative to {Path.cwd()}")
+        raise UserError(
+            f"{flags.dataset}: the file or folder {base!r} does not exist; paths are relative to {Path.cwd()}"
+        )
     return _hub(base, data_dir, split, flags)
 
 

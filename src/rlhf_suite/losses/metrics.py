@@ -104,8 +104,8 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well scores tell two classes apart. It is no mean over cases, so all of them are kept, as those of a quantile
-    are."""
+    """How well scores tell two classes apart. It is not a mean over cases, so all of them are kept, as those of a
+    quantile are."""
 
     scores: Tensor  # [N]
     positive: Tensor  # [N] bool: the class that is to score higher

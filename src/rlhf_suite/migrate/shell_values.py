@@ -122,7 +122,7 @@ class Scope:
         elif opener == "$'":
             yield Piece(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[1]), inside, flags=re.DOTALL))
         elif opener == '"':
-            if not ALL_OF_ARRAY.fullmatch(inside):  # which is no word at all where the array is empty
+            if not ALL_OF_ARRAY.fullmatch(inside):  # which is not a word at all where the array is empty
                 yield Piece("")
             yield from self.pieces(inside, line, is_quoted=True)
         elif opener == "${":

@@ -2,7 +2,7 @@
 environment has for the device, or the kernel of torch.
 
 A package is compared with torch before its numbers are used, once for each shape: FlashAttention 4 (4.0.0b36) returns
-wrong gradients on a Hopper GPU for most head sizes that are no multiple of 32, and says nothing.
+wrong gradients on a Hopper GPU for most head sizes that are not a multiple of 32, and says nothing.
 
 T tokens, B sequences, H query heads, K key/value heads, D head size.
 """

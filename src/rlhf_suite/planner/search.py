@@ -113,7 +113,7 @@ class Search:
         return run, {key: value for key, value in values.items() if value != value_of(self.base, key)}
 
     def lacking(self, choice: Choice) -> float:
-        """Return the bytes that a combination lacks; infinite for one that is no run."""
+        """Return the bytes that a combination lacks; infinite for one that is not a run."""
         key = tuple(sorted(choice.items()))
         if key not in self.known:
             self.known[key] = self.plan(choice)

@@ -6,6 +6,7 @@ It is an estimate, so it refuses nothing. `planner/` makes the plan; here is whi
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlhf_suite.config.check.sources import BUILTIN
 from rlhf_suite.config.declarations.runs import Run
@@ -16,6 +17,9 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.slurm import allocation, is_first_node
 from rlhf_suite.machine_memory import machine_memory
+
+if TYPE_CHECKING:
+    from rlhf_suite.planner.needs import Target
 
 SMALL_BYTES = 256 << 20  # of weights, below which no plan is made at the start of a run on CPUs
 
@@ -35,14 +39,14 @@ def fit_to_memory(run: Run) -> tuple[Run, list[str]]:
 
 def are_small(run: Run) -> bool:
     """Return whether the weights of all models of a run are so few that any machine has the memory. Only the sizes of
-    files are read. A model that is no folder here counts as large."""
+    files are read. A model that is not a folder here counts as large."""
     paths = [getattr(section, "model_name_or_path", None) for section in model_sections(run).values()]
     sizes = [weight_bytes(path) for path in paths if path is not None]
     return all(size is not None for size in sizes) and sum(size or 0 for size in sizes) < SMALL_BYTES
 
 
 def weight_bytes(path: str) -> int | None:
-    """Return the bytes of the files of weights of a model; None if it is no folder here."""
+    """Return the bytes of the files of weights of a model; None if it is not a folder here."""
     if path.startswith(BUILTIN):
         return 0
     files = [file for file in Path(path).glob("*") if file.suffix in (".safetensors", ".bin")]
@@ -51,43 +55,45 @@ def weight_bytes(path: str) -> int | None:
 
 def fit_to_machine(run: Run, memory: int) -> tuple[Run, list[str]]:
     """Return the run with what the plan decides for a machine with so many bytes of memory, and what to say of it."""
-    from rlhf_suite.planner.checkpointing import with_decisions
-    from rlhf_suite.planner.estimate import estimate
     from rlhf_suite.planner.needs import Target
-    from rlhf_suite.planner.table import say_checkpointing
 
-    try:
-        planned = estimate(run, Target(None, memory, None))
-    except UserError:  # of a model that the planner cannot read; loading says what is wrong
-        return run, []
-    remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
-    return with_decisions(run, planned.checkpointing), remarks
+    return decide_by_plan(run, Target(None, memory, None)) or (run, [])
 
 
 def fit_to_driver(run: Run, driver: Driver | None) -> tuple[Run, list[str]]:
     """Return the run with what the plan decides for the GPUs of a driver, and what to say of it; None, or a type of GPU
-    without numbers: the plan does not know them. It is an estimate, so it refuses nothing."""
+    without numbers: the plan does not know them."""
     from rlhf_suite.planner.checkpointing import models_to_decide, with_decisions
     from rlhf_suite.planner.devices import DEVICES
-    from rlhf_suite.planner.estimate import UTILISATION, estimate
+    from rlhf_suite.planner.estimate import UTILISATION
     from rlhf_suite.planner.needs import Target
-    from rlhf_suite.planner.table import say_checkpointing, say_deadline
 
     gpus = driver.gpus if driver is not None else ()
     device = next((kind for gpu in gpus for kind in DEVICES if kind.mark in gpu.name), None)
-    try:
-        if device is not None:
-            target = Target(device, min(gpu.total for gpu in gpus), device.flops * UTILISATION)
-            planned = estimate(run, target)
-            remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
-            remarks += say_deadline(planned) if planned.is_late else ()
-            return with_decisions(run, planned.checkpointing), remarks
-    except UserError:  # of a model that the planner cannot read; loading says what is wrong
-        pass
+    if device is not None:
+        target = Target(device, min(gpu.total for gpu in gpus), device.flops * UTILISATION)
+        if (decided := decide_by_plan(run, target)) is not None:
+            return decided
     names = models_to_decide(run)
     remark = "The plan does not know these GPUs or this model, so activations are recomputed: write "
     remark += " and ".join(f"{name}.gradient_checkpointing_enable=false" for name in names) + " to keep them."
     return with_decisions(run, dict.fromkeys(names, True)), [remark] if names else []
+
+
+def decide_by_plan(run: Run, target: Target) -> tuple[Run, list[str]] | None:
+    """Return the run with what its plan for these devices decides, and what to say of it; None if the planner cannot
+    read a model of the run: loading it says what is wrong."""
+    from rlhf_suite.planner.checkpointing import with_decisions
+    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.planner.table import say_checkpointing, say_deadline
+
+    try:
+        planned = estimate(run, target)
+    except UserError:
+        return None
+    remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
+    remarks += say_deadline(planned) if planned.is_late else ()
+    return with_decisions(run, planned.checkpointing), remarks
 
 
 def say_what_does_not_fit(problem: str) -> str:

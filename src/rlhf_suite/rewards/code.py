@@ -22,7 +22,7 @@ from rlhf_suite.sandbox.calls import free_names
 from rlhf_suite.sandbox.programs import MAX_PROGRAM_OUTPUT_BYTES, Limits, run_checks, run_python
 
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*\{?[ \t]*\.?([\w+-]*)[^`]*$")
-NAMED = ("python", "python3", "py", "py3")  # a block of another language is no program
+NAMED = ("python", "python3", "py", "py3")  # a block of another language is not a program
 HELPER = re.compile(r"(?:assert\w*|is_?close|all_?close|array_equal|approx|raises|check)$", re.IGNORECASE)
 
 

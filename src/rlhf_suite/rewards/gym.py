@@ -60,4 +60,4 @@ def read(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
         entry = ast.literal_eval(label)
         return entry["task"], entry["settings"], entry["entry"]
     except (ValueError, SyntaxError, TypeError, KeyError):
-        raise LabelError(f"the label {label[:80]!r} is no entry of reasoning-gym; {HELP}") from None
+        raise LabelError(f"the label {label[:80]!r} is not an entry of reasoning-gym; {HELP}") from None

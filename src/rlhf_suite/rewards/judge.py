@@ -3,7 +3,7 @@
 What is asked, and the reward that follows from the reply, are in `rewards/questions.py`; who is asked, in
 `rewards/judge_model.py`. The reward of a response is the weighted mean of the rubric's criteria, each from 0 to 1, and
 every criterion is a number of the sample. What is not exactly one verdict in the form that was asked for
-(`rewards/rubric.py`) is no verdict, which fails the sample and is never a number.
+(`rewards/rubric.py`) is not a verdict: it fails the sample and is never a number.
 
 A question is asked once: verdicts are kept in the run folder (`rewards/judge_calls.py`).
 """

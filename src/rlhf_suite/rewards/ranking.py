@@ -4,7 +4,7 @@ Equal answers are shown once. The order in which they are shown is drawn from th
 and its answers, so a resumed run asks the same, and no answer knows its number or that of another one. With n answers,
 of which the best has place 1, the score of an answer is (n - place) / (n - 1): 1 for the best, 0 for the worst, 0.5 in
 the mean. Answers that the judge calls equal share the mean of their places. A reply that does not name every answer
-exactly once is no verdict, and no answer of the group has a score.
+exactly once is not a verdict, and no answer of the group has a score.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     prompts -> begin_groups -> engines -> score_groups -> hand_over -> take (by the step)
 
 They run on the event loop of the engines' requests, which alone changes the table of groups (`rl/slots.py`), so there
-is no lock. A schedule says what may happen next (`rl/schedules.py`). What blocks is done in threads of the loop:
+is not a lock. A schedule says what may happen next (`rl/schedules.py`). What blocks is done in threads of the loop:
 rewards, filters, shaping. The first error of a task ends everything on the loop, and is raised in everyone who waits
 for it.
 """

@@ -12,7 +12,7 @@ from rich.text import Text
 
 FLAG = re.compile(r"[a-z]\w*(?:[./]\w+)+(?==)|[a-z]\w*(?:\.\w+)+")
 WIDTH = 120  # characters of a line of a text
-BREAKABLE = 12  # characters of a word that is no flag, in the narrowest column
+BREAKABLE = 12  # characters of a word that is not a flag, in the narrowest column
 
 
 def as_text(show: Callable[[Console], object]) -> str:

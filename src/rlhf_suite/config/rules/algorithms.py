@@ -143,7 +143,7 @@ def rewards_are_successes(run: Run) -> Iterator[Problem]:
     config = run.algo.advantage
     if not config.needs("successes"):
         return
-    problem = f"rewards below 0 are no successes, and {config.estimator} divides by the mean of successes"
+    problem = f"rewards below 0 are not successes, and {config.estimator} divides by the mean of successes"
     if run.reward.overlong_buffer_len is not None:
         key = "reward.overlong_buffer_len"
         yield Problem(key, f"its penalty makes rewards negative: {problem}", f"write {key}=null, or another estimator")

@@ -63,7 +63,7 @@ def has_frozen_router(run: Run, name: str) -> bool:
 
 
 def without_routers(key: str, use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """Yield a problem if a model is no mixture of experts, or of a family whose routers are not known."""
+    """Yield a problem if a model is not a mixture of experts, or is of a family whose routers are not known."""
     own = family(files)
     if num_experts(files.setting) is None:
         yield Problem(key, f"{use.path} is not a mixture of experts", f"write {key}=false")

@@ -69,7 +69,7 @@ def benchmarks_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     for name, place in named_benchmarks(named):
         if name in BENCHMARKS and place and not Path(place).exists():
             fix = f"get {BENCHMARKS[name].source}, and name its .jsonl or .parquet file or their folder"
-            yield Problem(key, f"{name}: there is no file or folder {place}", fix)
+            yield Problem(key, f"{name}: the file or folder {place} does not exist", fix)
         packages = BENCHMARKS[name].packages if name in BENCHMARKS else ()
         if missing := [package for package in packages if find_spec(package) is None]:
             yield Problem(key, f"{name} needs {' and '.join(missing)}", f"pip install 'rlhf_suite[{name}]'")

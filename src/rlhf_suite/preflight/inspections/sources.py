@@ -103,7 +103,7 @@ def one_source_problems(key: str, name: str, columns: Columns) -> Iterator[Probl
     elif is_glob(name):
         yield from glob_problems(key, name, columns)
     elif is_missing(name):
-        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
+        yield Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
     elif Path(name).is_file() and file_type(Path(name)) in SUFFIXES:
         yield from column_problems(Path(name), columns)
     elif Path(name).is_file():
@@ -116,7 +116,7 @@ def python_problems(key: str, name: str) -> Iterator[Problem]:
     """Yield what is wrong with a Python file that makes rows. It is not run."""
     path = Path(name).expanduser()
     if not path.is_file():
-        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
+        yield Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
         return
     try:
         names = list_bound_names(parse_file(path.resolve()))
