@@ -15,13 +15,11 @@ ENDED_S = 60.0
 GONE_S = 15.0
 
 
+@pytest.mark.proof  # tests/distributed/test_workers.py kills an actor of a group on every commit
 @pytest.mark.parametrize(
     ("actor", "estimator", "doing"),
     [
-        pytest.param(
-            *("engine-0", "dr_grpo", (" generations: ", "the weight sync", "the log-probs of the probe")),
-            marks=pytest.mark.proof,
-        ),
+        ("engine-0", "dr_grpo", (" generations: ", "the weight sync", "the log-probs of the probe")),
         (
             "actor-0",
             "reinforce",

@@ -79,6 +79,7 @@ def rest(runs, warm, reward_model, judge):
     return runs / "rest", words
 
 
+@pytest.mark.proof  # tests/arch/test_alive.py finds what reads each flag in the sources on every commit
 def test_every_active_flag_is_read_by_a_run(baseline, baseline_words, rest):
     made = {baseline: baseline_words, rest[0]: rest[1]}
     unread = flag_reads.unread(list(made.values()), [jobs.reads(folder) for folder in made])

@@ -221,7 +221,13 @@ def said(world, folder: Path, config) -> str:
 
 
 @pytest.mark.parametrize(
-    "schedule", [{}, {"train__async_queue_size": 1, "algo__advantage__is_correction_level": "token"}]
+    "schedule",
+    [
+        {},
+        pytest.param(
+            {"train__async_queue_size": 1, "algo__advantage__is_correction_level": "token"}, marks=pytest.mark.proof
+        ),
+    ],
 )
 def test_an_async_step_that_blocks_all_episodes_ends_the_run(ranks, tmp_path, schedule):
     code = "import time\n" + CODE.replace("self.turns += 1", "time.sleep(86_400)")
