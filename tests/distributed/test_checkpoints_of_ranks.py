@@ -52,7 +52,7 @@ class Holder(TrainedWorker):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(tmp_path_factory):
-    launch = LaunchConfig(device="cpu", num_cpus=2, object_store_mb=80)
+    launch = LaunchConfig.of("ppo", device="cpu", num_cpus=2, object_store_mb=80)
     with ray_cluster(launch, tmp_path_factory.mktemp("run"), slots=RANKS):
         yield
 

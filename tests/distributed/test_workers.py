@@ -98,7 +98,7 @@ def call(pupils: WorkerGroup, method: str, *args, activity: str | None = None) -
 @pytest.fixture(scope="module", autouse=True)
 def cluster(tmp_path_factory):
     with ray_cluster(
-        LaunchConfig(device="cpu", num_cpus=2, object_store_mb=80), tmp_path_factory.mktemp("run"), slots=4
+        LaunchConfig.of("ppo", device="cpu", num_cpus=2, object_store_mb=80), tmp_path_factory.mktemp("run"), slots=4
     ):
         yield
 

@@ -21,10 +21,10 @@ def test_visible_devices_decide_how_many_gpus_there_are(monkeypatch, visible, co
 
 def test_auto_takes_the_gpu_when_there_is_one(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert device_kind(LaunchConfig()) == "cuda"
-    assert device_kind(LaunchConfig(device="cpu")) == "cpu"
+    assert device_kind(LaunchConfig.of("ppo")) == "cuda"
+    assert device_kind(LaunchConfig.of("ppo", device="cpu")) == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device_kind(LaunchConfig()) == "cpu"
+    assert device_kind(LaunchConfig.of("ppo")) == "cpu"
 
 
 @pytest.mark.notices(
@@ -35,11 +35,11 @@ def test_auto_takes_the_gpu_when_there_is_one(monkeypatch):
 )
 def test_gpus_that_are_asked_for_where_there_are_none_are_those_of_another_machine(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine(LaunchConfig(device="cuda")) == Machine("cuda", None)
-    assert machine(LaunchConfig(device="cpu")) == Machine("cpu", 0)
+    assert machine(LaunchConfig.of("ppo", device="cuda")) == Machine("cuda", None)
+    assert machine(LaunchConfig.of("ppo", device="cpu")) == Machine("cpu", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert machine(LaunchConfig(device="cuda")) == Machine("cuda", 2)
-    assert machine(LaunchConfig(device="cuda", ray_address="head:6379")) == Machine("cuda", None)
+    assert machine(LaunchConfig.of("ppo", device="cuda")) == Machine("cuda", 2)
+    assert machine(LaunchConfig.of("ppo", device="cuda", ray_address="head:6379")) == Machine("cuda", None)
 
 
 def test_cpu_profile_has_one_sleeping_thread_and_no_gpu(monkeypatch):
@@ -93,7 +93,7 @@ def test_actors_on_gpus_share_the_cores_of_their_machine(monkeypatch):
 def test_a_umask_is_added_to_the_processs_own_for_the_run_and_its_actors(value, expected, tmp_path):
     before = os.umask(0o022)
     try:
-        with limit_rights(LaunchConfig(umask=value)):
+        with limit_rights(LaunchConfig.of("ppo", umask=value)):
             (tmp_path / "file").touch()
             assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~expected
             actor = runtime_env("cpu")

@@ -23,7 +23,7 @@ from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolve
 from rlhf_suite.launch.stop import SIGNALS
 from rlhf_suite.polling import poll_until
 
-CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
+CONFIG = LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80)
 
 DRIVER = """
 import signal, sys, time
@@ -33,7 +33,7 @@ from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.launch.stop import stoppable
 import ray
-config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
+config = LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80)
 try:
     with stoppable(), ray_cluster(config, Path(sys.argv[1]), slots=1):
         actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(3600)})).remote()
@@ -89,7 +89,7 @@ def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
         from rlhf_suite.config.declarations.launch import LaunchConfig
         from rlhf_suite.launch.ray_cluster import ray_cluster
         from rlhf_suite.launch.stop import SIGNALS, Stopped, stoppable
-        config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
+        config = LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)  # under nohup one of them is ignored
             try:
@@ -214,7 +214,7 @@ def test_a_foreign_cluster_is_not_joined(tmp_path, monkeypatch):
 def test_an_address_without_a_cluster_is_named(tmp_path):
     with (
         pytest.raises(RunError, match=r"launch\.ray_address=127\.0\.0\.1:9"),
-        ray_cluster(LaunchConfig(device="cpu", ray_address="127.0.0.1:9"), tmp_path, slots=1),
+        ray_cluster(LaunchConfig.of("ppo", device="cpu", ray_address="127.0.0.1:9"), tmp_path, slots=1),
     ):
         pass
 
@@ -240,7 +240,7 @@ def test_what_accepts_connections_and_never_speaks_ends_the_run(tmp_path, monkey
     with listener_that_never_speaks() as (address, taken):
         with (
             pytest.raises(RunError, match=rf"launch\.ray_address={address}: .* did not speak as Ray does within 2 s"),
-            ray_cluster(LaunchConfig(device="cpu", ray_address=address), tmp_path, slots=1),
+            ray_cluster(LaunchConfig.of("ppo", device="cpu", ray_address=address), tmp_path, slots=1),
         ):
             pass
         assert poll_until(lambda: len(taken) > 1, 300), "the first connection is that of the suite, the next Ray's"
@@ -248,7 +248,7 @@ def test_what_accepts_connections_and_never_speaks_ends_the_run(tmp_path, monkey
 
 def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
     many = 4 * (os.cpu_count() or 1) + 4
-    with ray_cluster(LaunchConfig(device="cpu", object_store_mb=80), tmp_path, slots=many):
+    with ray_cluster(LaunchConfig.of("ppo", device="cpu", object_store_mb=80), tmp_path, slots=many):
         assert ray.cluster_resources()["CPU"] == many / 4
         assert "GPU" not in ray.cluster_resources()
 
@@ -261,7 +261,7 @@ def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
 )
 def test_the_last_actor_has_a_slot_though_it_fills_no_core():
     cores = cpu_count()
-    assert [_num_cpus(LaunchConfig(), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [
+    assert [_num_cpus(LaunchConfig.of("ppo"), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [
         cores, cores + 1, cores + 1, cores + 2
     ]  # fmt: skip
 

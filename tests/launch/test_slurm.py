@@ -20,7 +20,7 @@ import ray
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.launch.nodes import join_node, lead_nodes
 from rlhf_suite.launch.ray_cluster import ray_cluster
-folder, config = Path(sys.argv[1]), LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80, timeout_s=120)
+folder, config = Path(sys.argv[1]), LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80, timeout_s=120)
 if not join_node(folder, config):
     with lead_nodes(folder, config), ray_cluster(config, folder, slots=1):
         print(sum(node["Alive"] for node in ray.nodes()), "nodes", ray.cluster_resources()["CPU"], "CPUs", flush=True)

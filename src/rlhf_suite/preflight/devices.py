@@ -164,6 +164,9 @@ def plan_workers(run: Run) -> WorkerPlan | None:
 
 
 def launch_of(run: Run, plan: WorkerPlan | None) -> LaunchConfig:
-    """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has."""
+    """Return how a run is brought up: the section `launch`, with the size of Ray's object store that the plan has, in a
+    task that may start Ray."""
+    if not run.launch.has("object_store_mb"):
+        return run.launch
     store = object_store_mb(run, (), device_kind(run.launch)) if plan is None else plan.object_store_mb
     return replace(run.launch, object_store_mb=store)

@@ -36,6 +36,7 @@ PLAIN_ATTENTION, BORDERS = is_one_of("", "sdpa", "eager"), "packed sequences wou
 PARTITIONED = is_one_of(".zero_stage", 3)
 SPLIT = is_above(".ring_attn_size", 1, "<number > 1>")
 PADDED = is_one_of(".packing_samples", None, False, remedy="false")
+REWARD_MODEL = is_set("reward.model_name_or_path", "<reward model>")
 WHOLE_WEIGHTS, WHOLE_ROWS = is_one_of(".tensor_parallel_size", 1), is_one_of(".ring_attn_size", 1)
 
 
@@ -61,6 +62,7 @@ class DeepSpeedConfig(Section):
         tasks=(*TRAINING, "generate", *OWN_PRECISION),
         defaults=dict.fromkeys(OWN_PRECISION, None),
         never_null=(*TRAINING, "generate"),
+        of_tasks={"score": {"when": (REWARD_MODEL | is_true("reward.process.enable"),)}},
     )
     """Precision of parameters and activations; optimiser state is always fp32. null: that of the checkpoint, or fp32 if
     it is neither bf16 nor fp32"""
@@ -95,7 +97,9 @@ class DeepSpeedConfig(Section):
     """Lay sequences end to end in one row, without padding, which gives the same gradients; null: where the family of
     the model and its attention can (docs/support.md), else, and with ds.deepcompile, rows are padded. The log of the
     run says which"""
-    value_head_prefix: str = flag("score", tasks=(*TRAINING, "score", "serve_rm"))
+    value_head_prefix: str = flag(
+        "score", tasks=(*TRAINING, "score", "serve_rm"), of_tasks={"score": {"when": (REWARD_MODEL,)}}
+    )
     """Name of the scalar head of critic and reward model"""
     load_in_4bit: bool = flag(
         False,

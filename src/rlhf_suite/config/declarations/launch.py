@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 
 from rlhf_suite.config.declarations.flags import FREE, flag
+from rlhf_suite.config.declarations.sections import Section
+from rlhf_suite.config.declarations.task_groups import ON_RAY
 
 TRUSTED = "RLHF_SUITE_TRUST_REMOTE_CODE"  # launch.trust_remote_code on its way to every process of a run
 
@@ -16,16 +18,16 @@ def trusts_code() -> bool:
 
 
 @dataclass
-class LaunchConfig:
+class LaunchConfig(Section):
     """How the run is brought up"""
 
     device: str = flag("auto", choices=("auto", "cpu", "cuda"), resume=FREE)
     """The kind of device; auto: cuda where there is a GPU"""
     ray_address: str | None = flag(None, resume=FREE)
     """Address of a running Ray cluster (auto: the local one); null: start a private one"""
-    num_cpus: int | None = flag(None, ge=1, resume=FREE)
+    num_cpus: int | None = flag(None, ge=1, resume=FREE, tasks=ON_RAY)
     """CPU slots that Ray may use; null: those that this process may use"""
-    object_store_mb: int | None = flag(None, ge=75, resume=FREE)
+    object_store_mb: int | None = flag(None, ge=75, resume=FREE, tasks=ON_RAY)
     """Shared memory of Ray's object store on each node, in MiB; null: what the samples of a step take at one time on
     their way between driver, engines and models, if all have data.max_len tokens; at least 75. `rlhf-suite plan` says
     how much that is. What does not fit into a smaller one is written to the disk"""

@@ -10,7 +10,7 @@ from rlhf_suite.config.declarations.conditions import Condition, Need, is_null, 
 from rlhf_suite.config.declarations.flags import FREE, SHAPE, flag, group
 from rlhf_suite.config.declarations.models import OFFLOADED
 from rlhf_suite.config.declarations.sections import Section
-from rlhf_suite.config.declarations.task_groups import BY_MODEL, RL
+from rlhf_suite.config.declarations.task_groups import BY_MODEL, RL, STANDARDISED
 
 STEPS = is_true(".enable")
 JUDGED = is_set(".rubric", "<rubric.md>")
@@ -138,10 +138,10 @@ class NormalizationConfig(Section):
     normalize_enable: bool = flag(
         False,
         needs=Need(MODEL, "the constants are stored in a reward model"),
-        tasks=(*BY_MODEL, "serve_rm"),
+        tasks=STANDARDISED,
     )
     """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
-    normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"), tasks=(*BY_MODEL, "serve_rm"))
+    normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"), tasks=STANDARDISED)
     """Scores are only centred, score - mean, and not divided by std"""
 
 

@@ -24,10 +24,12 @@ SEEING = ("sft", "rm", "dpo", *RL)  # their models may read images
 
 BY_PREFERENCE = ("dpo", "iterative_dpo")
 BY_MODEL = (*RL, "generate", "score", *LOOPS)  # a reward model may score
+STANDARDISED = (*RL, "score", *LOOPS, "serve_rm")  # a reward model scores in them, or in a stage of theirs
 REWARDED = (*BY_MODEL, "check_reward")
 OWN_PRECISION = ("score", "merge_lora", "serve_rm")  # models keep the precision of their checkpoints
 
 SAMPLING = (*RL, "generate")  # they start engines by themselves
 PLANNED = (*TRAINED, "generate", "score")  # their models have devices
+ON_RAY = (*PLANNED, *LOOPS)  # their processes may be actors of Ray, those of a loop in its stages
 JUDGED = (*SAMPLING, "score")  # their rewards come from a rule, a file, servers or a model
 SCORED_TEXTS = (*JUDGED, "check_reward")

@@ -88,14 +88,20 @@ def score_run(run: Run, answers: Path | str) -> Run:
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
     reward = run.reward.as_of("score", rule=None, remote_url=None, rubric=None)
-    return Run.of("score", ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch)
+    return Run.of(
+        "score", ds=run.ds.as_of("score"), data=data, reward=reward, score=score, launch=run.launch.as_of("score")
+    )
 
 
 def _answers(run: Run, model: str, **sections: Any) -> Run:
     # A model scores in a stage of its own.
     by_model = run.reward.model_name_or_path is not None
     reward = RewardConfig.of("generate") if by_model else run.reward.as_of("generate")
-    shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm.as_of("generate"), "launch": run.launch}
+    shared: dict[str, Any] = {
+        "reward": reward,
+        "vllm": run.vllm.as_of("generate"),
+        "launch": run.launch.as_of("generate"),
+    }
     return Run.of(
         "generate",
         actor=ActorConfig.of("generate", model_name_or_path=model),
@@ -112,7 +118,8 @@ def _build_training(run: Run, task: str, model: str, output: str | None) -> dict
         "ckpt": CheckpointConfig.of(task, output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
         "train": run.train.as_of(task),
         "ds": run.ds.as_of(task),
-        **{name: getattr(run, name) for name in ("logger", "launch")},
+        "logger": run.logger,
+        "launch": run.launch.as_of(task),
     }
 
 
