@@ -80,7 +80,7 @@ def test_the_remedy_of_a_mistake_is_accepted_and_removes_it(checked, line, key, 
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.preflight.inspections.named_files.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.check.lacking.find_spec", lambda _: None)
     for line, key, extra in (
         (SFT + FOUR_BITS + "ds.lora.rank=8", "ds.load_in_4bit", "qlora"),
         (CHAT + FOUR_BITS, "ds.load_in_4bit", "qlora"),
@@ -92,7 +92,7 @@ def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
 
 
 def test_a_missing_package_of_a_source_and_of_its_rule_is_named_with_its_flag(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.preflight.inspections.sources.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.check.lacking.find_spec", lambda _: None)
     for line, key in (
         (SFT + "data.dataset=reasoning_gym:chain_sum", "data.dataset"),
         (PPO + "data.prompt_dataset=reasoning_gym:chain_sum", "data.prompt_dataset"),

@@ -132,6 +132,6 @@ def test_a_served_reward_model_scores_as_the_dequantised_one(base, tokenizer, tm
 
 
 def test_without_the_package_the_error_says_how_to_get_it(folder, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.models.quantize.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.check.lacking.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'rlhf-suite\[qlora\]'"):
         quantized(folder())

@@ -201,7 +201,7 @@ def test_the_processor_and_the_folder_agree_about_places(seeing):
 
 
 def test_a_text_model_reads_no_images(folder):
-    with pytest.raises(UserError, match=r"data.image_key needs a model of a family .*idefics3.*this one is a qwen3"):
+    with pytest.raises(UserError, match=r"data.image_key needs a model that reads images .*idefics3.* is a qwen3"):
         vision_processor(str(folder()), "images")
     assert vision_processor(str(folder()), None) is None
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib.metadata import distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.check.sources import GYM, GYM_FIX
+from rlhf_suite.config.check.lacking import REASONING_GYM, refuse_missing
+from rlhf_suite.config.check.sources import GYM
 from rlhf_suite.config.declarations.flag_types import literal
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
@@ -56,8 +56,7 @@ def task_of(source: str, flag: str) -> GymTask:
     Raises:
         UserError: reasoning-gym is not installed, or has no such task or setting; the message lists the alternatives.
     """
-    if find_spec("reasoning_gym") is None:
-        raise UserError(f"{flag}={source}: the package reasoning-gym is not installed; {GYM_FIX}")
+    refuse_missing(f"{flag}={source}", REASONING_GYM)
     name, *words = source.removeprefix(GYM).split("/")
     settings: Settings = {"seed": 0}  # the default of reasoning-gym is a new seed every time
     for word in words:

@@ -97,6 +97,7 @@ class ConversationEncoder:
             )
         check_rendering(tokenizer, config)
         self.template = ChatTemplate(tokenizer, config)
+        # The preflight reads the first row to say this; a stage of a loop has its rows from the stage before.
         if config.output_key is None and not config.apply_chat_template and config.turn_markers is None:
             raise UserError(
                 "data.output_key is not set: without data.apply_chat_template=true or data.turn_markers the response "

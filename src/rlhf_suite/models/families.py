@@ -318,6 +318,23 @@ def why_unread(config: Mapping[str, Any]) -> str | None:
     return UNREAD["pixtral"] if tower_type == "pixtral" else None
 
 
+NO_IMAGES = "give another model, or write data.image_key=null"  # what to do about unread images
+
+
+def find_unread_images(name: str, config: Mapping[str, Any]) -> str | None:
+    """Return the problem of a run with images and the model `name`, by the contents of its config.json; None if there
+    is none."""
+    if (why := why_unread(config)) is None:
+        return None
+    kinds, kind = ", ".join(IMAGE_TYPES), config.get("model_type")
+    return f"data.image_key needs a model that reads images ({kinds}), and {name} is a {kind}: {why}"
+
+
+def heads_can_be_split(heads: int, pairs: int, size: int) -> bool:
+    """Return whether `ulysses` can split so many heads of queries, and of keys and values, over `size` ranks."""
+    return heads % size == 0 and (pairs % size == 0 or size % pairs == 0)
+
+
 def undeclared_family(kinds: tuple[str, str]) -> Family:
     """Return what is taken for granted of a model whose types, of the whole and of its text part, are not declared."""
     stateful = any(kind in STATEFUL for kind in kinds)

@@ -25,10 +25,10 @@ from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, wanted_packing
 from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import FixableError, UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.classes import auto_class
-from rlhf_suite.models.families import IMAGE_TYPES, Family, family_of, undeclared_head_setting, why_unread
+from rlhf_suite.models.families import NO_IMAGES, Family, family_of, find_unread_images, undeclared_head_setting
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, carries_unknown_state
 from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
@@ -268,12 +268,8 @@ def vision_processor(
     folder = model_folder(path, flag)
     with explain_load_errors(flag, path):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-        if (why := why_unread(config.to_dict())) is not None:
-            raise UserError(
-                f"{flag}={path}: data.image_key needs a model of a family that reads images here "
-                f"({', '.join(IMAGE_TYPES)}), and this one is a {config.model_type}: {why}. Choose another model, or "
-                "write data.image_key=null"
-            )
+        if (problem := find_unread_images(path, config.to_dict())) is not None:
+            raise FixableError(f"{flag}: {problem}", NO_IMAGES)
         return VisionProcessor(folder, flag, path)
 
 

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.check.lacking import LIGER_KERNEL, refuse_missing, refuse_without_gpu
+from rlhf_suite.config.declarations.ds import FUSED_ON_GPUS, DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.declarations.models import ActorConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
@@ -148,10 +149,8 @@ def fuse_layers(model: PreTrainedModel, device: str) -> None:
     The numbers are the same with less memory traffic; parameters keep their names. Liger's fused losses stay off, since
     the head reads log-probs in chunks itself, and the experts of a mixture keep their own kernels.
     """
-    if device != "cuda":
-        raise UserError(f"{LIGER}: its kernels need a GPU, and the run is on {device}. Set ds.use_liger_kernel=false")
-    if find_spec("liger_kernel") is None:
-        raise UserError(f"{LIGER}: liger-kernel is not installed. Run pip install 'rlhf-suite[gpu]'")
+    refuse_without_gpu("ds.use_liger_kernel", True, FUSED_ON_GPUS, device)
+    refuse_missing(LIGER, LIGER_KERNEL)
     from liger_kernel.transformers import monkey_patch as liger
 
     kind = model.config.model_type

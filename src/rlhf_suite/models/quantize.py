@@ -6,13 +6,12 @@ A matrix is dequantised for each product, in the model's own precision. Embeddin
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
-from rlhf_suite.errors import UserError
+from rlhf_suite.config.check.lacking import BITSANDBYTES, refuse_missing
 
 # The entries that bitsandbytes adds to a state dict beside a quantised weight.
 STATE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)$")
@@ -20,8 +19,7 @@ STATE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|
 
 def four_bit(dtype: torch.dtype) -> BitsAndBytesConfig:
     """Return the quantisation settings for `from_pretrained`."""
-    if find_spec("bitsandbytes") is None:
-        raise UserError("ds.load_in_4bit=true: bitsandbytes is not installed. Run pip install 'rlhf-suite[qlora]'")
+    refuse_missing("ds.load_in_4bit=true", BITSANDBYTES)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

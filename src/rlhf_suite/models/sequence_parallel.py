@@ -30,6 +30,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention_blocks import Attended, Block, States
+from rlhf_suite.models.families import heads_can_be_split
 
 GATHER, RING, ULYSSES = "gather", "ring", "ulysses"
 Whole = Callable[[Tensor, Tensor, Tensor], Tensor]  # attention over a whole row: [1, H|K, T, D] -> [1, T, H, D]
@@ -48,7 +49,8 @@ class SequenceGroup:
         """Raise UserError if the heads of a model cannot be split over the ranks, for `ulysses`."""
         heads = config.num_attention_heads
         pairs = getattr(config, "num_key_value_heads", None) or heads
-        if self.mode == ULYSSES and (heads % self.size or (pairs % self.size and self.size % pairs)):
+        # The preflight reads config.json of a folder; a name of the hub is known once it is fetched.
+        if self.mode == ULYSSES and not heads_can_be_split(heads, pairs, self.size):
             raise UserError(
                 f"ds.ring_attn_mode=ulysses: {heads} query and {pairs} key/value heads cannot be split over "
                 f"ds.ring_attn_size={self.size} ranks. Set ds.ring_attn_mode=gather"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlhf_suite.config.declarations.models import AdamConfig
+from rlhf_suite.config.declarations.models import AdamConfig, chooses_tokens
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.plan.run_plan import ACTOR, REFERENCE, Plan
 from rlhf_suite.data.batch import TokenBatch
@@ -340,7 +340,7 @@ def check_loss(name: str) -> None:
     known = policy_loss.names()
     if name not in known:
         raise UserError(f"loss={name}: there is no such loss. There are {', '.join((CROSS_ENTROPY, *known))}")
-    if policy_loss.needs(name, "covariance_band") or policy_loss.needs(name, "largest_covariances"):
+    if chooses_tokens(name):
         raise UserError(f"loss={name} chooses tokens of a whole rollout, which a client does not know")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rlhf_suite.config.declarations.data import DataConfig
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig, is_flash, load_settings
+from rlhf_suite.config.declarations.ds import HALF_PRECISION, DeepSpeedConfig, load_settings
 from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.config.plan.micro_batches import MicroBatches
 from rlhf_suite.config.plan.run_plan import ModelPlan
@@ -101,10 +101,11 @@ def judge_settings(model: ModelPlan, ds: DeepSpeedConfig) -> DeepSpeedConfig:
     """Return how a served model is held: on one device, without DeepSpeed. The default precision is that of its
     checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(model.path, model.flag)
-    if precision == "fp32" and is_flash(ds.attn_implementation):
+    if HALF_PRECISION.concerns(ds.attn_implementation, None) and not HALF_PRECISION.condition.is_met(precision):
+        # Flags alone do not say so: this precision may be that of the checkpoint.
         raise UserError(
-            f"ds.attn_implementation={ds.attn_implementation}: it has no fp32 kernels, and {model.flag}={model.path} "
-            "is not in bf16. Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
+            f"ds.attn_implementation={ds.attn_implementation}: {HALF_PRECISION.why}, and {model.flag}={model.path} is "
+            f"not in bf16. Write ds.param_dtype=bf16, or ds.attn_implementation={HALF_PRECISION.off}"
         )
     return load_settings(
         zero_stage=None,

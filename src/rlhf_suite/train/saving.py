@@ -155,6 +155,7 @@ class Saver:
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
         """Return whether the metric of ckpt.best_metric_key is the best so far, in its direction, and is kept."""
         if self.metric not in evaluation:
+            # The rules know the metrics of a task, and only an evaluation has the names of its sets.
             if evaluation and self.config.best_metric_key not in (None, NO_METRIC):
                 choices = ", ".join(sorted(evaluation))
                 raise UserError(f"ckpt.best_metric_key={self.metric}: the evaluation has {choices}, or set {NO_METRIC}")

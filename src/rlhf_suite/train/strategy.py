@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlhf_suite.config.check.lacking import refuse_without_gpu
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
-from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.config.declarations.models import TO_A_GPU, TrainedModelConfig
 from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World, give_back_freed_memory, rng_state, set_rng_state
@@ -307,6 +308,8 @@ def split_tokens(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world
 
 def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Module:
     """Load a model that only runs forward."""
+    if model.offload:
+        refuse_without_gpu(f"{model.name}.offload", True, TO_A_GPU, world.device.type)
     ds = replace(ds, load_in_4bit=model.load_in_4bit)
     with make_load_context(ds):
         device = None if model.offload else device_to_load_to(ds, world)
@@ -314,9 +317,6 @@ def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Modul
     if isinstance(module, ScalarModel):
         check_head_is_trained(module, model.path, model.flag)
     split_tokens(module, ds, world)
-    if model.offload and world.device.type == "cpu":
-        key = f"{model.name}.offload"
-        raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")
     return prepare_frozen(module, ds, world, model.offload)
 
 

@@ -15,7 +15,7 @@ from typing import IO
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
 SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
 BUILTIN, ROWS = "builtin:", "rows"  # rows: what a Python file makes
-GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 'rlhf-suite[gym]'"
+GYM = "reasoning_gym:"
 PEEK_BYTES = 1 << 20
 BETWEEN = re.compile(r"[\s,]*")  # what separates two objects
 

@@ -123,7 +123,8 @@ class Need:
 def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
     """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
     section, _, name = flag.rpartition(".")
-    named = [key for key in values if key.startswith(f"{section}.sources.") and key.rpartition(".")[2] == name]
+    table = f"{section}.sources."  # made once: this runs for each need of a run, over all of its flags
+    named = [key for key in values if key.startswith(table) and key.rpartition(".")[2] == name]
     return [values[key] for key in (flag, *named)]
 
 

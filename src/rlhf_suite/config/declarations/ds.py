@@ -35,6 +35,10 @@ FLASH = Condition("", is_flash, " is a flash kernel", "", "=<a flash kernel>")
 PLAIN_ATTENTION, BORDERS = is_one_of("", "sdpa", "eager"), "packed sequences would see each other"
 PARTITIONED = is_one_of(".zero_stage", 3)
 SPLIT = is_above(".ring_attn_size", 1, "<number > 1>")
+HALF_PRECISION = Need(
+    is_one_of(".param_dtype", None, "bf16", remedy="bf16"), "flash attention has no fp32 kernels", FLASH, "varlen"
+)
+FUSED_ON_GPUS = Need(ON_GPUS, "Liger's kernels are for GPUs alone", off="false")
 PADDED = is_one_of(".packing_samples", None, False, remedy="false")
 REWARD_MODEL = is_set("reward.model_name_or_path", "<reward model>")
 WHOLE_WEIGHTS, WHOLE_ROWS = is_one_of(".tensor_parallel_size", 1), is_one_of(".ring_attn_size", 1)
@@ -69,12 +73,7 @@ class DeepSpeedConfig(Section):
     attn_implementation: str | None = flag(
         None,
         needs=(
-            Need(
-                is_one_of(".param_dtype", None, "bf16", remedy="bf16"),
-                "flash attention has no fp32 kernels",
-                FLASH,
-                "varlen",
-            ),
+            HALF_PRECISION,
             Need(ON_GPUS, "flash kernels are for GPUs alone", FLASH, "varlen"),
             Need(WHOLE_ROWS, "flash kernels do not reach the tokens of other ranks", FLASH, "varlen"),
             Need(WHOLE_ROWS, BORDERS, PLAIN_ATTENTION, "varlen"),
@@ -231,7 +230,7 @@ class DeepSpeedConfig(Section):
     use_liger_kernel: bool | None = flag(
         None,
         needs=(
-            Need(ON_GPUS, "Liger's kernels are for GPUs alone", off="false"),
+            FUSED_ON_GPUS,
             Need(WHOLE_WEIGHTS, "Liger's kernels have not been tried with split matrices", off="false"),
         ),
         tasks=TRAINING,

@@ -28,8 +28,9 @@ OF_SEQUENCES = replace(
     algorithm_needs(".loss_agg_mode", registry.aggregation, "sequences"),
     is_met=lambda mode: registry.is_own(mode) or registry.aggregation.needs(mode, "sequences"),
 )
+TO_A_GPU = Need(ON_GPUS, "there is no GPU to bring the weights to")
 OFFLOADED = (
-    Need(ON_GPUS, "there is no GPU to bring the weights to"),
+    TO_A_GPU,
     Need(WHOLE_WEIGHTS, "weights in host memory have not been tried with split matrices"),
 )
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
@@ -206,8 +207,12 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
     @property
     def chooses_tokens(self) -> bool:
         """Whether the policy loss singles out tokens of a rollout by their covariances."""
-        needs = ("covariance_band", "largest_covariances")
-        return any(registry.policy_loss.needs(self.policy_loss_type, need) for need in needs)
+        return chooses_tokens(self.policy_loss_type)
+
+
+def chooses_tokens(loss: str) -> bool:
+    """Return whether a policy loss singles out tokens of a rollout by their covariances."""
+    return any(registry.policy_loss.needs(loss, need) for need in ("covariance_band", "largest_covariances"))
 
 
 @dataclass

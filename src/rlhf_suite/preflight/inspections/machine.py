@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from rlhf_suite.config.check.lacking import make_no_gpu_problem
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
@@ -65,8 +66,7 @@ def flags_fit_the_device(run: Run, folder: Path | None) -> Iterator[Problem]:
     values = all_values(run) | {"launch.device": device_kind(run.launch)}
     for key, info in flags_of(run.task).items():
         for need in judge(info, values)[1]:
-            problem = f"{spell(values[key])} needs a GPU, and this machine has none: {need.why}"
-            yield Problem(key, problem, f"write {key}={need.off or spell(info.default)}")
+            yield make_no_gpu_problem(key, values[key], need, need.off or spell(info.default))
 
 
 def gpu_problems(facts: Facts) -> Iterator[Problem]:

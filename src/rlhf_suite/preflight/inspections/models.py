@@ -19,7 +19,7 @@ from rlhf_suite.models.families import (
     BLOCKS,
     EAGER,
     ENGINE,
-    IMAGE_TYPES,
+    NO_IMAGES,
     PACKED,
     SDPA,
     SEQUENCE,
@@ -27,10 +27,11 @@ from rlhf_suite.models.families import (
     VARLEN,
     Family,
     family_of,
+    find_unread_images,
+    heads_can_be_split,
     num_experts,
     undeclared_head_setting,
     why_not_served,
-    why_unread,
 )
 from rlhf_suite.preflight.inspections.hub import find_cached_model
 from rlhf_suite.preflight.inspections.model_files import (
@@ -255,13 +256,9 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model is of a family whose images are supported, if the run has images."""
     if not use.reads_images:
         return
-    images, why = family(files).images, why_unread(files.config or {})
-    if images is None or why is not None:
-        problem = (
-            f"data.image_key needs a model that reads images ({', '.join(IMAGE_TYPES)}), and {use.path} is a "
-            f"{files.setting('model_type')}: {why}"
-        )
-        yield Problem(use.key, problem, "give another model, or write data.image_key=null")
+    images, problem = family(files).images, find_unread_images(use.path, files.config or {})
+    if images is None or problem is not None:
+        yield Problem(use.key, str(problem), NO_IMAGES)
     elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         problem = f"{use.path} has no processor_config.json, which says how it reads images"
         yield Problem(
@@ -303,7 +300,7 @@ def splits_over_ranks(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         return
     if mode == "ulysses":
         pairs = files.setting("num_key_value_heads") or heads
-        if heads % size or (pairs % size and size % pairs):
+        if not heads_can_be_split(heads, pairs, size):
             problem = (
                 f"{heads} query and {pairs} key/value heads of {use.key}={use.path} cannot be split over {size} ranks"
             )

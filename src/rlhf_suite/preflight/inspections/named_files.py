@@ -23,8 +23,8 @@ from rlhf_suite.config.check.agent_file import (
     has_tools,
     has_tools_beside,
 )
+from rlhf_suite.config.check.lacking import BITSANDBYTES, LIGER_KERNEL, REASONING_GYM, find_missing
 from rlhf_suite.config.check.problems import Problem
-from rlhf_suite.config.check.sources import GYM_PACKAGE
 from rlhf_suite.config.declarations.agent import ChosenAgent, agents_of
 from rlhf_suite.config.declarations.ds import is_flash
 from rlhf_suite.config.declarations.flags import all_values
@@ -52,17 +52,14 @@ def model_folders_exist(run: Run) -> Iterator[Problem]:
 
 def packages_are_installed(run: Run) -> Iterator[Problem]:
     values = all_values(run)
-    for key, module, name, extra in (
-        ("ds.load_in_4bit", "bitsandbytes", "bitsandbytes", "qlora"),
-        ("ds.use_liger_kernel", "liger_kernel", "liger-kernel", "gpu"),
-    ):
-        if values.get(key) and find_spec(module) is None:
-            yield Problem(key, f"the package {name} is not installed", f"run pip install 'rlhf-suite[{extra}]'")
+    for key, package in (("ds.load_in_4bit", BITSANDBYTES), ("ds.use_liger_kernel", LIGER_KERNEL)):
+        if values.get(key) and (missing := find_missing(key, package)) is not None:
+            yield missing
     attention: str | None = values.get("ds.attn_implementation")
-    package = FLASH_PACKAGES.get(attention or "", "kernels")
-    if is_flash(attention) and find_spec(package) is None:
+    kernels = FLASH_PACKAGES.get(attention or "", "kernels")
+    if is_flash(attention) and find_spec(kernels) is None:
         # transformers would fetch another kernel from the hub in its place, unasked
-        problem = f"{attention} needs the package {package}, which is not installed"
+        problem = f"{attention} needs the package {kernels}, which is not installed"
         fix = "install it, or write ds.attn_implementation=varlen, which uses the kernels of torch"
         yield Problem("ds.attn_implementation", problem, fix)
 
@@ -74,7 +71,7 @@ def reward_files_exist(run: Run) -> Iterator[Problem]:
             problem = f"{name} is not a Python file (seen from {Path.cwd()})"
             fix = "give a .py file with reward_func(queries, prompts, labels), or http://<host>:<port>/<path>"
             yield Problem(f"{key}.remote_url", problem, fix)
-        if source.rule == GYM_PACKAGE:
+        if source.rule == REASONING_GYM.module:
             yield from gym_problems(f"{key}.rule")
 
 

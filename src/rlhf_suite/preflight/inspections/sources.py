@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.config.check.lacking import REASONING_GYM, find_missing
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import (
     GYM,
-    GYM_FIX,
-    GYM_PACKAGE,
     ROWS,
     SUFFIXES,
     file_type,
@@ -129,8 +127,8 @@ def python_problems(key: str, name: str) -> Iterator[Problem]:
 
 def gym_problems(key: str) -> Iterator[Problem]:
     """Yield a problem where the package that `key` needs is not installed."""
-    if find_spec(GYM_PACKAGE) is None:
-        yield Problem(key, "the package reasoning-gym is not installed", GYM_FIX)
+    if (problem := find_missing(key, REASONING_GYM)) is not None:
+        yield problem
 
 
 def glob_problems(key: str, pattern: str, columns: Columns) -> Iterator[Problem]:
