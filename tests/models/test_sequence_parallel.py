@@ -97,9 +97,9 @@ class Heads:
 
 @pytest.mark.notices(
     "ulysses splits key/value heads over ranks that do not divide them",
-    "models/sequence_parallel.py",
-    "(pairs % self.size and self.size % pairs)",
-    "pairs > heads",
+    "models/families.py",
+    "(pairs % size == 0 or size % pairs == 0)",
+    "pairs <= heads",
 )
 @pytest.mark.parametrize(("heads", "fits"), [((8, 8), True), ((8, 2), True), ((8, 3), False), ((6, 2), False)])
 def test_ulysses_needs_heads_for_every_rank(heads, fits):
