@@ -49,6 +49,11 @@ CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu",
 WRITTEN_BY = "# `python3 noxfile.py -s {session}` writes this file."
 # Tried in their newest versions, without regard to ranges.
 NEWEST = ("transformers", "datasets", "ray", "peft", "accelerate", "deepspeed", "pyarrow", "plotly", "wandb", "fastapi")
+# They find that versions are within their ranges, which is not so there.
+WITHIN_RANGES = (
+    "tests/doctor/test_checks.py::test_the_facts_of_this_machine_are_read",
+    "tests/doctor/test_command.py::test_the_quick_form_says_what_this_machine_has",
+)
 UV = "uv>=0.9,<0.12"
 PYTHONS = ("3.11", "3.12", "3.13")
 NEEDS = {"cpu": "about 4.5 GB, 5 minutes", "gpu": "about 9 GB, 5 minutes"}  # of disk and time, the first time
@@ -323,7 +328,8 @@ def newest(session: nox.Session) -> None:
     pip(session, "install", "--upgrade", "--no-deps", *NEWEST, python=python)
     frozen = str(pip(session, "freeze", "--exclude-editable", python=python, silent=True))
     write_constraints("newest", frozen, session="newest")
-    session.run(python, "-m", "pytest", *(session.posargs or ("-m", "quick", *TWO_PROCESSES)), external=True)
+    words = session.posargs or ("-m", "quick", *TWO_PROCESSES, *(f"--deselect={name}" for name in WITHIN_RANGES))
+    session.run(python, "-m", "pytest", *words, external=True)
     for task in ("sft", "ppo"):
         session.run(python, "run.py", f"task={task}", external=True)
 
