@@ -10,6 +10,7 @@ from scripted import chat_task, ends_of_turns, make_tokenizer, open_session
 
 from clock import HOURS_S
 from rlhf_suite.agents.episodes import with_outcome
+from rlhf_suite.agents.isolation import container_tool
 from rlhf_suite.polling import poll_until
 
 
@@ -23,6 +24,14 @@ def server():
     from rlhf_suite.serving.chat_server import ChatServer  # a server of HTTP, which few tests need
 
     return ChatServer("127.0.0.1")
+
+
+@pytest.fixture
+def forget_container_tool():
+    """Have a test, and those after it, look for a program for containers again."""
+    container_tool.cache_clear()
+    yield
+    container_tool.cache_clear()
 
 
 @pytest.fixture

@@ -25,6 +25,9 @@ IMAGE = "agents:1"
 def main(words: list[str]) -> int:
     with HERE.open("a") as calls:
         calls.write(json.dumps(words) + "\n")
+    if words[0] == "version":
+        print("27.3.1")
+        return 0
     if words[:2] == ["image", "inspect"]:
         if words[2] != IMAGE:
             sys.stderr.write(f"Error response from daemon: No such image: {words[2]}\n")

@@ -122,7 +122,7 @@ def test_a_command_in_the_jail_that_hangs_or_holds_too_much_is_killed(run_in, ne
 
 
 @pytest.fixture
-def docker(tmp_path, monkeypatch):
+def docker(tmp_path, monkeypatch, forget_container_tool):
     """Put the stand-in for docker on the path; return what it was called with."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -135,7 +135,7 @@ def docker(tmp_path, monkeypatch):
 
 
 def test_a_container_is_asked_for_with_these_words_and_removed(run_in, docker, tmp_path):
-    isolation = Isolation(IMAGE, "agents", (str(tmp_path),), 512)
+    isolation = Isolation(IMAGE, "agents", (str(tmp_path),), 512, "docker")
     outcome, log, name = run_in(
         isolation, python(ASK + 'open("answer.txt", "w").write(answer)'), "cat answer.txt; echo; echo 3"
     )
@@ -166,13 +166,8 @@ def test_a_container_is_asked_for_with_these_words_and_removed(run_in, docker, t
 )
 def test_a_container_is_removed_when_its_episode_takes_too_long(run_in, docker, end_time_when):
     end_time_when(lambda: "sleep 10002 " in running("sleep 10002"))
-    outcome, _, name = run_in(Isolation(IMAGE), f"{python(ASK)}; sleep 10002")
+    outcome, _, name = run_in(Isolation(IMAGE, tool="docker"), f"{python(ASK)}; sleep 10002")
     assert outcome.kind == "timeout" and docker()[-1] == ["rm", "--force", f"rlhf_suite_{name}"]
-
-
-def test_a_machine_without_docker_and_podman_says_so_before_the_run(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert problems(container=IMAGE) == [("agent.container", "neither docker nor podman is installed on this machine")]
 
 
 def test_a_missing_image_is_named_before_the_run(docker):

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 from endpoint_episodes import Model, echo, trained
@@ -54,31 +53,23 @@ def refusal(tool: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def container_program():
-    """Return the path of the first program that runs a container here."""
-    found = [path for tool in reversed(TOOLS) if (path := shutil.which(tool))]
-    why = {path: refusal(path) for path in found}
-    works = next((path for path in found if why[path] is None), None)
+    """Return the first program that runs a container here."""
+    found = [tool for tool in reversed(TOOLS) if shutil.which(tool)]
+    why = {tool: refusal(tool) for tool in found}
+    works = next((tool for tool in found if why[tool] is None), None)
     if works is None:
         pytest.skip("; ".join(map(str, why.values())) or "neither docker nor podman is installed")
     return works
 
 
 @pytest.fixture
-def run_in_container(play, tokenizer, tmp_path, monkeypatch, container_program):
+def run_in_container(play, tokenizer, tmp_path, container_program):
     """Play an episode of a command in a container; return its outcome and its log."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / Path(container_program).name).symlink_to(container_program)
-    for helper in ("newuidmap", "newgidmap"):  # of podman without root
-        if path := shutil.which(helper):
-            (folder / helper).symlink_to(path)
-    monkeypatch.setenv("PATH", str(folder))
 
     def run(command, score=None, memory_mb=512, readable=("/usr",)):
         policy = Model(tokenizer, echo)
-        program = Command(
-            command, memory_mb, score, tmp_path / "programs", Isolation(IMAGE, "host", readable, memory_mb)
-        )
+        isolation = Isolation(IMAGE, "host", readable, memory_mb, container_program)
+        program = Command(command, memory_mb, score, tmp_path / "programs", isolation)
         episode, ledgers = play(program, policy)
         (log,) = (tmp_path / "programs").iterdir()
         assert trained(ledgers) == sorted(policy.written)

@@ -7,16 +7,26 @@ import asyncio
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.declarations.agent import JAIL
+from rlhf_suite.errors import FixableError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import SHELL
 from rlhf_suite.sandbox.command_jail import CommandJail, choose_user
 
-TOOLS = ("docker", "podman")  # the first one that this machine has
+# What each program for containers is asked, to see whether it works. `docker version` succeeds only if its daemon
+# answers; podman has no daemon, and `podman info` looks at its storage.
+TOOLS = {
+    "docker": ("version", "--format", "{{.Server.Version}}"),
+    "podman": ("info", "--format", "{{.Version.Version}}"),
+}
+ANSWER_S = 10.0  # for the answer of such a program
 OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "USER", "LOGNAME", "TMPDIR")  # mean nothing elsewhere
 MAX_TASKS = 1024  # processes and threads of a container
 READ_BYTES = 1 << 16
@@ -30,6 +40,7 @@ class Isolation:
     network: str = "host"  # of containers
     readable: Sequence[str] = ()  # what they may read of this machine
     memory_mb: int = 4096
+    tool: str | None = None  # the program that runs the containers of an image
 
 
 @dataclass(frozen=True)
@@ -43,9 +54,36 @@ class Launch:
     relay: tuple[socket.socket, socket.socket] | None = None  # ours, and that of the jail
 
 
-def container_tool() -> str | None:
-    """Return the program that runs containers on this machine; None if there is none."""
-    return next((tool for tool in TOOLS if shutil.which(tool)), None)
+@cache
+def container_tool() -> str:
+    """Return the first program that can run containers on this machine. A process asks once, until one has answered.
+
+    Raises:
+        FixableError: none can; the error says what each of them said.
+    """
+    refusals = []
+    for tool, question in TOOLS.items():
+        refusal = ask(tool, question)
+        if refusal is None:
+            return tool
+        refusals.append(refusal)
+    fix = f"start the daemon of docker, install podman, or write agent.container={JAIL} or null"
+    raise FixableError(f"no program can run containers on this machine: {'; '.join(refusals)}", fix)
+
+
+def ask(tool: str, question: Sequence[str]) -> str | None:
+    """Return why a program cannot run containers; None if it answers a question that it can answer only if it can."""
+    if shutil.which(tool) is None:
+        return f"{tool} is not installed"
+    try:
+        said = subprocess.run([tool, *question], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{tool} does not answer within {ANSWER_S:g} s"
+    except OSError as error:
+        return f"{tool} cannot be started: {error.strerror}"
+    if said.returncode == 0:
+        return None
+    return f"{tool} says: {printable(said.stderr.strip(), 200) or f'nothing, and exit code {said.returncode}'}"
 
 
 class Place:
@@ -83,7 +121,8 @@ class Place:
     def prepare_container(self, command: str, inside: Mapping[str, str]) -> Launch:
         """Return how a command is started in a container, which is removed at the end however that comes. The values of
         variables are not among the words, which everybody on the machine can read."""
-        tool, own, image = container_tool() or TOOLS[0], self.isolation, self.isolation.container
+        own, image, tool = self.isolation, self.isolation.container, self.isolation.tool
+        assert image is not None and tool is not None
         memory, home = f"{own.memory_mb}m", inside["HOME"]
         words = [
             *(tool, "run", "--rm", "--init", "--interactive", "--name", self.name, "--network", own.network),
@@ -93,7 +132,7 @@ class Place:
             *("--volume", f"{self.folder}:{self.folder}", "--workdir", f"{self.folder}/work"),
             *(word for path in own.readable for word in ("--volume", f"{path}:{path}:ro")),
             *(word for name in sorted(inside) if name != "HOME" for word in ("--env", name)),
-            *("--env", f"HOME={home}", "--entrypoint", SHELL, str(image), "-c", command),
+            *("--env", f"HOME={home}", "--entrypoint", SHELL, image, "-c", command),
         ]
         of_client = {name: value for name, value in inside.items() if name != "HOME"}
         return Launch(words, os.environ | of_client, (tool, "rm", "--force", self.name))

@@ -19,7 +19,7 @@ from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRL
 from rlhf_suite.agents.endpoint import EndpointAgent
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.episodes import Agent, AgentSetup, SingleTurnAgent
-from rlhf_suite.agents.isolation import Isolation
+from rlhf_suite.agents.isolation import Isolation, container_tool
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.own_files import import_export, tool_environment, tools_of
@@ -36,7 +36,7 @@ from rlhf_suite.config.check.agent_file import (
     TRL,
     export_of,
 )
-from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent
+from rlhf_suite.config.declarations.agent import JAIL, AgentConfig, ChosenAgent
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import agent, python_style
 from rlhf_suite.sandbox.process import SandboxError
@@ -176,7 +176,8 @@ def command_of(config: AgentConfig, logs: Path | None) -> Command:
     assert config.command is not None
     given = [Path(path).expanduser().absolute() for path in config.container_paths]
     paths = sorted({str(path) for named in given for path in (named, named.resolve())})
-    isolation = Isolation(config.container, config.container_network, paths, config.command_memory_mb)
+    tool = None if config.container in (None, JAIL) else container_tool()
+    isolation = Isolation(config.container, config.container_network, paths, config.command_memory_mb, tool)
     return Command(config.command, config.command_memory_mb, config.score_command, logs, isolation)
 
 

@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.agents.isolation import TOOLS, container_tool
+from rlhf_suite.agents.isolation import container_tool
 from rlhf_suite.config.check.agent_file import OPENRLHF, TRL, export_of, methods
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import SHELL
 from rlhf_suite.launch.slurm import is_first_node
@@ -131,11 +132,11 @@ def jail_problems() -> Iterator[Problem]:
 
 
 def image_problems(image: str) -> Iterator[Problem]:
-    """Yield why containers of an image cannot be started: no program for it, one that does not work, or no image."""
-    tool = container_tool()
-    if tool is None:
-        problem = f"neither {' nor '.join(TOOLS)} is installed on this machine"
-        yield Problem("agent.container", problem, f"install one of them, or write agent.container={JAIL} or null")
+    """Yield why containers of an image cannot be started: no program can run them, or it has no such image."""
+    try:
+        tool = container_tool()
+    except FixableError as error:
+        yield Problem("agent.container", error.what, error.fix)
         return
     try:
         said = subprocess.run(
