@@ -62,6 +62,12 @@ def by_role(episode) -> dict:
     "    result.branches, result.seed = [result.open], (*session.seed, number)",
     "    result.branches, result.open, result.seed = session.branches, session.open, (*session.seed, number)",
 )
+@pytest.mark.notices(
+    "what the last step pays a role goes to the first one",
+    "agents/players.py",
+    "            player.last += reward",
+    "            self.by_role[self.roles[0]].last += reward",
+)
 def test_each_role_has_a_conversation_and_a_reward_of_its_own(tokenizer):
     policy, episode = play(tokenizer, ["2 + 2", "5", "4"])
     parts = by_role(episode)
@@ -75,6 +81,48 @@ def test_each_role_has_a_conversation_and_a_reward_of_its_own(tokenizer):
     assert [parts[role].extra["agent/turns"] for role in Riddles.roles] == [1.0, 2.0]
     assert {each.ending for each in parts.values()} == {Ending.FINISHED}
     assert len({request.seed for request in policy.asked}) == 3
+
+
+@pytest.mark.notices(
+    "the reward of a turn goes to the role that speaks next",
+    "agents/environment.py",
+    "                player.session.latest.ledger.reward_turn(reward)",
+    "                listener.session.latest.ledger.reward_turn(reward)",
+)
+@pytest.mark.notices(
+    "a role is trained on what its opponent said",
+    "data/trajectory.py",
+    "        return self.owner == MODEL",
+    "        return self.owner != PROMPT",
+)
+def test_a_turn_is_rewarded_and_trained_on_in_the_ledger_of_the_role_that_wrote_it(tokenizer):
+    paid = {"one": 0.0, "two": 2.0, "three": 4.0, "four": 8.0}
+
+    class Talk(Riddles):
+        async def step(self, role, turn):
+            if turn.content == "four":
+                return Step(done=True, reward=8.0, rewards={"proposer": -1.0})
+            other = "solver" if role == "proposer" else "proposer"
+            return Step.say(turn.content, role=other, reward=paid[turn.content])
+
+    _, episode = play(tokenizer, [*paid], Talk)
+    parts = by_role(episode)
+    ledgers = [parts[role].ledgers[0] for role in Riddles.roles]
+    proposer, solver = ledgers
+    assert shown(tokenizer, proposer.ids) == "[user\nbegin][assistant\none][user\ntwo][assistant\nthree]"
+    assert shown(tokenizer, solver.ids).endswith("[user\none][assistant\ntwo][user\nthree][assistant\nfour]")
+    masks = to_batch(ledgers).mask.bool().split([len(ledger.ids) for ledger in ledgers])
+    written = [shown(tokenizer, t.ids[mask.numpy()]) for t, mask in zip(ledgers, masks, strict=True)]
+    assert written == ["one]three]", "two]four]"], "the loss has the turns of the role alone"
+    for ledger, turns in ((proposer, {"three": 4.0}), (solver, {"two": 2.0})):
+        ends = {shown(tokenizer, turn).rstrip("]"): turn for turn in ledger.turns}
+        assert set(turns) < set(ends)
+        places = ledger.turn_rewards.nonzero()[0]
+        assert ledger.turn_rewards[places].tolist() == [*turns.values()]
+        for place, said in zip(places, turns, strict=True):
+            start = int(place) + 1 - len(ends[said])
+            assert ledger.ids[start : place + 1].tolist() == ends[said].tolist(), "it stands at the end of that turn"
+    assert [(parts[role].outcome.reward, parts[role].outcome.score) for role in Riddles.roles] == [(-1, 3), (8, 10)]
 
 
 def test_the_ledgers_of_a_role_stand_together_and_the_roles_of_an_episode_are_one_game(tokenizer):
