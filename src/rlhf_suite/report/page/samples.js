@@ -140,7 +140,7 @@ function selected(read, pairs, state) {
 function card(read, at, before, chosen, choose) {
   const reward = before === undefined ? show(read.value("reward", at)) : `${show(read.value("reward", before))} → ${show(read.value("reward", at))}`;
   return element("button", { type: "button", "data-at": at, "aria-current": at === chosen ? "true" : null, onclick: () => choose(at) },
-    element("span.first", {}, element("span", {}, `${read.kind(at)} · step ${read.step(at)}`), element("b", {}, reward)),
+    element("span.first", {}, element("span", {}, [read.kind(at), `step ${read.step(at)}`, read.role(at)].filter(Boolean).join(" · ")), element("b", {}, reward)),
     element("span.text.prompt", {}, read.text("prompt", at).trim().slice(-90) || "–"),
     element("span.text", {}, read.text("response", at).trim().slice(0, 160) || "(empty)"));
 }
@@ -162,7 +162,7 @@ function sampleView(read, at, before, choose) {
     read.others.filter((name) => name !== "role" && read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
     before === undefined && read.turns(at).length ? [element("h3", {}, "Turns"), read.turns(at).map((turn, place) => turnView(turn, place, read.owners(at)))] : null,
     tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.turns(at), read.text("ending", at) === "compacted")] : null,
-    peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
+    peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, with their rewards"), element("div.keys", {}, peers.map((other) =>
       element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}${read.role(other) ? ` ${read.role(other)}` : ""}: ${show(read.value("reward", other))}`)))] : null,
     !tokens && read.kind(at) === "rollout" && before === undefined ? element("p.note", {}, "This page has no tokens of this sample; the file of the step has them.") : null,
   ];
