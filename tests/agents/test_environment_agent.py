@@ -286,6 +286,7 @@ def test_an_error_of_the_policy_is_raised(tokenizer):
     "agents/calls.py",
     "asyncio.timeout(limit_s) as deadline",
     "asyncio.timeout(None) as deadline",
+    limit_s=60,
 )
 def test_a_wait_has_a_deadline(tokenizer, clock):
     stuck = threading.Event()

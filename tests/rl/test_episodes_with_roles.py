@@ -118,12 +118,6 @@ def test_without_roles_a_batch_is_as_it_was():
     assert group_numbers(ledgers).tolist() == [0, 0, 1, 1] and batch.num_games == 4
 
 
-@pytest.mark.notices(
-    "an optimiser step has a part of the roles of an episode",
-    "rl/update.py",
-    "step_indices(experience.num_games,",
-    "step_indices(experience.num_episodes,",
-)
 def test_an_optimiser_step_has_whole_games_and_roles_make_no_further_steps():
     """A rollout of one optimiser step has one with roles too: the policy must not move before the second role."""
     ledgers, rewards = games(np.random.default_rng(0))

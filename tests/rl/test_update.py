@@ -93,8 +93,11 @@ class Asked:
         return refs
 
 
-def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, float]]]:
-    """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
+def updated(
+    steps: int, batch: Experience | None = None, **actor: object
+) -> tuple[Asked, Asked, list[dict[str, float]]]:
+    """RL steps of `batch`, or of four sequences, two episodes to an optimiser step; the critic warms up for two of
+    them."""
     run = Run.of(
         "ppo", rollout=RolloutConfig.of("ppo", batch_size=4), train=TrainConfig.of("ppo", batch_size=2, seed=3)
     )
@@ -111,7 +114,7 @@ def updated(steps: int, **actor: object) -> tuple[Asked, Asked, list[dict[str, f
         critic_warm_up=plan.critic_warm_up,
         mismatch_limit=1e-4,
     )
-    batch = rollout(3, 4, 5, 6)
+    batch = rollout(3, 4, 5, 6) if batch is None else batch
     zeros = torch.zeros(batch.num_tokens)
     batch = replace(batch, old_log_probs=zeros, advantages=zeros, values=zeros, returns=zeros, owner=zeros)
     rollouts = [replace(batch, entropies=torch.full((batch.num_tokens,), 1.0 + step)) for step in range(steps)]
@@ -152,6 +155,20 @@ def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
     assert all(sorted(chain(*steps)) == [0, 1, 2, 3] for steps in orders)
     assert len({str(steps) for steps in orders}) > 1
     assert [steps for steps, *_ in policy.asked] == orders[2:]
+
+
+@pytest.mark.notices(
+    "an optimiser step has a part of the roles of an episode",
+    "rl/update.py",
+    "step_indices(experience.num_games,",
+    "step_indices(experience.num_episodes,",
+)
+def test_all_roles_of_an_episode_are_in_one_optimiser_step():
+    """Four games of two roles: as many steps as four episodes without roles, each with two whole games."""
+    games = replace(rollout(*range(2, 10)), game=torch.arange(8) // 2, episode=torch.arange(8))
+    for steps, *_ in updated(4, games)[1].asked:
+        assert [len(step) for step in steps] == [4, 4] and sorted(chain(*steps)) == list(range(8))
+        assert all(sorted(step) == sorted({*step, *(row ^ 1 for row in step)}) for step in steps), "a role is elsewhere"
 
 
 @pytest.mark.notices(
