@@ -5,13 +5,34 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.declarations.runs import flags_of
-from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.config.declarations.runs import Run, flags_of
+from rlhf_suite.config.plan.run_plan import Machine
+from rlhf_suite.preflight.devices import Devices, devices_of, list_lacking
+from rlhf_suite.preflight.inspections.machine import cluster_accepts, flags_fit_the_device
+from rlhf_suite.preflight.jobs import Preflight, preflight
+
+TOOLS = ["check_reward", "chat", "merge_lora", "serve_rm"]
 
 
-@pytest.mark.parametrize("task", ["check_reward", "chat", "merge_lora", "serve_rm"])
-def test_a_task_without_ray_has_no_flags_of_its_size(task):
-    assert not {"launch.num_cpus", "launch.object_store_mb"} & flags_of(task).keys()
+@pytest.mark.parametrize("task", TOOLS)
+def test_a_task_without_ray_has_no_flags_of_it(task):
+    assert not {"launch.ray_address", "launch.num_cpus", "launch.object_store_mb"} & flags_of(task).keys()
+    (problem, *_) = preflight(parse([f"task={task}", "launch.ray_address=auto"])).problems
+    assert problem.key == "launch.ray_address" and f"task={task}" in problem.what
+
+
+@pytest.mark.parametrize("task", TOOLS)
+def test_a_task_without_ray_is_on_the_devices_of_this_machine(task, tmp_path, monkeypatch):
+    run, checked = Run.of(task), Preflight(is_job=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert devices_of(run, checked) == Devices(Machine("cuda", 2), 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices_of(run, checked) == Devices(Machine("cpu", 0), 0)
+    assert [*list_lacking(run, devices_of(run, checked))] == []
+    assert [*cluster_accepts(run, tmp_path), *flags_fit_the_device(run, tmp_path)] == []
+    run.launch.device = "cuda"
+    (problem,) = list_lacking(run, devices_of(run, checked))
+    assert problem.key == "launch.device" and "no GPU is visible here" in problem.what
 
 
 def test_a_task_without_a_reward_model_normalises_no_scores():

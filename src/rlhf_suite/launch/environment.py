@@ -31,6 +31,11 @@ def device_kind(config: LaunchConfig) -> str:
     return config.device
 
 
+def cluster_to_join(config: LaunchConfig) -> str | None:
+    """Return the address of the Ray cluster that a run joins; None if it joins none, as in tasks without Ray."""
+    return config.ray_address if config.has("ray_address") else None
+
+
 def gpu_count() -> int:
     """Return the number of GPUs that this process may use, found without torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

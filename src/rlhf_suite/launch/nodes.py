@@ -22,7 +22,7 @@ from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.address import choose_address, find_source
-from rlhf_suite.launch.environment import cpu_count
+from rlhf_suite.launch.environment import cluster_to_join, cpu_count
 from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.session import session
 from rlhf_suite.launch.slurm import Allocation, allocation, list_nodes
@@ -61,7 +61,7 @@ def leave_out(params: object, head: bool) -> None:
 def lead_nodes(folder: Path, config: LaunchConfig) -> Iterator[None]:
     """On the first of several nodes of a Slurm job, run the head of Ray in the block; then stop Ray on all nodes."""
     here = allocation()
-    if here is None or config.ray_address is not None:
+    if here is None or cluster_to_join(config) is not None:
         yield
         return
     token = here.file(folder, "token")
@@ -95,7 +95,7 @@ def join_node(folder: Path, config: LaunchConfig) -> bool:
     here = allocation()
     if here is None or here.rank == 0:
         return False
-    if config.ray_address is None:
+    if cluster_to_join(config) is None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             # The scheduler signals all nodes, but only the driver on the first node may act upon the signal.

@@ -22,7 +22,7 @@ from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import nodes, slurm
 from rlhf_suite.launch.address import is_loopback
-from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
+from rlhf_suite.launch.environment import cluster_to_join, cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.lost_nodes import name_lost_nodes
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
@@ -49,8 +49,8 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     """
     device = device_kind(config)
     allocation = slurm.allocation()
-    if config.ray_address is not None:
-        cluster = _join(config.ray_address, config.timeout_s)
+    if (address := cluster_to_join(config)) is not None:
+        cluster = _join(address, config.timeout_s)
     elif allocation is not None:
         cluster = _span_nodes(allocation, folder, config)
     else:
@@ -63,7 +63,7 @@ def machine(config: LaunchConfig) -> Machine:
     """Return what is known of the devices of the cluster that `ray_cluster` makes. GPUs that are asked for where there
     are none are those of another machine."""
     device, count = device_kind(config), gpu_count()
-    is_here = config.ray_address is None and slurm.allocation() is None and (device == "cpu" or count > 0)
+    is_here = cluster_to_join(config) is None and slurm.allocation() is None and (device == "cpu" or count > 0)
     return Machine(device, count if is_here else None)
 
 

@@ -21,7 +21,7 @@ from rlhf_suite.config.plan.loop_stages import plan_stages
 from rlhf_suite.config.plan.object_store import object_store_mb
 from rlhf_suite.config.plan.placement import Placement, Role
 from rlhf_suite.config.plan.run_plan import ENGINE, JUDGE, REWARD, Machine, WorkerPlan, is_on_ray, resolve
-from rlhf_suite.launch.environment import device_kind, gpu_count
+from rlhf_suite.launch.environment import cluster_to_join, device_kind, gpu_count
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.ray_cluster import machine
 from rlhf_suite.preflight.inspections.routing import route_bytes
@@ -45,7 +45,7 @@ def devices_of(run: Run, checked: Preflight) -> Devices:
     """Return the devices that a run of a command line gets: of its job of Slurm, or those of this machine."""
     here = machine(run.launch)
     if checked.is_job:
-        return Devices(here, here.num_gpus if run.launch.ray_address is None else None)
+        return Devices(here, here.num_gpus if cluster_to_join(run.launch) is None else None)
     launcher = checked.hydra.runtime.choices["hydra/launcher"] if checked.is_sweep or checked.is_submitted else None
     if launcher == "slurm":
         nodes = OmegaConf.select(checked.hydra, "launcher.nodes") or 1
@@ -86,7 +86,7 @@ def list_lacking(run: Run, devices: Devices) -> Iterator[Problem]:
 
 def no_gpu_here(run: Run, devices: Devices) -> bool:
     """Return whether a run asks for GPUs of this machine, which has none."""
-    is_here = devices.place == Devices.place and run.launch.ray_address is None
+    is_here = devices.place == Devices.place and cluster_to_join(run.launch) is None
     return is_here and devices.machine.device == "cuda" and not devices.num_gpus and not gpu_count()
 
 
@@ -119,7 +119,7 @@ def flag_of(role: Role) -> str:
 def too_few_cpus(run: Run, placement: Placement) -> Iterator[Problem]:
     """Yield the problem of CPU slots that are fewer than the processes of a run take."""
     slots, needed = run.launch.num_cpus, math.ceil(placement.num_devices * CPUS_PER_DEVICE)
-    if slots is not None and run.launch.ray_address is None and needed > slots and is_on_ray(run):
+    if slots is not None and cluster_to_join(run.launch) is None and needed > slots and is_on_ray(run):
         problem = f"{slots}, and the run's {placement.num_devices} processes take {needed} CPU slots"
         yield Problem("launch.num_cpus", problem, f"write launch.num_cpus={needed}, or null")
 

@@ -34,6 +34,7 @@ from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.plan.run_plan import is_on_ray, roles
 from rlhf_suite.config.rules.check_run import check
+from rlhf_suite.launch.environment import cluster_to_join
 from rlhf_suite.preflight.inspections.named_files import inspect_named
 
 
@@ -280,7 +281,7 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
 
 def too_few_nodes(run: Run, num_nodes: int) -> Problem | None:
     """Return the problem of a model that wants more nodes than the run has; those of a joined cluster are not known."""
-    if run.task not in PLANNED or run.launch.ray_address is not None:
+    if run.task not in PLANNED or cluster_to_join(run.launch) is not None:
         return None
     most = max(roles(run), key=lambda role: role.num_nodes or 1, default=None)
     if most is None or (most.num_nodes or 1) <= num_nodes:

@@ -14,7 +14,7 @@ from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.config.plan.run_plan import model_sections
 from rlhf_suite.doctor.gpus import Driver, read_driver
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.launch.environment import cluster_to_join, device_kind
 from rlhf_suite.launch.slurm import allocation, is_first_node
 from rlhf_suite.machine_memory import machine_memory
 
@@ -31,9 +31,9 @@ def fit_to_memory(run: Run) -> tuple[Run, list[str]]:
     if run.task not in TRAINED:
         return run, []
     if device_kind(run.launch) == "cpu":
-        elsewhere = run.launch.ray_address is not None or allocation() is not None
+        elsewhere = cluster_to_join(run.launch) is not None or allocation() is not None
         return (run, []) if elsewhere or are_small(run) else fit_to_machine(run, machine_memory())
-    driver = read_driver() if is_first_node() and run.launch.ray_address is None else None
+    driver = read_driver() if is_first_node() and cluster_to_join(run.launch) is None else None
     return fit_to_driver(run, driver if isinstance(driver, Driver) else None)
 
 

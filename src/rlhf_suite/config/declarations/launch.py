@@ -23,7 +23,7 @@ class LaunchConfig(Section):
 
     device: str = flag("auto", choices=("auto", "cpu", "cuda"), resume=FREE)
     """The kind of device; auto: cuda where there is a GPU"""
-    ray_address: str | None = flag(None, resume=FREE)
+    ray_address: str | None = flag(None, resume=FREE, tasks=ON_RAY)
     """Address of a running Ray cluster (auto: the local one); null: start a private one"""
     num_cpus: int | None = flag(None, ge=1, resume=FREE, tasks=ON_RAY)
     """CPU slots that Ray may use; null: those that this process may use"""

@@ -25,7 +25,7 @@ from rlhf_suite.config.rules.check_run import judge
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT
-from rlhf_suite.launch.environment import device_kind, gpu_count
+from rlhf_suite.launch.environment import cluster_to_join, device_kind, gpu_count
 from rlhf_suite.launch.session import root_problem
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import unreachable
@@ -43,7 +43,7 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     if folder is None or run.task not in RESUMABLE:
         return
     yield from network()
-    if run.launch.ray_address is None and (is_on_ray(run) or run.task in LOOPS):
+    if cluster_to_join(run.launch) is None and (is_on_ray(run) or run.task in LOOPS):
         if (problem := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
             yield Problem("TMPDIR", problem, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run)
@@ -51,7 +51,7 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield what keeps a run from the GPUs of this machine. A folder is known where the run itself will be."""
-    if folder is None or run.task not in RESUMABLE or run.launch.ray_address is not None:
+    if folder is None or run.task not in RESUMABLE or cluster_to_join(run.launch) is not None:
         return
     if device_kind(run.launch) != "cuda" or not gpu_count():
         return
@@ -61,7 +61,7 @@ def gpus_can_be_used(run: Run, folder: Path | None) -> Iterator[Problem]:
 def flags_fit_the_device(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each flag that needs a GPU, where launch.device=auto stands for the CPU. Rules say so where
     launch.device=cpu is written."""
-    if folder is None or run.launch.device != "auto" or run.launch.ray_address is not None:
+    if folder is None or run.launch.device != "auto" or cluster_to_join(run.launch) is not None:
         return
     values = all_values(run) | {"launch.device": device_kind(run.launch)}
     for key, info in flags_of(run.task).items():
@@ -96,7 +96,7 @@ def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if nothing accepts connections at launch.ray_address. Only the node that will use it asks."""
-    address = run.launch.ray_address
+    address = cluster_to_join(run.launch)
     host, _, port = (address or "").rpartition(":")
     if folder is None or not is_first_node() or not host or "://" in host or not port.isdigit():
         return
