@@ -179,8 +179,12 @@ def add_line(file: Path, line: dict[str, Any]) -> None:
 
 def metric_of(recipe: Path) -> str:
     """Return the metric that says what a recipe is for."""
-    is_scored = "model_name_or_path" in yaml.safe_load(recipe.read_text()).get("reward", {})
-    return METRICS.get(task_of(recipe), SCORED if is_scored else VERIFIED)
+    return METRICS.get(task_of(recipe), SCORED if is_scored(recipe) else VERIFIED)
+
+
+def is_scored(recipe: Path) -> bool:
+    """Return whether a reward model scores in the recipe."""
+    return "model_name_or_path" in yaml.safe_load(recipe.read_text()).get("reward", {})
 
 
 def task_of(recipe: Path) -> str:
@@ -202,13 +206,15 @@ def follow(process: psutil.Popen) -> float:
 
 
 def main() -> None:
-    """Run the recipes that are asked for; the reward model of the others is made first."""
+    """Run the recipes that are asked for; the reward model that scores in some of them is made first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="names of recipes; none: all")
     parser.add_argument("--print", action="store_true", help="print the command lines, and run nothing")
     parser.add_argument("--curves", action="store_true", help="run until a tiny model has learned, and keep the curves")
     asked = parser.parse_args()
-    chosen = [each for each in RECIPES if not asked.names or name_of(each) in (SCORER, *asked.names)]
+    chosen = [each for each in RECIPES if not asked.names or name_of(each) in asked.names]
+    if any(is_scored(each) for each in chosen):
+        chosen = list(dict.fromkeys([*chosen, *(each for each in RECIPES if name_of(each) == SCORER)]))
     chosen.sort(key=lambda recipe: name_of(recipe) != SCORER)
     if asked.curves:
         chosen = [each for each in chosen if task_of(each) == "ppo" or task_of(each) in METRICS]

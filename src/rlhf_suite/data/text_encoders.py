@@ -70,6 +70,8 @@ class Prompt:
     notes: tuple[str, ...] = field(default=(), compare=False)  # for the log
     index: int = field(default=0, compare=False)  # its place among the prompts that a run samples from
     source: str = field(default="", compare=False)  # what metrics call its source; empty where there is only one
+    # What rewards read in its place, which does not ask for data.target_reward; None: they read it.
+    plain: Prompt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,9 @@ class PromptEncoder:
         self.template = ChatTemplate(tokenizer, config)
         self.target = config.target_reward if config.has("target_reward") else None
         self.rewards = RewardText(config.reward_template if config.has("target_reward") else REWARD_TEMPLATE)
+        # A reward judges answers to the question, so it never reads which reward the prompt asks for.
+        plain = None if self.target is None else replace(config, target_reward=None)
+        self.plain = None if plain is None else PromptEncoder(tokenizer, plain, keeps_chat, reader)
 
     def encode(self, row: Row) -> Prompt:
         """Return the prompt of a row. A prompt is never cut.
@@ -298,7 +303,8 @@ class PromptEncoder:
         chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
         source = "default" if source is None else str(source)
         of_teachers, notes = self._of_teachers(row), note_unnamed_calls(messages, tools)
-        return Prompt(ids, text, label, source, row.where, columns, chat, images, of_teachers, notes)
+        plain = None if self.plain is None else self.plain.encode(row)
+        return Prompt(ids, text, label, source, row.where, columns, chat, images, of_teachers, notes, plain=plain)
 
     def _of_teachers(self, row: Row) -> list[int] | None:
         """Return the tokens of the prompt that teachers read; None where they read that of the policy."""

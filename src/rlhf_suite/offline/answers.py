@@ -126,7 +126,7 @@ class Answerer:
     def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
         """Yield the output rows of one prompt: all samples, or the best one. `scores` is empty without a scorer."""
         texts = self.tokenizer.batch_decode([trajectory.response_ids for trajectory in group], skip_special_tokens=True)
-        queries = query_texts(self.tokenizer, [trajectory.ids for trajectory in group])
+        queries = query_texts(self.tokenizer, group)
         # The new columns hold the contents of these two input columns, as text.
         replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
         for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):

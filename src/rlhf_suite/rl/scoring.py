@@ -223,7 +223,7 @@ class Scorer(SampleScorer):
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
-        prompts, queries = [t.prompt for t in trajectories], query_texts(self.tokenizer, [t.ids for t in trajectories])
+        prompts, queries = [t.prompt.plain or t.prompt for t in trajectories], query_texts(self.tokenizer, trajectories)
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         return [
             Sample(
@@ -233,7 +233,7 @@ class Scorer(SampleScorer):
                 p.label,
                 p.datasource,
                 json.loads(p.columns),
-                t.ids,
+                query_ids(t),
                 t.image_files,
                 group=t.group,
             )
@@ -331,10 +331,17 @@ def with_metrics(outcome: Outcome, extra: dict[str, float]) -> Outcome:
     return replace(outcome, extra=outcome.extra | extra) if extra and isinstance(outcome, Scored) else outcome
 
 
-def query_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[NDArray[np.int64]]) -> list[str]:
+def query_ids(trajectory: Trajectory) -> NDArray[np.int64]:
+    """Return the tokens of prompt and response that rewards see: the prompt does not ask for data.target_reward, since
+    a reward model has never read that text and would score it."""
+    prompt, ids = trajectory.prompt, trajectory.ids
+    return ids if prompt.plain is None else np.concatenate([prompt.plain.ids, ids[len(prompt.ids) :]]).astype(ids.dtype)
+
+
+def query_texts(tokenizer: PreTrainedTokenizerBase, trajectories: Sequence[Trajectory]) -> list[str]:
     """Return prompts with responses as the text that rewards see: special tokens are part of it, so one that a model
     finished ends with its end-of-sequence token, and one that the length limit cut off does not."""
-    return tokenizer.batch_decode(sequences, skip_special_tokens=False)
+    return tokenizer.batch_decode([query_ids(trajectory) for trajectory in trajectories], skip_special_tokens=False)
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
