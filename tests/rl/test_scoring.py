@@ -73,7 +73,7 @@ def sample(tokenizer, number: int, answer: str) -> Trajectory:
 @pytest.mark.notices(
     "labels are those of the prompts at the start of the data",
     "rl/scoring.py",
-    "prompts, queries = [t.prompt for t",
+    "prompts, queries = [t.prompt.plain or t.prompt for t",
     "prompts, queries = [trajectories[0].prompt for t",
 )
 @pytest.mark.notices(

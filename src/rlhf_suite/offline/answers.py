@@ -19,7 +19,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
 from rlhf_suite.rl.sampling import Sampler
-from rlhf_suite.rl.scoring import ScoredGroup, Scorer, ScoringInParts, query_texts
+from rlhf_suite.rl.scoring import ScoredGroup, Scorer, ScoringInParts, query_ids, query_texts
 
 MAX_CHUNKS = 64  # in memory at a time, while the first of them waits for a few long responses
 
@@ -126,7 +126,7 @@ class Answerer:
     def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
         """Yield the output rows of one prompt: all samples, or the best one. `scores` is empty without a scorer."""
         texts = self.tokenizer.batch_decode([trajectory.response_ids for trajectory in group], skip_special_tokens=True)
-        queries = query_texts(self.tokenizer, group)
+        queries = query_texts(self.tokenizer, [query_ids(trajectory) for trajectory in group])
         # The new columns hold the contents of these two input columns, as text.
         replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
         for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):

@@ -223,7 +223,8 @@ class Scorer(SampleScorer):
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
-        prompts, queries = [t.prompt.plain or t.prompt for t in trajectories], query_texts(self.tokenizer, trajectories)
+        ids = [query_ids(t) for t in trajectories]
+        prompts, queries = [t.prompt.plain or t.prompt for t in trajectories], query_texts(self.tokenizer, ids)
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         return [
             Sample(
@@ -233,11 +234,11 @@ class Scorer(SampleScorer):
                 p.label,
                 p.datasource,
                 json.loads(p.columns),
-                query_ids(t),
+                read,
                 t.image_files,
                 group=t.group,
             )
-            for t, p, query, response in zip(trajectories, prompts, queries, responses, strict=True)
+            for t, p, read, query, response in zip(trajectories, prompts, ids, queries, responses, strict=True)
         ]
 
     def turns(self, ledgers: Sequence[Trajectory]) -> Sequence[str]:
@@ -338,10 +339,10 @@ def query_ids(trajectory: Trajectory) -> NDArray[np.int64]:
     return ids if prompt.plain is None else np.concatenate([prompt.plain.ids, ids[len(prompt.ids) :]]).astype(ids.dtype)
 
 
-def query_texts(tokenizer: PreTrainedTokenizerBase, trajectories: Sequence[Trajectory]) -> list[str]:
+def query_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[NDArray[np.int64]]) -> list[str]:
     """Return prompts with responses as the text that rewards see: special tokens are part of it, so one that a model
     finished ends with its end-of-sequence token, and one that the length limit cut off does not."""
-    return tokenizer.batch_decode([query_ids(trajectory) for trajectory in trajectories], skip_special_tokens=False)
+    return tokenizer.batch_decode(sequences, skip_special_tokens=False)
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
