@@ -78,7 +78,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = {name: [*made_rows(make)] for name, make in MAKERS.items()}
     command = [arguments.harness, "-c", HARNESS]
-    output = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the harness has failed:\n{done.stderr[-2000:]}")
+    output = done.stdout
     theirs = json.loads(output[output.index('{"version"') :])
     ours = own_verdicts(rows)
     for reading, verdicts in theirs["verdicts"].items():
