@@ -87,7 +87,16 @@ MORE_BETWEEN_FLAGS = [
     (JUDGE + "reward.judge.model=null", "reward.judge.model", "which model is asked"),
     (JUDGE + "reward.judge.url=null reward.judge.model=null", "reward.judge.model", "no judge is named"),
     (JUDGE + "reward.judge.num_engines=2", "reward.judge.num_engines", "has no effect"),
-    (JUDGE + "reward.judge.mode=yes_no", "reward.judge.mode", "the probability of a token"),
+    (
+        JUDGE + "reward.judge.mode=yes_no 'reward.judge.body={logprobs: false}'",
+        "reward.judge.body.logprobs",
+        "read from log-probabilities",
+    ),
+    (
+        JUDGE + "reward.judge.mode=yes_no reward.judge.max_new_tokens=8",
+        "reward.judge.max_new_tokens",
+        "add reward.judge.mode=verdict",
+    ),
     (JUDGE + "reward.judge.both_orders=true", "reward.judge.both_orders", "add reward.judge.mode=rank"),
     (
         JUDGE + "reward.judge.mode=rank rollout.n_samples_per_prompt=1 algo.advantage.estimator=reinforce",

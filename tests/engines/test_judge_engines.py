@@ -60,8 +60,8 @@ def judge(engines, tmp_path):
 @pytest.mark.notices(
     "the probability of No is taken for that of Yes",
     "rl/judge_engines.py",
-    "likely if token == self.words[0] else 1 - likely",
-    "likely if token == self.words[1] else 1 - likely",
+    "if token == self.words[0] else",
+    "if token == self.words[1] else",
 )
 @pytest.mark.notices(
     "the probability of Yes is that among all tokens",

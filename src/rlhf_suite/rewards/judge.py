@@ -122,7 +122,8 @@ class JudgeReward:
         """Return what the judge says to a question, and keep it.
 
         Raises:
-            RunError: the budget is used up, the server refuses the key, or no server is left.
+            RunError: the budget is used up, the server refuses the key or lists no log-probabilities, or no server is
+                left.
         """
         nonce = number_of(question.key, self.calls.count(question.key), self.questioner.seed)
         began, tries = time.perf_counter(), 0
@@ -136,6 +137,9 @@ class JudgeReward:
         try:
             reply = await ask(question.messages(nonce), begin)
             retries, call = reply.retries, replace(call, reply=reply.text[-REPLY:], tokens=reply.tokens)
+            if reply.ends_run:
+                call = replace(call, problem=reply.ends_run)
+                raise RunError(reply.ends_run)
             if reply.problem:
                 raise NoVerdict(reply.problem)
             parts = question.read(reply, nonce)

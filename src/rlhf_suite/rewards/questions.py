@@ -3,7 +3,8 @@ that follow from it.
 
 verdict: a question for each sample, which is answered by a number for each criterion (`rewards/rubric.py`).
 yes_no: a question for each sample; the score is the probability of Yes as the first token of the reply, among Yes and
-No, which is the expectation of the verdict (Zhang et al. 2024, Generative Verifiers, arXiv:2408.15240, section 3).
+No (`rewards/yes_no.py`), which is the expectation of the verdict (Zhang et al. 2024, Generative Verifiers,
+arXiv:2408.15240, section 3).
 rank: a question for all answers to a prompt, which is answered by their order (`rewards/ranking.py`).
 """
 

@@ -21,9 +21,9 @@ from rlhf_suite.models.judge import JUDGE_FLAG
 from rlhf_suite.models.load import Tokenizer
 from rlhf_suite.rewards.judge_model import CUT_OFF, Ask, Messages, Reply
 from rlhf_suite.rewards.rubric import NoVerdict
+from rlhf_suite.rewards.yes_no import WORDS, share_of_yes
 
 TEMPLATE = "chat_template_kwargs"  # a field of reward.judge.body; the others are of `SamplingSettings`
-WORDS = ("Yes", "No")
 QUEUED = 256  # questions that an engine has at a time
 
 
@@ -79,7 +79,8 @@ class JudgeEngines:
             return Reply(text, tokens, CUT_OFF if generation.finish_reason == "length" else "")
         (token,), (log_prob,) = generation.ids.tolist(), generation.log_probs.tolist()
         likely = math.exp(min(log_prob, 0.0))
-        return Reply(text, tokens, probability=likely if token == self.words[0] else 1 - likely)
+        yes, no = (likely, 1 - likely) if token == self.words[0] else (1 - likely, likely)
+        return Reply(text, tokens, probability=share_of_yes(yes, no))
 
     def encode(self, messages: Messages) -> list[int]:
         """Return the tokens of a conversation, with the beginning of the reply."""

@@ -82,14 +82,16 @@ class JudgeConfig:
     model: str | None = flag(None, "The name of the model at the server; without one, its folder or hub name")
     mode: str = flag("verdict", choices=("verdict", "rank", "yes_no"))
     """What the judge says: a number for each criterion of the rubric, an order of all answers to a prompt, or Yes or
-    No, of which the probability of Yes is the score"""
+    No, of which the probability of Yes is the score (a server has to list log-probabilities for that)"""
     both_orders: bool = flag(False, when=is_one_of(".mode", "rank"))
     """Ask a second time with the answers in the reversed order, and take the mean of both scores"""
     key_env: str = flag("RLHF_SUITE_JUDGE_KEY")
     """The name of the environment variable with the server's key; without a value no key is sent"""
     scale: list[float] = flag([0.0, 10.0], when=is_one_of(".mode", "verdict"))
     """The numbers that mean the worst and the best: they become 0 and 1"""
-    max_new_tokens: int = flag(1024, "Tokens of a reply, with its reasons", ge=1)
+    max_new_tokens: int = flag(
+        1024, "Tokens of a reply, with its reasons", ge=1, when=is_one_of(".mode", "verdict", "rank")
+    )
     max_chars: int = flag(20_000, ge=100)
     """Characters of a prompt, a response or a label that the judge sees; the middle of a longer one is cut out with a
     mark"""

@@ -60,7 +60,7 @@ def judge_is_named(run: Run) -> Iterator[Problem]:
 
 @rule(tasks=REWARDED)
 def engines_take_the_fields(run: Run) -> Iterator[Problem]:
-    """Refuse fields of requests that only servers take, and a mode that only engines have."""
+    """Refuse fields of requests that only servers take, and one that takes from a server what Yes or No needs."""
     judge = run.reward.judge
     if has_judge(run):
         for name in sorted(judge.body.keys() - {*SAMPLED_BY, TEMPLATE}):
@@ -76,9 +76,9 @@ def engines_take_the_fields(run: Run) -> Iterator[Problem]:
         if not isinstance(judge.body.get(TEMPLATE) or {}, dict):
             problem = "is not a table of variables of the chat template"
             yield Problem(f"reward.judge.body.{TEMPLATE}", problem, "write it as {enable_thinking: false}")
-    elif judge.mode == "yes_no" and list_rubrics(run):
-        problem = "yes_no reads the probability of a token, which engines of the run give and servers need not"
-        yield Problem("reward.judge.mode", problem, "write verdict, or remove reward.judge.url (task=ppo)")
+    elif judge.mode == "yes_no" and list_rubrics(run) and "logprobs" in judge.body:
+        problem = "is a field that the suite writes where reward.judge.mode=yes_no"
+        yield Problem("reward.judge.body.logprobs", problem, "remove it: the score is read from log-probabilities")
 
 
 @rule(tasks=REWARDED)
