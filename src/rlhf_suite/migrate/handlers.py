@@ -189,6 +189,15 @@ def convert_freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.remark("critic.freezing_steps=N trains only the critic in N steps; OpenRLHF did so in N + 1")
 
 
+def normalization(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """A run that only generates has no reward model, there and here."""
+    key = "reward.normalize_enable"
+    if key in flags_of(old.task):
+        new.add(key, join_values(values, key, old.task))
+    else:
+        new.remark(f"--normalize_reward: task={old.task} has no reward model, whose scores it would normalise")
+
+
 def margin(new: Migrated, old: Old, values: Sequence[str]) -> None:
     new.add("data.margin_key", "margin")
 
@@ -228,6 +237,7 @@ HANDLERS: dict[str, Handler] = {
     # lengths
     "data.max_len": to(("serve.max_len", None), ("data.max_len", None)),
     "prompt_max_len": prompt_length,
+    "normalize_reward": normalization,
     # logging
     "use_wandb": wandb,
     "logger.wandb.key": wandb,
