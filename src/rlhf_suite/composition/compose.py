@@ -210,7 +210,7 @@ def blame(word: str, error: Exception, task: str | None) -> Problem:
     if missing and missing.startswith(f"{key}/"):
         return no_such_preset(key, missing.removeprefix(f"{key}/"), task)
     reason = str(error)
-    if key in group_names() and isinstance(error, ValueError):  # Hydra's error for a choice that is not a word
+    if key in group_names() and type(error) is ValueError:  # Hydra's own, for a choice that is not a word
         return no_such_preset(key, value, task)
     if key not in group_names():
         help_of = f"see --help {PREFIX}" if key.startswith(PREFIX) else "see --info config and --cfg hydra"

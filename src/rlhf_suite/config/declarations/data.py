@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.declarations.conditions import (
+    BY_REWARD_MODEL,
     Need,
     algorithm_needs,
     is_false,
@@ -56,7 +57,6 @@ OF_PAIRS = (
         "the prompt of the pairs is not named, so it cannot be separated from the answers",
     ),
 )
-BY_REWARD_MODEL = (is_set("reward.model_name_or_path", "<reward model>"),)
 SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
 
 
@@ -69,14 +69,14 @@ class DataConfig(Section):
         needs=Need(NOT_PRETRAINING, ON_EVERY_TOKEN),
         tasks=RENDERED,
         defaults={"chat": True},
-        of_tasks={"score": {"when": BY_REWARD_MODEL}},
+        of_tasks={"score": {"when": (BY_REWARD_MODEL,)}},
     )
     """Render conversations with the tokenizer's chat template, in task=chat if it has one"""
     tokenizer_chat_template: str | None = flag(
         None,
         needs=Need(TEMPLATED, "it is the chat template that is applied"),
         tasks=RENDERED,
-        of_tasks={"score": {"when": BY_REWARD_MODEL}},
+        of_tasks={"score": {"when": (BY_REWARD_MODEL,)}},
     )
     """Chat template (Jinja text or a file) instead of the tokenizer's"""
     chat_template_kwargs: list[str] = flag([], when=TEMPLATED, tasks=RENDERED)
@@ -87,7 +87,7 @@ class DataConfig(Section):
         ge=2,
         tasks=ENCODED,
         defaults={"rm": 512, "dpo": 512},
-        of_tasks={"score": {"when": BY_REWARD_MODEL}},
+        of_tasks={"score": {"when": (BY_REWARD_MODEL,)}},
     )
     tools_key: str | None = flag(None, when=TEMPLATED, tasks=ENCODED)
     """Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text"""
@@ -129,7 +129,7 @@ class DataConfig(Section):
         when=(PLAIN, NOT_PRETRAINING),
         tasks=RENDERED,
         defaults=dict.fromkeys((*WITH_ANSWERS, "chat"), "User: {}\nAssistant: "),
-        of_tasks={"score": {"when": (PLAIN, *BY_REWARD_MODEL)}},
+        of_tasks={"score": {"when": (PLAIN, BY_REWARD_MODEL)}},
     )
     """Template of a prompt with one {}, in task=prm of the whole text, in task=chat of a turn; in task=score for a
     reward model"""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite.config.declarations.conditions import (
+    BY_REWARD_MODEL,
     ON_GPUS,
     Condition,
     Need,
@@ -40,7 +41,6 @@ HALF_PRECISION = Need(
 )
 FUSED_ON_GPUS = Need(ON_GPUS, "Liger's kernels are for GPUs alone", off="false")
 PADDED = is_one_of(".packing_samples", None, False, remedy="false")
-REWARD_MODEL = is_set("reward.model_name_or_path", "<reward model>")
 WHOLE_WEIGHTS, WHOLE_ROWS = is_one_of(".tensor_parallel_size", 1), is_one_of(".ring_attn_size", 1)
 
 
@@ -66,7 +66,7 @@ class DeepSpeedConfig(Section):
         tasks=(*TRAINING, "generate", *OWN_PRECISION),
         defaults=dict.fromkeys(OWN_PRECISION, None),
         never_null=(*TRAINING, "generate"),
-        of_tasks={"score": {"when": (REWARD_MODEL | is_true("reward.process.enable"),)}},
+        of_tasks={"score": {"when": (BY_REWARD_MODEL | is_true("reward.process.enable"),)}},
     )
     """Precision of parameters and activations; optimiser state is always fp32. null: that of the checkpoint, or fp32 if
     it is neither bf16 nor fp32"""
@@ -97,7 +97,7 @@ class DeepSpeedConfig(Section):
     the model and its attention can (docs/support.md), else, and with ds.deepcompile, rows are padded. The log of the
     run says which"""
     value_head_prefix: str = flag(
-        "score", tasks=(*TRAINING, "score", "serve_rm"), of_tasks={"score": {"when": (REWARD_MODEL,)}}
+        "score", tasks=(*TRAINING, "score", "serve_rm"), of_tasks={"score": {"when": (BY_REWARD_MODEL,)}}
     )
     """Name of the scalar head of critic and reward model"""
     load_in_4bit: bool = flag(

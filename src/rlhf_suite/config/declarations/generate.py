@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.declarations.conditions import Need, is_above, is_false, is_null, is_set, is_true
+from rlhf_suite.config.declarations.conditions import (
+    BY_REWARD_MODEL,
+    Need,
+    is_above,
+    is_false,
+    is_null,
+    is_true,
+)
 from rlhf_suite.config.declarations.flags import FREE, flag
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
@@ -65,9 +72,7 @@ class ScoreConfig(OutputConfig):
     pairs: bool = flag(False, needs=Need(is_false(".best_of_n"), "a pair already contains the best response"))
     """Write the best and the worst response of each prompt as chosen and rejected, where their scores differ"""
     chunk_size: int = flag(1024, "Rows scored and written at a time", ge=1, resume=FREE)
-    max_tokens_per_gpu: int = flag(
-        16384, ge=1, when=is_set("reward.model_name_or_path", "<reward model>") | is_true("reward.process.enable")
-    )
+    max_tokens_per_gpu: int = flag(16384, ge=1, when=BY_REWARD_MODEL | is_true("reward.process.enable"))
     """Token budget of a forward pass of the reward model"""
 
     @property

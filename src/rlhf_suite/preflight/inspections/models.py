@@ -256,10 +256,12 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model is of a family whose images are supported, if the run has images."""
     if not use.reads_images:
         return
-    images, problem = family(files).images, find_unread_images(use.path, files.config or {})
-    if images is None or problem is not None:
-        yield Problem(use.key, str(problem), NO_IMAGES)
-    elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
+    if (unread := find_unread_images(use.path, files.config or {})) is not None:
+        yield Problem(use.key, unread, NO_IMAGES)
+        return
+    images = family(files).images
+    assert images is not None  # or its images were unread
+    if not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         problem = f"{use.path} has no processor_config.json, which says how it reads images"
         yield Problem(
             use.key, problem, "copy the processor files of the model that it was trained from into the folder"
