@@ -7,6 +7,7 @@ process of its own, so its imports count.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -21,8 +22,9 @@ from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import CallRecord, Experience, Trajectory, TurnRecord
-from rlhf_suite.report.html import choose_runs, content_of
+from rlhf_suite.report.html import choose_runs
 from rlhf_suite.report.sample_files import Reader
+from rlhf_suite.report.watch import Live
 from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.run_folders.run_folder import RunFolder
@@ -57,13 +59,26 @@ def main() -> None:
 
 
 def time_readings(folder: Path) -> dict[str, float]:
-    """Return the seconds that `rlhf-suite watch` takes to read a run first, and again when it has a further step."""
-    reader, shown, seconds = Reader(), choose_runs([folder]), list[float]()
-    for _ in range(2):
+    """Return the seconds that `rlhf-suite watch` takes to read a run first, again when it has a further step, and when
+    nothing has changed."""
+    live, version, seconds = Live(lambda: choose_runs([folder]), Reader(), ""), "", dict[str, float]()
+    for name in ("first_s", "later_s", "unchanged_s"):
+        if name == "later_s":
+            further_step(RunFolder(folder))
+        live.end_rest()
         began = time.perf_counter()
-        content_of(shown, reader)
-        seconds.append(round(time.perf_counter() - began, 2))
-    return dict(zip(("first_s", "later_s"), seconds, strict=True))
+        changed = live.newer_than(version)
+        seconds[name], version = round(time.perf_counter() - began, 4), live.version
+        assert (changed is None) == (name == "unchanged_s")
+    return seconds
+
+
+def further_step(folder: RunFolder) -> None:
+    """Write the metrics of a step behind the last, as a run does."""
+    step = folder.status()["last_step"] + 1
+    with folder.metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "time": time.time(), "train/reward": 0.5}) + "\n")
+    folder.record_step(step)
 
 
 def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = (), turns: int = 1) -> RunFolder:

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import IO, TYPE_CHECKING, Any, get_args, get_origin
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 JSON_BYTES, YAML_BYTES, LINES_BYTES, LINE_BYTES = 64 * MIB, MIB, 1024 * MIB, 16 * MIB
+END_BYTES = 1024  # of the last line that was read, by which a file is known again
 YAML_VALUES, DEPTH = 20_000, 50
 PARQUET_ROWS = 10_000_000
 LARGEST = 2**53  # of a number in JSON
@@ -104,20 +106,51 @@ def parse_json(text: bytes) -> Any:
     return json.loads(text, parse_constant=lambda name: None, parse_float=number)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+@dataclass
+class Position:
+    """How far a file of lines was read: bytes and lines. The file is known by its number on its disk, and by the end of
+    the last line, because numbers are given again."""
+
+    file: int | None = None
+    offset: int = 0
+    lines: int = 0
+    end: bytes = b""
+
+    def pass_line(self, size: int, end: bytes) -> int:
+        """Go on behind a line; return its number, from 1."""
+        self.offset, self.lines, self.end = self.offset + size, self.lines + 1, end[-END_BYTES:]
+        return self.lines
+
+    def seek(self, file: IO[bytes]) -> None:
+        """Have a file go on here. Raises ReplacedFile if it is not the one that was read."""
+        number = os.fstat(file.fileno()).st_ino
+        file.seek(self.offset - len(self.end))
+        if self.file not in (None, number) or file.read(len(self.end)) != self.end:
+            raise ReplacedFile
+        self.file = number
+
+
+class ReplacedFile(Exception):
+    """A file has other lines than those that were read of it."""
+
+
+def json_lines(path: Path, position: Position | None = None) -> Iterator[tuple[int, Any]]:
     """Yield (number, value) of each complete line of a file of JSON lines; the value is None if it cannot be read.
-    Raises DamagedFile."""
+    With a position only of the lines behind it, and it goes on with them. Raises DamagedFile, ReplacedFile."""
+    position = position or Position()
     with open_regular(path, LINES_BYTES) as file:
-        number = 0
+        position.seek(file)
         while line := file.readline(LINE_BYTES):
-            number += 1
             if not line.endswith(b"\n"):
                 if len(line) < LINE_BYTES:
                     return  # cut off by a kill
+                size = len(line)
                 while line and not line.endswith(b"\n"):
                     line = file.readline(LINE_BYTES)
-                yield number, None
+                    size += len(line)
+                yield position.pass_line(size, line), None
                 continue
+            number = position.pass_line(len(line), line)
             try:
                 yield number, parse_json(line)
             except (ValueError, RecursionError):

@@ -187,8 +187,8 @@ def test_a_url_is_shown_without_its_password(tmp_path):
 @pytest.mark.notices(
     "the clock of a page counts the hours in which the run was stopped",
     "report/run_data.py",
-    'seconds += max(0.0, row["time"] - begin)',
-    'seconds += max(0.0, row["time"] - min(before, row["time"]))',
+    "seconds += max(0.0, now - begin)",
+    "seconds += max(0.0, now - min(before, now))",
 )
 def test_the_clock_stands_still_while_a_run_is_stopped(tmp_path):
     """It was continued 5 hours after step 2, and reached step 3 after 4 s."""

@@ -19,8 +19,11 @@ from chromium import PROGRAM, Browser
 from report import experience_of, made_run, sampled
 from rlhf_suite.api.runs import choose_runs
 from rlhf_suite.cli import main
+from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.report import html
+from rlhf_suite.report.curves import rows_once, series
+from rlhf_suite.report.history import History
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.watch import Live
 from rlhf_suite.rl.rollout_file import write_rollouts
@@ -106,11 +109,11 @@ def test_data_are_those_of_a_report_that_is_written_anew(tmp_path):
     version = ""
     for step in (3, 4, 2):  # the last: a step that was run again
         train_further(run, step)
-        live._rest_until = 0.0
+        live.end_rest()
         data = data_in(live.newer_than(version))
         assert data["runs"] == json.loads(json.dumps(expected_of(run))) and data["version"] != version
         version = data["version"]
-        live._rest_until = 0.0
+        live.end_rest()
         assert live.newer_than(version) is None
     known = {path: reader.look(path).table for path in sorted(run.rollouts.glob("*.parquet"))}
     html.content_of(html.choose_runs([run.path]), reader)
@@ -187,3 +190,34 @@ def test_the_page_follows_a_run_and_keeps_what_the_reader_has_done(tmp_path):
         assert "does not answer" in browser.run("document.getElementById('live').innerText")
     finally:
         browser.close()
+
+
+@pytest.mark.notices(
+    "rows of metrics are read again and again",
+    "report/history.py",
+    "read_numbered_rows(self._path, self._position)",
+    "read_numbered_rows(self._path)",
+)
+def test_metrics_are_read_once_and_are_those_of_a_file_that_is_read_anew(tmp_path):
+    """Rows out of order, in parts, cut off, of steps that are run again, and in a file that another one replaced."""
+    path = tmp_path / "metrics.jsonl"
+    history = History(path)
+    rows = [
+        {"step": step, "time": 1e9 + number, "train/loss": step / 8, "timing/step_total": 1.0}
+        for number, step in enumerate((1, 2, 3, 2, 3, 4))
+    ]
+    rows += [{"step": 3, "time": 2e9, "eval/pass1": 0.5, "timing/step_total": 0.25}, {"step": 5, "train/loss": None}]
+    whole = "".join(json.dumps(row) + "\n" for row in rows)
+    for size in [*range(0, len(whole), 37), len(whole)]:
+        path.write_text(whole[:size])
+        history.read()
+        assert {name: [*points] for name, points in history.curves.items()} == series(path)
+    assert series(path)["train/loss"] == [(step, step / 8) for step in (1, 2, 3, 4)]
+    assert series(path)["timing/step_total"] == [(1, 1.0), (2, 1.0), (3, 1.25), (4, 1.0)]
+    assert history.times == [(row["step"], row["time"]) for row in rows_once(path) if "time" in row]
+    path.write_text(whole.replace('"train/loss": 0.125', '"train/loss": 0.625'))
+    history.read()
+    assert history.curves["train/loss"][0] == (1, 0.125), "what was read is not read again"
+    write_text(path, whole.replace("0.25", "0.75"))
+    history.read()
+    assert {name: [*points] for name, points in history.curves.items()} == series(path)

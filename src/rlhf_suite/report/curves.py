@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import has_type
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.report.history import History, Points, Repetitions
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 PASS_BY_CALLS = re.compile(r"eval/calls_(?P<calls>\d+)/pass(?P<k>\d+)")
 REACH = 3  # steps to either side that the running mean over the raw values includes
-
-Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -51,35 +49,20 @@ LENGTH = Panel("response length (tokens)", ("train/response_length",), ("respons
 
 
 def rows_once(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl, of steps that were run again only the last.
-
-    A step was run again if a row has a metric of its training that the file has already. A step may have several rows:
-    its training, its evaluation, the proof of its weights.
-    """
-    kept, seen = list[dict[str, Any]](), set[tuple[int, str]]()
+    """Return the rows of a metrics.jsonl, of steps that were run again only the last."""
+    kept, repetitions = list[dict[str, Any]](), Repetitions()
     for row in read_rows(path):
-        names = {(row["step"], name) for name in row if name.startswith("train/")}
-        if not names.isdisjoint(seen):
+        if repetitions.is_again(row):
             kept = [earlier for earlier in kept if earlier["step"] < row["step"]]
-            seen = {(step, name) for step, name in seen if step < row["step"]}
         kept.append(row)
-        seen |= names
     return kept
 
 
 def series(path: Path) -> dict[str, Points]:
-    """Return every metric of a metrics.jsonl as (step, value) points in order, one for each step, without nulls.
-
-    The rows of a step have parts of its seconds, which are added up; of other metrics the last value counts.
-    """
-    by_name: dict[str, dict[int, float]] = {}
-    for row in rows_once(path):
-        for name, value in row.items():
-            if "/" in name and has_type(value, float):
-                points = by_name.setdefault(name, {})
-                earlier = points.get(row["step"], 0.0) if name.startswith("timing/") else 0.0
-                points[row["step"]] = earlier + value
-    return {name: sorted(points.items()) for name, points in by_name.items()}
+    """Return every metric of a metrics.jsonl as (step, value) points in order, one for each step, as a History does."""
+    history = History(path)
+    history.read()
+    return {name: [*points] for name, points in history.curves.items()}
 
 
 def draw_curves(folder: RunFolder) -> Path:

@@ -14,7 +14,7 @@ from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import content, has_type, read_table
+from rlhf_suite.foreign_files import content, read_table
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.locks import is_alive
 from rlhf_suite.report.curves import (
@@ -23,12 +23,10 @@ from rlhf_suite.report.curves import (
     LENGTH,
     LOSS,
     REWARD,
-    Points,
     find_evaluation_points,
     find_training_points,
-    rows_once,
-    series,
 )
+from rlhf_suite.report.history import Points
 from rlhf_suite.report.sample_data import Arrays, Room, samples_of
 from rlhf_suite.report.sample_files import Reader
 from rlhf_suite.report.summary import best, first_steps_of_a_stream, is_headline, order
@@ -53,7 +51,8 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room, reader: R
     """
     if not folder.status_file.exists():
         raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
-    curves = series(folder.metrics)
+    history = reader.history(folder.metrics)
+    curves = history.curves
     values = config_values(folder)
     idle = unread_flags(values)
     return {
@@ -67,7 +66,7 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room, reader: R
         "headlines": headlines(curves),
         "panels": panels(curves),
         "metrics": {printable(metric): curve(points, room.points) for metric, points in curves.items()},
-        "clock": curve(clock(folder), room.points),
+        "clock": curve(clock(folder, history.times), room.points),
         "timeline": timeline(folder),
         "colours": {phase: colour_of(phase) for phase in phases(curves)},
         "config": config_rows(folder, values, idle),
@@ -125,16 +124,15 @@ def agents(values: dict[str, Any]) -> dict[str, str]:
     return {"": str(values.get("agent.kind", ""))} | shown_values
 
 
-def clock(folder: RunFolder) -> Points:
+def clock(folder: RunFolder, times: Points) -> Points:
     """Return the steps of the run and the seconds from its first row of metrics to each, without those in which the run
-    did not work: from the last row before it was continued until then."""
-    rows = [row for row in rows_once(folder.metrics) if has_type(row.get("time"), float)]
+    did not work: from the last row before it was continued until then. `times` has the step and time of each row."""
     starts, seconds, before = folder.starts(), 0.0, math.inf
     by_step: dict[int, float] = {}
-    for row in rows:
-        begin = max((time for time in starts if before < time <= row["time"]), default=before)
-        seconds += max(0.0, row["time"] - begin)
-        by_step[row["step"]], before = round(seconds, 3), row["time"]
+    for step, now in times:
+        begin = max((time for time in starts if before < time <= now), default=before)
+        seconds += max(0.0, now - begin)
+        by_step[step], before = round(seconds, 3), now
     return sorted(by_step.items())
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_files import DamagedFile, parquet
+from rlhf_suite.report.history import History
 from rlhf_suite.run_folders.run_folder import RunFolder
 
 TEXTS = ("prompt", "response", "label", "datasource", "ending")
@@ -65,10 +66,18 @@ class Known:
 
 
 class Reader:
-    """Reads files of samples, each once: a page that is made again reads those alone that are new or were replaced."""
+    """Reads files of samples and metrics, each once: a page that is made again reads those files of samples alone that
+    are new or were replaced, and those rows of metrics that are new."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Known] = {}
+        self._histories: dict[Path, History] = {}
+
+    def history(self, path: Path) -> History:
+        """Return the metrics in a file as they are now. Raises DamagedFile."""
+        history = self._histories.setdefault(path, History(path))
+        history.read()
+        return history
 
     def look(self, path: Path) -> Known:
         """Return what is known of a file, which is read if it has changed.

@@ -17,7 +17,8 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.config.declarations.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
-from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
+from rlhf_suite.report.curves import draw_calls, draw_curves, series
+from rlhf_suite.report.history import Points
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
 from rlhf_suite.run_folders.run_folder import RunFolder

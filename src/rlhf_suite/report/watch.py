@@ -52,6 +52,15 @@ class Live:
         self._lock = threading.Lock()
         self._content, self._version, self._rest_until = b"", "", 0.0
 
+    @property
+    def version(self) -> str:
+        """Return which data were read last."""
+        return self._version
+
+    def end_rest(self) -> None:
+        """Have the next question look at the folders, however long the last reading took."""
+        self._rest_until = 0.0
+
     def newer_than(self, version: str) -> bytes | None:
         """Return the packed data if a browser does not have them yet.
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from rlhf_suite.config.declarations.logger import LoggerConfig, WandbConfig
 from rlhf_suite.disk import name_disk_errors, write_text
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import has_type, json_lines, parquet
+from rlhf_suite.foreign_files import Position, has_type, json_lines, parquet
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.run_folders.record import load
 from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
@@ -222,9 +222,10 @@ def find_damaged_lines(path: Path) -> list[int]:
     return [number for number, row in read_numbered_rows(path) if row is None]
 
 
-def read_numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield (line number, row) of each complete line; the row is None if it cannot be read."""
-    for number, row in json_lines(path) if path.exists() else ():
+def read_numbered_rows(path: Path, position: Position | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield (line number, row) of each complete line, or of those behind a position, which goes on with them; the row
+    is None if it cannot be read."""
+    for number, row in json_lines(path, position) if path.exists() else ():
         yield number, row if has_type(row, dict[str, Any]) and has_type(row.get("step"), int) else None
 
 
