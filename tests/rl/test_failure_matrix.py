@@ -1,11 +1,15 @@
-"""Whatever fails, in whatever schedule and phase, ends the run with that very error, and nothing is left behind."""
+"""Whatever fails, in whatever schedule and phase, ends the run with that very error, and nothing is left behind.
+
+A third of the matrix is of the tier `stack`, the rest are proofs: each run takes a second or two.
+"""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
-from failing_runs import SCHEDULES, TIMES, Fault, Trip, cases, expected, failing_run
+from failing_runs import SCHEDULES, TIMES, Fault, Trip, cases, cells, expected, failing_run
 from plain_run import run, small
 
 pytestmark = pytest.mark.stack
@@ -54,8 +58,13 @@ def recorded(ranks, tmp_path_factory):
     "        return None",
     cases="1 and ahead and group",
 )
-@pytest.mark.parametrize("number", TIMES)
-@pytest.mark.parametrize(("schedule", "phase"), cases())
+@pytest.mark.parametrize(
+    ("schedule", "phase", "number"),
+    [
+        pytest.param(schedule, phase, number, marks=() if in_ci else pytest.mark.proof)
+        for schedule, phase, number, in_ci in cells()
+    ],
+)
 def test_a_failure_ends_the_run_with_that_error_and_leaves_nothing(ranks, request, tmp_path, schedule, phase, number):
     if schedule == "replay":
         (tmp_path / "recorded").symlink_to(request.getfixturevalue("recorded"))
@@ -67,6 +76,11 @@ def test_a_failure_ends_the_run_with_that_error_and_leaves_nothing(ranks, reques
 
 def test_the_matrix_has_every_schedule_of_a_run():
     assert len(SCHEDULES) == 7 and len(cases()) == 6 * 12 + 5
+    in_ci = {cell[:3] for cell in cells() if cell[3]}
+    assert len(in_ci) == len(cases())
+    assert {(schedule, number) for schedule, _, number in in_ci} == {
+        (name, count) for name in SCHEDULES for count in TIMES
+    }
 
 
 def asked_before_the_first_probe(world, folder: Path) -> dict[str, int]:
