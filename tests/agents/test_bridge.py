@@ -91,6 +91,32 @@ def test_the_check_at_the_start_refuses_what_cannot_go_on(tokenizers, name, kind
             bridge.check([kind])
 
 
+@pytest.mark.notices(
+    "a message of the system behind a turn begins a new ledger",
+    "agents/bridge.py",
+    "role in AFTER and self.goes_on_with(role)",
+    'role in AFTER and role != "system" and self.goes_on_with(role)',
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_goes_on_with_a_reminder_of_the_system_where_the_template_shows_it_there(tokenizers, name):
+    """Claude Code says by such messages what has changed. A template may drop or move them, or need another stop."""
+    tokenizer, family = tokenizers[name], FAMILIES[name]
+    bridge, reminder = bridge_of(tokenizer, family.stops), {"role": "system", "content": "be brief"}
+    tails = [[*TAILS[kind], reminder] for kind in TAILS if getattr(family, kind)]
+    seen = set()
+    for tail in [[reminder], *tails]:
+        is_tool = tail[0]["role"] == "tool"
+        history, tools = [QUESTION, REAL["tool" if is_tool else "user"]], [TRIED] if is_tool else []
+        for stop in bridge.stops:
+            ids = bridge.on_from(stop, tail, tools)
+            if ids is not None:
+                assert bridge.prompt([*history, *tail], tools)[-len(ids) - 1 :] == [stop, *ids]
+                assert "be brief" in tokenizer.decode(ids)
+                seen.add(tail[0]["role"])
+    moved = {"r1", "glm", "harmony", "no end"}
+    assert seen == (set() if name in moved else {tail[0]["role"] for tail in [[reminder], *tails]})
+
+
 def test_answers_of_several_tools_are_one_bridge(tokenizers):
     tools = [{"role": "tool", "name": "add", "tool_call_id": f"call0000{n}", "content": f"r{n}"} for n in (1, 2)]
     text = {

@@ -45,6 +45,7 @@ AFTER = {
     "user": "a user's message",
     "tool": "the answer of a tool",
     "request": "a user's message behind the answer of a tool",  # which asks for a summary
+    "system": "a message of the system",  # with which harnesses remind a model
 }
 
 
@@ -152,10 +153,11 @@ class Bridge:
 
     def problem(self, role: str) -> str | None:
         """Return why messages of a role cannot follow a turn, or None."""
-        answers: list[Message] = [] if role == "tool" else [{"role": "user", "content": "4"}]
-        tools = [] if role == "user" else [TRIED]
+        answers: list[Message] = [{"role": role if role == "system" else "user", "content": "4"}]
+        tools = [TRIED] if role in ("tool", "request") else []
         if tools:
-            answers.insert(0, {"role": "tool", "content": "4", "name": "add", "tool_call_id": CALL_ID.format(1)})
+            called: Message = {"role": "tool", "content": "4", "name": "add", "tool_call_id": CALL_ID.format(1)}
+            answers = [called, *(answers if role == "request" else ())]
         stops = [stop for stop in self.stops if self.render_closing(answers, stop, tools) is not None]
         if not stops:
             return f"it does not end a turn with one of {', '.join(self.stops.values())}, which end responses"
