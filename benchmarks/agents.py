@@ -67,7 +67,7 @@ the training before RL included, on two CPU cores with a load average of {load} 
 
 def commands(example: str) -> list[str]:
     """Return the commands at the head of an example."""
-    head = ast.get_docstring(ast.parse((ROOT / f"experiments/agents/{example}.py").read_text())) or ""
+    head = ast.get_docstring(ast.parse((ROOT / f"experiments/agents/{example}/agent.py").read_text())) or ""
     return [" ".join(line.split()) for line in head.splitlines() if line.split()[:1] == ["python"]]
 
 
@@ -96,7 +96,7 @@ def measure(example: str, seed: int) -> Row:
 
 def ran(example: str, seed: int, folder: Path) -> tuple[Run, dict[str, float]]:
     """Run the commands of an example. Return its RL, whose run folder is `folder`/run, and what all of them took."""
-    seconds = cpu_s = 0.0
+    seconds = cpu_s = peak_mb = 0.0
     for line in commands(example):
         words = line.replace("/tmp/", f"{folder}/").split()[1:]
         words += [f"train.seed={seed}"] if words[0] == "run.py" else []
@@ -107,7 +107,8 @@ def ran(example: str, seed: int, folder: Path) -> tuple[Run, dict[str, float]]:
             usage = watch([sys.executable, *words], folder / "before.log")
         seconds += usage.ended - usage.started
         cpu_s += usage.cpu_between(usage.started, usage.ended)
-    return run, {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 1)}
+        peak_mb = max(peak_mb, usage.peak_pss_mb)
+    return run, {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 1), "peak_pss_mb": round(peak_mb)}
 
 
 def tool_time(run: Run, timeline: Sequence[Row]) -> dict[str, float]:
@@ -153,7 +154,7 @@ def table_line(example: str, rows: Sequence[Row]) -> str:
     """Return a row of the table."""
     right, used = ([row[name] for row in rows] for name in ("right", "used"))
     cells = [
-        f"[{example}](../experiments/agents/{example}.py)",
+        f"[{example}](../experiments/agents/{example}/README.md)",
         str(len(rows)),
         spread([each[0] for each in right]),
         spread([float(np.mean(each[-LAST:])) for each in right]),

@@ -10,8 +10,8 @@ concurrent    64 sessions in one event loop, 10 calls each
 idle, used    MiB of the interpreter of a session, and after a call that uses numpy and sympy; what processes share
               is divided among them
 
-With --job, instead, what tools cost a run: experiments/agents/fences.py with 64 episodes at a time, after a training
-with lessons that have code, so that nearly all of them call Python in every step.
+With --job, instead, what tools cost a run: experiments/agents/fences/agent.py with 64 episodes at a time, after a
+training with lessons that have code, so that nearly all of them call Python in every step.
 
 tools         share of the RL steps in which a session worked for at least one episode
 tools_alone   share in which, besides, no engine wrote and nothing was trained: the step waited for tools alone

@@ -1,4 +1,5 @@
-"""Whether calls rise only where a tool helps: the commands of experiments/agents/when_to_call.py, with several seeds.
+"""Whether calls rise only where a tool helps: the commands of experiments/agents/when_to_call/agent.py, with several
+seeds.
 
     python benchmarks/when_to_call.py [--seeds 1 2 3] [--again] [--write]
 
@@ -28,7 +29,7 @@ HEAD = """<!-- Written by: python benchmarks/when_to_call.py --write -->
 A tiny model that cannot add is asked for sums. For half of the questions a tool helps; the others have the answer in
 them. Each call costs 0.3 of the reward, and a right answer brings 1. Before RL the model was taught to call the tool
 for half of the questions of either kind. It is one run with both kinds, by the commands at the head of
-[when_to_call.py](../experiments/agents/when_to_call.py), with a seed for each run (`train.seed`). The start is the
+[when_to_call](../experiments/agents/when_to_call/README.md), with a seed for each run (`train.seed`). The start is the
 first RL step, the end is the mean of the last {last}; a step has about 64 episodes of each kind. A cell has the mean
 over seeds, and in brackets the lowest and the highest.
 

@@ -1,27 +1,28 @@
-"""Write the pages of the gallery: README.md of this folder and of each recipe with its curve, and docs/gallery.md.
+"""Write the pages of the gallery: README.md of this folder and of each example with its curve, and docs/gallery.md.
 
     python experiments/gallery.py
 
 Nothing is copied by hand: what a recipe is stands in its first lines, what it needs in recipes/plans.jsonl (by
-recipes/plan.py), and what it did with a tiny model in recipes/curves.jsonl (by recipes/tiny.py --curves).
+recipes/plan.py), and what it did with a tiny model in recipes/curves.jsonl (by recipes/tiny.py --curves). examples.py
+makes the pages of the others.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import examples
+from measured import WRITTEN_BY, Row, Rows, draw, gibibytes, minutes, newest
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 RECIPES = FOLDER / "recipes"
-AGENTS = ("second_try", "guess", "calculator", "chat_client", "fences", "when_to_call")
-Row = Mapping[str, Any]  # a line of a .jsonl file
-Rows = Mapping[str, Row]  # by their recipes
 MEANINGS = {
     "train/gpt_loss": "loss per token of the answers",
     "eval/acc": "share of held-out pairs or steps that are judged right",
@@ -30,7 +31,6 @@ MEANINGS = {
     "eval/pass1": "share of held-out questions that are answered right",
     "train/reward": "mean reward of the responses, by a tiny reward model",
 }
-WRITTEN_BY = "<!-- Written by: python experiments/gallery.py -->\n"
 HEAD = """# The gallery
 
 All examples, with what they cost, what they show and what checks them. Every command works as it is printed: in the
@@ -60,35 +60,20 @@ Every change of the suite has all recipes pass the checks of a run (`tests/plann
 recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). Loops have no curves, since their
 evaluations count scores above 0.5, which mean nothing for a tiny reward model.
 
-## Agents
+## Agents, code of your own, notebooks, real data
 
-| example | what it shows | minutes | checked |
-|---|---|---|---|
+| example | what it shows | minutes | memory | checked |
+|---|---|---|---|---|
 """
 OTHERS = """
-The commands are in the first lines of each file; the minutes are those of all of them, on two CPU cores beside other
-work. [Bring your agent]({docs}agents.md) says more.
-
-## Code of your own, notebooks, real data
-
-| example | what it shows | checked |
-|---|---|---|
+The minutes are those of all commands of the page, on two CPU cores beside other work; where there are none, the page
+has those of each command. [Bring your agent]({docs}agents.md) and [own code]({docs}own_code.md) say more.
 """
-# What has no saved figures: where it is, what it shows, and the test that runs it.
-PLACES = {
-    "own_code/own.py": (
-        "an estimator, losses, a rule and a schedule of one's own",
-        "tests/e2e/test_own_code_run.py",
-    ),
-    "own_code/async_fork.py": ("estimators and filters of a fork of OpenRLHF", "tests/algo/test_async_fork.py"),
-    "callbacks": (
-        "metrics and samples elsewhere, a run that ends at a goal",
-        "tests/train/test_callbacks.py",
-    ),
-    "notebooks": ("an agent and a reward of one's own, in Jupyter", "tests/api/test_notebooks.py"),
-    "grpo_client.py": ("GRPO as a loop of one's own, with the same weights bit for bit", "tests/api/test_client.py"),
+# Pages that are written by hand: what they show, minutes, memory, and what checks them.
+WRITTEN = {
+    "agents/harnesses": "mini-swe-agent, Codex and Claude Code, unchanged, as agents. | | | its page says it",
+    "real_data": "Every supervised task on real rows, with intervals on new questions. | | | its page has the figures",
 }
-REAL = "every supervised task on real rows, with intervals on held-out questions"
 PAGE = """# {name}
 
 {what}
@@ -118,7 +103,6 @@ MEASURED = """`{metric}`, {meaning}: {first:.3f} at step {begin}, {last:.3f} at 
 {command}
 ```
 """
-INK, LINE, FAINT = "#333333", "#0072B2", "#DDDDDD"
 
 
 @dataclass(frozen=True)
@@ -138,12 +122,6 @@ class Recipe:
         return cls(file.parent.name, what, dict(note.split(": ", 1) for note in notes))
 
 
-def newest(file: Path, key: str) -> dict[str, Row]:
-    """Return the last line of each name in a .jsonl file; none where there is no file."""
-    rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-    return {row[key]: row for row in rows}
-
-
 def index(recipes: list[Recipe], curves: Rows, two_steps: Rows, plans: Rows, docs: str) -> str:
     """Return the page of all examples; `docs` is the way from it to docs/."""
     gpus = ", ".join(sorted({str(plan["gpu"]) for plan in plans.values()}))
@@ -160,24 +138,26 @@ def index(recipes: list[Recipe], curves: Rows, two_steps: Rows, plans: Rows, doc
         full = f"{plan['gpus']} GPUs, up to {largest(plan['needs'])}" if plan else ""
         lines.append(f"| {link} | {recipe.what} | {' | '.join(tiny)} | {full} |")
     lines.append(CHECKED.rstrip("\n"))
-    lines += agents(docs)
+    lines += others(docs)
     lines.append(OTHERS.format(docs=docs).rstrip("\n"))
-    lines += [f"| [{path}](../experiments/{path}) | {what} | `{test}` |" for path, (what, test) in PLACES.items()]
-    lines.append(f"| [real_data](../experiments/real_data/README.md) | {REAL} | its page has the figures |")
     return WRITTEN_BY + "\n" + "\n".join(lines) + "\n"
 
 
-def agents(docs: str) -> Iterator[str]:
-    """Yield the line of each agent: the first sentence of its file, and the minutes of its last runs."""
-    results = ROOT / "benchmarks" / "results"
-    saved = newest(results / "agents.jsonl", "example")
-    saved |= {"when_to_call": list(newest(results / "when_to_call.jsonl", "seed").values())[-1]}
-    for name in AGENTS:
-        head = ast.get_docstring(ast.parse((FOLDER / "agents" / f"{name}.py").read_text())) or ""
-        what = " ".join(head.partition("\n\n")[0].split())
-        page = "when_to_call" if name == "when_to_call" else "agent_curves"
-        link = f"[{name}](../experiments/agents/{name}.py)"
-        yield f"| {link} | {what} | {minutes(saved[name]['seconds'])} | [{page}]({docs}{page}.md) |"
+def others(docs: str) -> Iterator[str]:
+    """Yield the line of each example that is not a recipe."""
+    for example in examples.EXAMPLES:
+        rows = examples.results(example.name)
+        taken = minutes(sum(row["seconds"] for row in rows) / len(rows)) if rows else ""
+        memory = [row["peak_pss_mb"] for row in rows if "peak_pss_mb" in row]
+        link = f"[{example.name}](../experiments/{example.folder}/README.md)"
+        pages = [name for line in example.checked for name in re.findall(r"\{docs\}(\w+)\.md", line)]
+        tests = [name for line in example.checked for name in re.findall(r"tests/[\w/]+\.py", line)]
+        checked = f"[{pages[0]}]({docs}{pages[0]}.md)" if pages else f"`{tests[-1]}`"
+        held = gibibytes(max(memory)) if memory else ""
+        yield f"| {link} | {example.sentence()} | {taken} | {held} | {checked} |"
+    yield from (
+        f"| [{Path(folder).name}](../experiments/{folder}/README.md) | {line} |" for folder, line in WRITTEN.items()
+    )
 
 
 def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | None) -> str:
@@ -217,36 +197,9 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
     )
 
 
-def minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f}"
-
-
-def gibibytes(mebibytes: float) -> str:
-    return f"{mebibytes / 1024:.1f} GiB"
-
-
 def largest(needs: str) -> str:
     """Return the largest number of GiB in a list of what GPUs hold."""
     return f"{max(map(float, re.findall(r'([0-9.]+) GiB', needs))):.1f} GiB"
-
-
-def draw(curve: Row, path: Path) -> None:
-    """Draw a metric over the steps."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 2.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    steps, values = zip(*curve["points"], strict=True)
-    axes.plot(steps, values, color=LINE, marker="o" if len(steps) < 30 else "", linewidth=1.8, markersize=5)
-    axes.set_title(curve["metric"], loc="left", color=INK, fontsize=11)
-    axes.set_xlabel("step", color=INK)
-    axes.grid(axis="y", color=FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(colors=INK, length=0)
-    figure.savefig(path, dpi=100)
 
 
 def pages() -> dict[Path, str]:
@@ -262,6 +215,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "README.md": index(recipes, curves, two_steps, plans, "../docs/"),
         ROOT / "docs" / "gallery.md": index(recipes, curves, two_steps, plans, ""),
         **{RECIPES / name / "README.md": text for name, text in found.items()},
+        **{example.path / "README.md": examples.page(example) for example in examples.EXAMPLES},
     }
 
 
@@ -270,7 +224,10 @@ def main() -> None:
     for path, text in pages().items():
         path.write_text(text)
     for name, curve in newest(RECIPES / "curves.jsonl", "recipe").items():
-        draw(curve, RECIPES / name / "curve.png")
+        draw({curve["metric"]: curve["points"]}, RECIPES / name / "curve.png")
+    for example in examples.EXAMPLES:
+        if curves := examples.curve_of(example.name):
+            draw(curves, example.path / "curve.png")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Estimators and filters of OpenRLHF's fork for asynchronous agents, as functions outside of the suite:
 
-    python run.py task=ppo algo.advantage.estimator=async_fork.py:dpg
-    python run.py task=ppo algo.advantage.estimator=async_fork.py:no_mean
-    python run.py task=ppo algo.advantage.estimator=async_fork.py:positive_gamma algo.advantage.gamma=0.999
-    python run.py task=ppo algo.advantage.estimator=async_fork.py:whitened_by_length
-    python run.py task=ppo algo.advantage.estimator=async_fork.py:entropy_shaped
-    python run.py task=ppo algo.group_filter=async_fork.py:outliers
-    python run.py task=ppo algo.group_filter=async_fork.py:too_long
-    python run.py task=ppo algo.prompt_filter=async_fork.py:mopps rollout.vllm_generate_batch_size=256
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/async_fork.py:dpg
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/async_fork.py:no_mean
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/async_fork.py:positive_gamma \
+        algo.advantage.gamma=0.999
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/async_fork.py:whitened_by_length
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/async_fork.py:entropy_shaped
+    python run.py task=ppo algo.group_filter=experiments/own_code/async_fork.py:outliers
+    python run.py task=ppo algo.group_filter=experiments/own_code/async_fork.py:too_long
+    python run.py task=ppo algo.prompt_filter=experiments/own_code/async_fork.py:mopps \
+        rollout.vllm_generate_batch_size=256
 
 Shapes: B rows, T tokens that the model wrote, those of all rows laid end to end.
 """

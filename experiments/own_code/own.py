@@ -1,12 +1,12 @@
 """Your own algorithms, in one file outside of the suite. Each function is named on the command line by this file:
 
-    python run.py task=ppo algo.advantage.estimator=own.py:median_baseline
-    python run.py task=ppo actor.policy_loss_type=own.py:squared_ratio
-    python run.py task=ppo correction=tis algo.advantage.is_correction_mode=own.py:bounded_above
-    python run.py task=ppo reward.rule=own.py:first_digit data.label_key=label
-    python run.py task=dpo algo.loss=own.py:exponential
-    python run.py task=sft data.row_format=own.py:question_and_answer
-    python run.py task=sft actor.lr_scheduler=own.py:square_root
+    python run.py task=ppo algo.advantage.estimator=experiments/own_code/own.py:median_baseline
+    python run.py task=ppo actor.policy_loss_type=experiments/own_code/own.py:squared_ratio
+    python run.py task=ppo correction=tis algo.advantage.is_correction_mode=experiments/own_code/own.py:bounded_above
+    python run.py task=ppo reward.rule=experiments/own_code/own.py:first_digit data.label_key=label
+    python run.py task=dpo algo.loss=experiments/own_code/own.py:exponential
+    python run.py task=sft data.row_format=experiments/own_code/own.py:question_and_answer
+    python run.py task=sft actor.lr_scheduler=experiments/own_code/own.py:square_root
 
 A decorator says what a function needs of a run and which flags it reads. Without one it may read any flag, and its
 needs are those that most of its kind have (an estimator: rewards; a preference loss: the reference model).

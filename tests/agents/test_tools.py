@@ -140,9 +140,9 @@ def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
 
 def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
     folder = Path(__file__).parents[2] / "experiments" / "agents"
-    assert export_of(str(folder / "calculator.py")).form == "tools"
+    assert export_of(str(folder / "calculator" / "agent.py")).form == "tools"
     run_flags = Run.of("ppo")
-    run_flags.agent.kind, run_flags.train.agent_func_path = "tools", str(folder / "calculator.py")
+    run_flags.agent.kind, run_flags.train.agent_func_path = "tools", str(folder / "calculator" / "agent.py")
     run_flags.data.apply_chat_template, run_flags.reward.rule = True, "exact_match"
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (folder / "tools.jinja").read_text()

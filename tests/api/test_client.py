@@ -299,10 +299,10 @@ def test_adapters_are_trained_and_sampled_from(tmp_path):
 @pytest.mark.proof
 def test_a_loop_of_ones_own_ends_in_the_weights_of_a_run_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    import grpo_client
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "grpo_client"))
+    import loop
 
     run = rs.run("ppo", experiment="grpo", logger={"progress": False}, run_dir="run", **GRPO)
-    grpo_client.train(2, "loop_model", run_dir="loop", **GRPO)
+    loop.train(2, "loop_model", run_dir="loop", **GRPO)
     ours, other = (folder / "model.safetensors" for folder in (run.model, Path("loop_model")))
     assert ours.read_bytes() == other.read_bytes()

@@ -21,15 +21,14 @@ def test_the_commands_are_those_at_the_head_of_an_example(example):
     assert lines[-1].startswith("python run.py task=ppo ") and "\\" not in "".join(lines)
     for line in lines:
         assert line.split()[1] == "run.py" or (ROOT / line.split()[1]).is_file()
-    text = " ".join((ROOT / f"experiments/agents/{example}.py").read_text().replace("\\\n", " ").split())
+    text = " ".join((ROOT / f"experiments/agents/{example}/agent.py").read_text().replace("\\\n", " ").split())
     assert all(line in text for line in lines)
     assert text.count(" python ") == len(lines), "a command was left out"
 
 
 def test_every_example_that_needs_nothing_else_has_a_curve():
-    examples = {path.stem for path in (ROOT / "experiments/agents").glob("*.py")}
-    other = {each for each in examples if "program" in each or "openenv" in each}  # in an environment of their own
-    assert {*EXAMPLES, when_to_call.EXAMPLE} == examples - other
+    examples = {path.parent.name for path in (ROOT / "experiments/agents").glob("*/agent.py")}
+    assert {*EXAMPLES, when_to_call.EXAMPLE} == examples - {"programs"}  # they have an environment of their own
 
 
 def test_questions_of_the_two_kinds_have_columns_of_their_own():

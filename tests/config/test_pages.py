@@ -83,7 +83,7 @@ def test_the_tests_that_pages_name_exist():
 
 VARIABLE = re.compile(r"\bRLHF_SUITE_[A-Z_]+\b")
 FLAG = re.compile(r"(?<![\w./-])([a-z]\w*(?:\.\w+)+)(?![\w/(.])")
-FILES = (".py", ".md", ".json", ".yaml")
+FILES = (".py", ".md", ".json", ".yaml", ".ipynb")
 
 
 def test_the_variables_that_pages_name_are_read():

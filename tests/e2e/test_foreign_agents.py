@@ -159,7 +159,7 @@ def test_a_program_with_the_client_of_openai_trains(runs, warm):
     rows.write_text(12 * (json.dumps(row) + "\n"))
     words = [
         *common_words(warm, rows),
-        *("agent.kind=endpoint", f"train.agent_func_path={ROOT}/experiments/agents/chat_client.py"),
+        *("agent.kind=endpoint", f"train.agent_func_path={ROOT}/experiments/agents/chat_client/agent.py"),
         *("reward.rule=null", "data.max_len=256", "rollout.max_new_tokens=60", "rollout.batch_size=4"),
         *("rollout.micro_batch_size=4", "train.batch_size=8", "train.micro_batch_size=4"),
     ]

@@ -297,14 +297,15 @@ def test_a_snapshot_shares_the_scores_of_all_prompts_and_is_saved_as_it_is(tmp_p
     assert History.load(tmp_path) == copied == History({5: ((0.0, 1.0),), 2: ((0.25,),)})
 
 
-EXAMPLES = [line.split()[3:] for line in FORK.read_text().splitlines() if line.startswith("    python run.py")]
+COMMANDS = FORK.read_text().replace("\\\n", "").splitlines()
+EXAMPLES = [line.split()[3:] for line in COMMANDS if line.startswith("    python run.py")]
 
 
 @pytest.mark.parametrize("words", EXAMPLES, ids=lambda words: words[0].rpartition(":")[2])
 def test_every_example_trains(ranks, tmp_path, words):
     """As its page says, but for the number of candidates: there are four prompts. The model never ends a response by
     itself, so the filter of long ones leaves all of them out."""
-    given = dict(word.replace("async_fork.py", str(FORK)).split("=") for word in words)
+    given = dict(word.replace("experiments/own_code/async_fork.py", str(FORK)).split("=") for word in words)
     types = {"algo.advantage.gamma": float, "rollout.vllm_generate_batch_size": int}
     values = {key: types.get(key, str)(value) for key, value in given.items()}
     if "rollout.vllm_generate_batch_size" in values:

@@ -2,7 +2,7 @@
 cannot add, is taught first to call the tool for half of the questions of either kind. It learns to call it where it
 helps.
 
-    python experiments/agents/when_to_call.py /tmp/when_to_call
+    python experiments/agents/when_to_call/agent.py /tmp/when_to_call
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/when_to_call/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=256 \
         data.tokenizer_chat_template=experiments/agents/tools.jinja data.pack_to_max_len=true \
@@ -10,7 +10,7 @@ helps.
     python run.py task=ppo actor.model_name_or_path=/tmp/when_to_call/sft/model experiment=rloo \
         data.prompt_dataset=/tmp/when_to_call/asked.jsonl data.input_key=messages data.label_key=label \
         data.apply_chat_template=true data.tokenizer_chat_template=experiments/agents/tools.jinja data.max_len=256 \
-        agent.kind=environment train.agent_func_path=experiments/agents/when_to_call.py agent.max_turns=3 \
+        agent.kind=environment train.agent_func_path=experiments/agents/when_to_call/agent.py agent.max_turns=3 \
         reward.rule=null rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=128 \
         train.micro_batch_size=32 rollout.micro_batch_size=64 ds.param_dtype=fp32 \
         actor.adam.lr=1e-3 train.max_steps=30

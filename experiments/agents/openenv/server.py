@@ -1,9 +1,10 @@
-"""The game of guess.py as a real OpenEnv server. It needs nothing of the suite, and an environment of its own:
+"""The game of experiments/agents/guess as a real OpenEnv server. It needs nothing of the suite, and a Python
+environment of its own:
 
     python -m venv /tmp/openenv && /tmp/openenv/bin/pip install openenv-core==0.3.0
-    /tmp/openenv/bin/python experiments/agents/openenv_guess.py 8000 &
+    /tmp/openenv/bin/python experiments/agents/openenv/server.py 8000 &
 
-The run is that of guess.py, with another agent:
+The run is that of experiments/agents/guess/agent.py, with another agent:
 
     python run.py task=ppo ... agent.kind=environment agent.server_url=ws://127.0.0.1:8000/ws agent.max_turns=2
 """

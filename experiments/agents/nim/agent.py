@@ -2,15 +2,16 @@
 -1, and is compared with its own games alone. From 4 or 5 stones the first player wins if it leaves three. The model is
 taught random moves first.
 
-    python experiments/agents/nim.py /tmp/nim
+    python experiments/agents/nim/agent.py /tmp/nim
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/nim/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=256 \
         data.pack_to_max_len=true ds.param_dtype=fp32 train.batch_size=16 train.max_epochs=2 actor.adam.lr=5e-3 \
         run_dir=/tmp/nim/sft
     python run.py task=ppo actor.model_name_or_path=/tmp/nim/sft/model experiment=rloo \
-        data.prompt_dataset=experiments/agents/nim.py data.input_key=prompt data.label_key=stones data.max_len=256 \
-        data.apply_chat_template=true agent.kind=environment train.agent_func_path=experiments/agents/nim.py \
-        agent.max_turns=9 reward.rule=null rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=64 \
+        data.prompt_dataset=experiments/agents/nim/agent.py data.input_key=prompt data.label_key=stones \
+        data.max_len=256 data.apply_chat_template=true agent.kind=environment \
+        train.agent_func_path=experiments/agents/nim/agent.py agent.max_turns=9 reward.rule=null \
+        rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=64 \
         train.micro_batch_size=32 rollout.micro_batch_size=64 ds.param_dtype=fp32 \
         actor.adam.lr=1e-3 train.max_steps=30
 """

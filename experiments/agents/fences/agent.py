@@ -1,6 +1,6 @@
 """Python in fences: a model learns to write code where that helps. Half of what it is taught first are guesses.
 
-    python experiments/agents/fences.py /tmp/fences
+    python experiments/agents/fences/agent.py /tmp/fences
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/fences/taught.jsonl \
         data.input_template=null data.max_len=256 data.output_key=output data.pack_to_max_len=true \
         ds.param_dtype=fp32 train.batch_size=16 train.max_epochs=6 actor.adam.lr=5e-3 \

@@ -1,4 +1,4 @@
-"""An agent of LangGraph that adds with a tool. `program.py` runs it; it needs nothing of the suite.
+"""An agent of LangGraph that adds with a tool. agent.py runs it; it needs nothing of the suite.
 
 pip install langchain langchain-openai
 """

@@ -2,11 +2,15 @@
 completions.
 
     python -m venv agents && agents/bin/pip install langchain langchain-openai openai-agents
-    export AGENT_PROGRAM="agents/bin/python experiments/agents/langgraph_program.py"
+    export AGENT_PROGRAM="agents/bin/python experiments/agents/programs/langgraph_program.py"
 
-Then train as chat_client.py says, with train.agent_func_path=experiments/agents/program.py agent.max_concurrent=4. Each
-episode is a process: it finds the URL and the key of its episode in OPENAI_BASE_URL and OPENAI_API_KEY, and reads the
-task from standard input as JSON. The last line that it prints is its answer, or {"reward": ...} if it scores itself.
+Then train as experiments/agents/chat_client/agent.py says, with other values of two flags:
+
+    python run.py task=ppo ... train.agent_func_path=experiments/agents/programs/agent.py agent.max_concurrent=4
+
+Each episode is a process: it finds the URL and the key of its episode in OPENAI_BASE_URL and OPENAI_API_KEY, and reads
+the task from standard input as JSON. The last line that it prints is its answer, or {"reward": ...} if it scores
+itself.
 """
 
 from __future__ import annotations

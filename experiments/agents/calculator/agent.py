@@ -1,6 +1,6 @@
 """Tools: a model that cannot add learns to call a function that can. Half of what it is taught first are guesses.
 
-    python experiments/agents/calculator.py /tmp/calculator
+    python experiments/agents/calculator/agent.py /tmp/calculator
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/calculator/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=256 \
         data.tokenizer_chat_template=experiments/agents/tools.jinja data.pack_to_max_len=true \
@@ -8,7 +8,7 @@
     python run.py task=ppo actor.model_name_or_path=/tmp/calculator/sft/model experiment=rloo \
         data.prompt_dataset=/tmp/calculator/asked.jsonl data.input_key=messages data.label_key=label \
         data.apply_chat_template=true data.tokenizer_chat_template=experiments/agents/tools.jinja data.max_len=256 \
-        agent.kind=tools train.agent_func_path=experiments/agents/calculator.py agent.max_turns=3 \
+        agent.kind=tools train.agent_func_path=experiments/agents/calculator/agent.py agent.max_turns=3 \
         reward.rule=exact_match rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=128 \
         train.micro_batch_size=32 rollout.micro_batch_size=64 ds.param_dtype=fp32 \
         actor.adam.lr=1e-3 train.max_steps=20

@@ -1,7 +1,7 @@
 """An environment over turns: guess a number from 1 to 3 in two turns. Half of the second guesses that the model is
 taught first ignore what is said of the first guess. It learns to listen, and to begin in the middle.
 
-    python experiments/agents/guess.py /tmp/guess
+    python experiments/agents/guess/agent.py /tmp/guess
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/guess/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=256 \
         data.tokenizer_chat_template=experiments/agents/tools.jinja data.pack_to_max_len=true \
@@ -9,7 +9,7 @@ taught first ignore what is said of the first guess. It learns to listen, and to
     python run.py task=ppo actor.model_name_or_path=/tmp/guess/sft/model experiment=rloo \
         data.prompt_dataset=/tmp/guess/asked.jsonl data.input_key=messages data.label_key=label \
         data.apply_chat_template=true data.tokenizer_chat_template=experiments/agents/tools.jinja data.max_len=256 \
-        agent.kind=environment train.agent_func_path=experiments/agents/guess.py agent.max_turns=2 \
+        agent.kind=environment train.agent_func_path=experiments/agents/guess/agent.py agent.max_turns=2 \
         reward.rule=null rollout.batch_size=16 rollout.n_samples_per_prompt=8 train.batch_size=64 \
         train.micro_batch_size=32 rollout.micro_batch_size=64 ds.param_dtype=fp32 \
         actor.adam.lr=1e-3 train.max_steps=20

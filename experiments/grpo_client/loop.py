@@ -1,6 +1,6 @@
 """GRPO as a loop of one's own: the weights are those of `python run.py task=ppo experiment=grpo`, bit for bit.
 
-python experiments/grpo_client.py steps=2 train.max_steps=40
+python experiments/grpo_client/loop.py steps=2 train.max_steps=40
 """
 
 from __future__ import annotations
