@@ -162,7 +162,10 @@ def test_a_job_has_the_gpus_that_its_launcher_gives_it(words, said, monkeypatch)
             "How many GPUs the job of Slurm has is not known here.",
         ),
         (f"{SLURM}nodes=1", "Assumed is a job on nodes without GPUs, as this machine"),
-        ("launch.ray_address=head:6379 launch.device=cuda", "How many GPUs the cluster has is not known here."),
+        (
+            "actor.num_gpus_per_node=2 launch.ray_address=head:6379 launch.device=cuda",
+            "How many GPUs the cluster has is not known here.",
+        ),
     ],
 )
 def test_devices_of_elsewhere_are_assumed_aloud(words, said, monkeypatch):

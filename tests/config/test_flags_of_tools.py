@@ -45,3 +45,16 @@ def test_a_task_without_a_reward_model_normalises_no_scores():
 def test_what_only_a_reward_model_reads_has_no_effect_with_a_rule(word):
     (problem,) = preflight(parse(["task=score", "demo=score", word])).problems
     assert problem.key == word.partition("=")[0] and "reward.model_name_or_path" in f"{problem}"
+
+
+@pytest.mark.parametrize("word", ["launch.ray_address=auto", "launch.num_cpus=2", "launch.object_store_mb=100"])
+@pytest.mark.parametrize("line", ["task=sft demo=sft", "task=score demo=score"])
+def test_what_ray_reads_has_no_effect_where_a_run_is_one_process(line, word):
+    (problem,) = preflight(parse([*line.split(), word])).problems
+    assert problem.key == word.partition("=")[0] and "is not on Ray" in problem.what
+    assert preflight(parse([*line.split(), f"{problem.key}=null"])).problems == []
+
+
+def test_what_ray_reads_is_taken_by_a_run_of_several_ranks():
+    line = "task=sft demo=sft train.micro_batch_size=8 actor.num_gpus_per_node=2 launch.num_cpus=2"
+    assert preflight(parse(line.split())).problems == []

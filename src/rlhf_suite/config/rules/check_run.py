@@ -13,9 +13,11 @@ from rlhf_suite.config.check.problems import RULES, Problem
 from rlhf_suite.config.declarations.conditions import OFF, Condition, Need
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FlagInfo, all_values
+from rlhf_suite.config.declarations.launch import OF_RAY
 from rlhf_suite.config.declarations.runs import Run, flags_of
-from rlhf_suite.config.declarations.task_groups import LOOPS
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.plan.loop_stages import stage_problems
+from rlhf_suite.config.plan.run_plan import is_on_ray
 
 for module in iter_modules(rules.__path__):
     import_module(f"{rules.__name__}.{module.name}")
@@ -42,6 +44,10 @@ def find_unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that no run of the task reads with others as they are."""
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
+    if run.task in PLANNED and not is_on_ray(run):
+        for key in OF_RAY:
+            if key in given and all_values(run)[key] is not None:
+                yield Problem(key, "has no effect: the run is one process, which is not on Ray", "remove it")
 
 
 def find_unmet(run: Run, given: Collection[str]) -> Iterator[Problem]:
