@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlhf_suite.composition.arguments import parse
-from rlhf_suite.config.declarations.flags import all_values, walk
+from rlhf_suite.config.declarations.flags import FlagInfo, all_values, walk
 from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.config.rules.check_run import list_flags_without_ray
 from rlhf_suite.preflight.jobs import preflight
 
 RECORDING = Path(__file__).parent / "recording"
@@ -32,10 +35,22 @@ def unread(lines: list[list[str]], files: list[Path]) -> set[str]:
 
 
 def active(config: Run) -> dict[str, Read]:
-    """Every flag that does something under the values of `config`, by its dotted key."""
-    values = all_values(config)
-    keys = [info.key for info in walk(config) if all(condition.holds(values) for condition in info.meta.when)]
+    """Every flag that does something under the values of `config`, by its dotted key: it is not refused there."""
+    values, of_ray = all_values(config), list_flags_without_ray(config)
+    keys = [
+        info.key
+        for info in walk(config)
+        if all(condition.holds(values) for condition in info.meta.when)
+        and may_be_set(info, values)
+        and info.key not in of_ray
+    ]
     return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
+
+
+def may_be_set(info: FlagInfo, values: Mapping[str, Any]) -> bool:
+    """Whether the needs of a flag allow another value than its default. Null and false need nothing."""
+    is_met = all(need.condition.holds(values) for need in info.meta.needs if need.at is None)
+    return is_met or info.default is True or (info.type.optional and info.default is not None)
 
 
 def section(config: Run, key: str) -> object:

@@ -25,8 +25,8 @@ class LaunchConfig(Section):
     device: str = flag("auto", choices=("auto", "cpu", "cuda"), resume=FREE)
     """The kind of device; auto: cuda where there is a GPU"""
     ray_address: str | None = flag(None, resume=FREE, tasks=ON_RAY)
-    """Address of a running Ray cluster (auto: the local one); null: start a private one. A run that is one process is not on
-    Ray, and reads neither this flag nor the next two"""
+    """Address of a running Ray cluster (auto: the local one); null: start a private one. A run that is one process is
+    not on Ray, and reads neither this flag nor the next two"""
     num_cpus: int | None = flag(None, ge=1, resume=FREE, tasks=ON_RAY)
     """CPU slots that Ray may use; null: those that this process may use"""
     object_store_mb: int | None = flag(None, ge=75, resume=FREE, tasks=ON_RAY)

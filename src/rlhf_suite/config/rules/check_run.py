@@ -44,10 +44,14 @@ def find_unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that no run of the task reads with others as they are."""
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
-    if run.task in PLANNED and not is_on_ray(run):
-        for key in OF_RAY:
-            if key in given and all_values(run)[key] is not None:
-                yield Problem(key, "has no effect: the run is one process, which is not on Ray", "remove it")
+    for key in list_flags_without_ray(run):
+        if key in given and all_values(run)[key] is not None:
+            yield Problem(key, "has no effect: the run is one process, which is not on Ray", "remove it")
+
+
+def list_flags_without_ray(run: Run) -> tuple[str, ...]:
+    """Return the flags that a run does not read because it is one process."""
+    return OF_RAY if run.task in PLANNED and not is_on_ray(run) else ()
 
 
 def find_unmet(run: Run, given: Collection[str]) -> Iterator[Problem]:
