@@ -200,6 +200,8 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient():
     wanted = -2.4 * (math.log(1.5) - 1) - 1.0 * (math.log(0.5) - 1) - 1.0
     assert loss.total.item() == pytest.approx(wanted)
     assert loss.metrics["ppo_clip_ratio"].total == 1
+    loss, _ = run([1.5, 1.5], [0.0, 2.0], config)  # without an advantage nothing is clipped, as in ppo
+    assert loss.metrics["ppo_clip_ratio"].total == 1
 
 
 @pytest.mark.notices(

@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.train_server.jobs import MAX_FETCHED, Job, Jobs
+from rlhf_suite.train_server.steps import Clock
 
 pytestmark = pytest.mark.quick
 
@@ -31,7 +32,7 @@ def play(scene):
 
     async def run():
         device, failures = Device(), []
-        jobs = Jobs(device, failures.append)
+        jobs = Jobs(device, failures.append, Clock())
         task = asyncio.create_task(jobs.run())
         await asyncio.wait_for(scene(jobs, device), 60)
         task.cancel()

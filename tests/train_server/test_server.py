@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import httpx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import flag_reads
+import rlhf_suite as rs
 from train_client import RANK, SETTINGS, Client, Refused, serving, shifted
 
 pytestmark = pytest.mark.e2e
@@ -192,6 +194,60 @@ def test_samples_are_of_the_weights_that_were_saved_for_them(client):
         again, _ = client.sample(sampler, prompt, seq + 1000, count=2, max_tokens=4, seed=5)
         assert math.isnan(scores[0]) and np.abs(scores[1:] - wanted[sampler]).max() < 1e-4
         assert [ids for ids, _ in pairs] == [ids for ids, _ in again] and len(pairs[0][0]) == len(pairs[0][1])
+
+
+def test_a_step_writes_its_metrics_and_the_samples_before_it(server):
+    """All of its metrics, each computed here once more; the file of samples has what the client was told."""
+    url, folder = server
+    run, client = rs.load(folder / "run"), Client(url)
+    model = client.create()
+    session = model.ask("save_weights_for_sampler", sampling_session_seq_id=0)["sampling_session_id"]
+    before = run.last_step
+    drawn, _ = client.sample(session, TOKENS[0], 7, count=2, max_tokens=4)
+    weights = [[0.0, 0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0]]
+    data = [shifted(tokens, weights=own) for tokens, own in zip(TOKENS, weights, strict=False)]
+    losses = [model.compute(data[:1])[0], model.compute(data[1:])[0]]
+    log_probs = np.concatenate(model.compute([shifted(TOKENS[0])], forward_only=True)[1])
+    old, advantages = log_probs - np.array([0, 0, 0.5, -0.5, 0.1], np.float32), [0, 0, 1.0, -1.0, 1.0]
+    old[:2] = 0  # of the prompt
+    policy, _ = model.compute([shifted(TOKENS[0], advantages=advantages, logprobs=old.tolist())], "cispo")
+    told = model.step()
+    assert run.last_step == before + 1
+    row = {name: value for name, value in run.metrics.iloc[-1].dropna().items()}
+    phases = {name: value for name, value in row.items() if name.startswith("timing/")}
+    assert phases.pop("timing/step_total") == pytest.approx(sum(phases.values()))
+    assert {"timing/sampling", "timing/forward_backward", "timing/optim_step"} <= phases.keys()
+    numbers = {name: value for name, value in row.items() if not name.startswith("timing/")}
+    assert numbers.pop("step") == before + 1 and numbers.pop("time") > 0
+    assert numbers == {
+        "train/gpt_loss": pytest.approx(sum(losses) / 4.5),
+        "train/policy_loss": pytest.approx(policy / 3),
+        "train/ppo_kl": pytest.approx((-0.5 + 0.5 - 0.1) / 3, abs=1e-6),
+        "train/ppo_clip_ratio": pytest.approx(2 / 3),
+        "train/ppo_clip_ratio_low": pytest.approx(1 / 3),
+        "train/ppo_clip_ratio_high": pytest.approx(1 / 3),
+        **{f"train/actor_{name}": told[name] for name in ("grad_norm", "lr", "skipped")},
+    }
+    own = [row for row in samples_of(run, before + 1) if row["sequence_id"].startswith(f"{session}:7:")]
+    assert [row["sequence_id"] for row in own] == [f"{session}:7:0", f"{session}:7:1"]
+    for row, (ids, engine_log_probs) in zip(own, drawn, strict=True):
+        start = len(TOKENS[0])
+        assert row["ids"].tolist() == [*TOKENS[0], *ids] and row["owner"].tolist() == [0] * start + [1] * len(ids)
+        assert row["engine_log_probs"][start:].tolist() == engine_log_probs.tolist()
+        assert set(row["weight_version"][start:]) == {row["weight_version"][-1]} and row["weight_version"][0] == -1
+        assert row["weights"] == session and math.isnan(row["reward"])
+
+
+def samples_of(run, step):
+    """Return the samples before a step as rows, once they are written."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return run.samples(step).to_dict("records")
+        except rs.UserError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def test_a_state_gives_back_weights_and_moments(client):

@@ -147,7 +147,8 @@ def cispo(tokens: PolicyTokens, config: ActorConfig) -> TokenLosses:
     low, high = clip_range(config)
     ratio = compute_ratio(tokens.log_ratio.detach())
     weight = ratio.clamp(1 - low, 1 + high)
-    return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio, ratio > 1)
+    clipped = (weight != ratio) & (tokens.advantages != 0)
+    return TokenLosses(-weight * tokens.advantages * tokens.log_probs, clipped, ratio > 1)
 
 
 @policy_loss(reads=("sapo_tau_pos", "sapo_tau_neg"))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
+
+import pyarrow as pa
 
 from rlhf_suite.background import Line
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
-from rlhf_suite.rl.sample_table import columns, token_columns, write_table
+from rlhf_suite.foreign_files import parquet
+from rlhf_suite.rl.sample_table import columns, make_table, token_columns, write_rows, write_table
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.run_folders.run_folder import samples_file
 from rlhf_suite.waits import result
@@ -67,6 +70,16 @@ def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> Non
     """Write every ledger of an evaluation: prompt, response, label and reward."""
     with file_aside(samples_file(folder, step), durable=False) as aside:
         write_table(aside, columns(scored), {})
+
+
+def append_rows(file: Path, shown: Mapping[str, pa.Array], tokens: Mapping[str, pa.Array]) -> None:
+    """Add samples to a file, or begin one; `tokens` are the columns with lists of numbers."""
+    table = make_table(shown, tokens)
+    if file.exists():
+        with parquet(file) as known:
+            table = pa.concat_tables([known.read(), table])
+    with file_aside(file, durable=False) as aside:
+        write_rows(aside, table)
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -126,11 +126,21 @@ def token_columns(values: Mapping[str, NDArray[Any]], lengths: Sequence[int]) ->
 
 def write_table(file: Path, shown: Mapping[str, pa.Array], tokens: Mapping[str, pa.Array]) -> None:
     """Write a file with these columns; `tokens` are those with lists of numbers."""
-    # Nothing reads statistics. A dictionary pays for texts only: of ids it saves a byte each, and takes long.
+    write_rows(file, make_table(shown, tokens))
+
+
+def make_table(shown: Mapping[str, pa.Array], tokens: Mapping[str, pa.Array]) -> pa.Table:
+    """Return a table with these columns; `tokens` are those with lists of numbers."""
     fields = [pa.field(name, column.type) for name, column in shown.items()]
     fields += [pa.field(name, column.type, nullable=False) for name, column in tokens.items()]
-    table = pa.table({**shown, **tokens}, pa.schema(fields))
-    pq.write_table(table, file, write_statistics=False, use_dictionary=[*shown])
+    return pa.table({**shown, **tokens}, pa.schema(fields))
+
+
+def write_rows(file: Path, table: pa.Table) -> None:
+    """Write a table of samples."""
+    # Nothing reads statistics. A dictionary pays for texts only: of ids it saves a byte each, and takes long.
+    shown = [column.name for column in table.schema if column.nullable]
+    pq.write_table(table, file, write_statistics=False, use_dictionary=shown)
 
 
 def write_samples(folder: Path, samples: ScoredTrajectories) -> None:

@@ -23,10 +23,12 @@ from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.train_server.jobs import Jobs
+from rlhf_suite.train_server.ledgers import Ledgers
 from rlhf_suite.train_server.models import Models
 from rlhf_suite.train_server.routes import make_app
 from rlhf_suite.train_server.sampling import Engines
 from rlhf_suite.train_server.service import Service
+from rlhf_suite.train_server.steps import Steps
 
 if TYPE_CHECKING:
     import socket
@@ -54,8 +56,10 @@ def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
         journal = stack.enter_context(closing(Journal(config.logger, record, config.task)))
         plan = with_warm_starts(plan, config.data.prompt_dataset)
         started = start_client(config, plan, record, stack, has_prompts=False)
-        steps = Steps(journal, record.status()["last_step"] or 0)
-        models = Models(started, steps.log)
+        number = record.status()["last_step"] or 0
+        ledgers = Ledgers(record.rollouts, started.tokenizer, config.serve.rollouts_mb, number)
+        steps = Steps(journal, stack.enter_context(closing(ledgers)), number)
+        models = Models(started, steps)
         path = model_folder(plan.models[ACTOR].path, "actor.model_name_or_path")
         base = str(config.actor.model_name_or_path), path
         url = address_of(listener)
@@ -96,19 +100,6 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class Steps:
-    """Writes the metrics of the optimiser steps of all models, in the order in which they were taken."""
-
-    def __init__(self, journal: Journal, number: int) -> None:
-        self.journal, self.number = journal, number
-        journal.open(number, 0)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        """Write the metrics of a step."""
-        self.number += 1
-        self.journal.log(self.number, metrics)
-
-
 def serve(models: Models, engines: Engines, base: tuple[str, str], listener: socket.socket, token: str | None) -> int:
     """Answer requests until a signal asks to stop; return how many asked for samples.
 
@@ -123,7 +114,7 @@ def serve(models: Models, engines: Engines, base: tuple[str, str], listener: soc
         if server is not None:
             server.should_exit = True
 
-    jobs = Jobs(models, fail)
+    jobs = Jobs(models, fail, models.steps.clock)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -104,7 +104,8 @@ class Journal:
         Metrics of an evaluation (`always`) are written and shown each time, others every logger.logging_steps steps.
         """
         timings = {f"timing/{name}": value for name, value in self.seconds.items()}
-        timings["timing/step_total"] = sum(self.seconds.values())
+        if self.seconds:
+            timings["timing/step_total"] = sum(self.seconds.values())
         with self.lock:
             timings |= {f"timing/{name}": value for name, value in self.beside.items()}
             self.beside.clear()

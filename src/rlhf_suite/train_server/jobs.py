@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.serving.http_server import BadRequest
+from rlhf_suite.train_server.steps import SAMPLING, Clock
 
 T = TypeVar("T")
 Answer = dict[str, Any] | bytes  # JSON, or a message of the protocol
@@ -34,6 +35,7 @@ class Job:
     model: str = ""  # empty: samples
     weights: str = ""  # what the engines need for samples
     changes_engines: bool = False
+    phase: str = SAMPLING  # what its time counts for
     answer: Answer | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,8 +66,8 @@ class Device(Protocol):
 class Jobs:
     """Does what clients ask for of a device. `fail` is told of an error after which nothing more can be done."""
 
-    def __init__(self, device: Device, fail: Callable[[RunError], None]) -> None:
-        self.device, self.fail = device, fail
+    def __init__(self, device: Device, fail: Callable[[RunError], None], clock: Clock) -> None:
+        self.device, self.fail, self.clock = device, fail, clock
         self.known: OrderedDict[str, Job] = OrderedDict()
         self.fetched: OrderedDict[str, None] = OrderedDict()  # the numbers of answers, the first fetch of each
         self.lines: dict[str, Line] = {}
@@ -146,7 +148,8 @@ class Jobs:
         if self.device.sampled != job.weights:
             await self.end_samples()
             try:
-                await self.in_thread(lambda: self.device.bring_to_engines(job.weights))
+                with self.clock.during("weight_sync"):
+                    await self.in_thread(lambda: self.device.bring_to_engines(job.weights))
             except Exception as error:
                 self.close(job, error)
                 return
@@ -162,7 +165,8 @@ class Jobs:
     async def finish(self, job: Job) -> None:
         """Do a request."""
         try:
-            job.answer = await job.work()
+            with self.clock.during(job.phase):
+                job.answer = await job.work()
             job.done.set()
         except Exception as error:
             self.close(job, error)

@@ -37,6 +37,7 @@ REQUEST: Schema = {
     2: Field("seq_id", "int"),
     3: Field("data", DATUM, many=True),
     4: Field("loss_fn", "text"),
+    5: make_map("numbers", "double"),  # the settings of older clients
     6: Field("forward_only", "int"),
     7: make_map("settings", {1: Field("number", "double"), 2: Field("text", "text")}),
 }
@@ -80,7 +81,8 @@ class Pass:
     def of(cls, body: bytes) -> Pass:
         """Return what a body asks for; raise BadRequest if it is not such a request."""
         fields = decode(REQUEST, body)
-        settings = {
+        settings: dict[str, float | str] = {**fields.get("numbers", {})}
+        settings |= {
             key: (value or {}).get("text", (value or {}).get("number", 0.0))
             for key, value in fields.get("settings", {}).items()
         }

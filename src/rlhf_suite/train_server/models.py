@@ -25,13 +25,13 @@ from rlhf_suite.rl.primitives import LossRequest
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train_server.steps import PassSums, Steps
 
 INITIAL = "base"  # what every model begins with, and what is sampled from without a model
 LATEST = "latest"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 SCHEME, STATES, SAMPLERS = "tinker://", "weights", "sampler_weights"
 MAX_SNAPSHOTS = 16  # for the engines, that are kept in memory
-Log = Callable[[dict[str, float]], None]  # the metrics of an optimiser step
 
 
 @dataclass
@@ -42,7 +42,12 @@ class Model:
     step: int = 0  # optimiser steps that were taken
     line: int = 1  # grows where it goes on from a state: `latest` is that of the newest line of steps
     waiting: list[tuple[Experience, LossRequest]] = field(default_factory=list)  # passes with gradients that wait
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last pass
+    passes: PassSums = field(default_factory=PassSums)  # what these came to
+
+    def forget_passes(self) -> None:
+        """Begin another optimiser step."""
+        self.waiting.clear()
+        self.passes = PassSums()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it beside the weights and the optimiser."""
@@ -56,9 +61,9 @@ class Model:
 class Models(TrainingClient):
     """The models of a server, and the weights that its engines have. One thread makes all calls."""
 
-    def __init__(self, started: Started, log: Log) -> None:
+    def __init__(self, started: Started, steps: Steps) -> None:
         super().__init__()
-        self._parts, self.log = started, log
+        self._parts, self.steps = started, steps
         run = started.run
         self.run, self.policy = run, started.policy
         self.folder = Path(run.ckpt.path) if run.ckpt.path else started.record.path / "checkpoints"
@@ -126,7 +131,7 @@ class Models(TrainingClient):
         output = self.run_pass(batch, request, backward=backward, divides=False)
         if backward:
             model.waiting.append((batch, request))
-            model.metrics = output.metrics
+            model.passes.add(request.name, batch, output)
         return output
 
     def update(self, name: str, adam: Adam) -> dict[str, float]:
@@ -134,13 +139,13 @@ class Models(TrainingClient):
         model = self.activate(name)
         if not model.waiting:
             raise BadRequest("optim_step: no gradients wait. Call forward_backward first")
-        metrics = self.optim_step(adam)
-        model.waiting.clear()
+        metrics, passes = self.optim_step(adam), model.passes.means()
+        model.forget_passes()
         model.step += 1
         every = self.run.ckpt.save_steps
         if every > 0 and model.step % every == 0:
             self.save_latest(model)
-        self.log(model.metrics | metrics)
+        self.steps.log(passes | metrics)
         return metrics
 
     def save_latest(self, model: Model) -> None:
@@ -179,7 +184,7 @@ class Models(TrainingClient):
         folder = self.find(address, STATES)
         model = self.activate(name)
         self.policy.put_state(INITIAL).result()
-        model.waiting.clear()
+        model.forget_passes()
         self._waiting = 0
         self.saver(folder, model, with_optimizer=with_optimizer).resume(show_line)
         model.line += 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.train_server.jobs import Answer, Job, Jobs
+from rlhf_suite.train_server.ledgers import Drawn
 from rlhf_suite.train_server.losses import named_loss
 from rlhf_suite.train_server.messages import Pass, output_bytes, samples_bytes, to_batch
 from rlhf_suite.train_server.models import INITIAL, SAMPLERS, SCHEME, STATES, Models, adam_of, check_name
@@ -107,7 +108,7 @@ class Service:
             await self.jobs.in_thread(lambda: self.models.create(name, self.is_left))
             return {"model_id": name, "type": "create_model"}
 
-        return self.future(self.jobs.add(Job(f"{name}:0", work, name)))
+        return self.future(self.jobs.add(Job(f"{name}:0", work, name, phase="create_model")))
 
     def check_adapter(self, given: Mapping[str, Any] | None) -> None:
         """Refuse adapters of another rank than those of the server."""
@@ -127,7 +128,7 @@ class Service:
             await self.jobs.in_thread(lambda: self.models.unload(name))
             return {"model_id": name, "type": "unload_model"}
 
-        return self.future(self.jobs.add(Job(f"{name}:unload", work, name)))
+        return self.future(self.jobs.add(Job(f"{name}:unload", work, name, phase="unload_model")))
 
     async def get_info(self, body: Body) -> Answer:
         name = text(body, "model_id")
@@ -162,7 +163,7 @@ class Service:
             )
             return output_bytes(output.log_probs, {"loss:sum": output.loss_sum})
 
-        return self.in_order(asked.model_id, asked.seq_id, work)
+        return self.in_order("forward_backward", asked.model_id, asked.seq_id, work)
 
     async def optim_step(self, body: Body) -> Answer:
         name = text(body, "model_id")
@@ -174,7 +175,7 @@ class Service:
                 "metrics": {key.removeprefix("train/").removeprefix("actor_"): value for key, value in metrics.items()}
             }
 
-        return self.in_order(name, body.get("seq_id"), work)
+        return self.in_order("optim_step", name, body.get("seq_id"), work)
 
     async def save_weights(self, body: Body) -> Answer:
         name, overwrite = text(body, "model_id"), body.get("overwrite") is True
@@ -184,7 +185,7 @@ class Service:
             address = await self.jobs.in_thread(lambda: self.models.save(name, state, overwrite=overwrite))
             return {"path": address, "type": "save_weights"}
 
-        return self.in_order(name, body.get("seq_id"), work)
+        return self.in_order("save_state", name, body.get("seq_id"), work)
 
     async def load_weights(self, body: Body) -> Answer:
         """Have a model go on from a state on disk; with a session in place of a model it is a new one."""
@@ -203,8 +204,8 @@ class Service:
             return {"model_id": name, "path": address, "type": "load_weights"}
 
         if is_new:
-            return self.future(self.jobs.add(Job(f"{name}:0", work, name)))
-        return self.in_order(name, body.get("seq_id"), work)
+            return self.future(self.jobs.add(Job(f"{name}:0", work, name, phase="load_state")))
+        return self.in_order("load_state", name, body.get("seq_id"), work)
 
     async def save_weights_for_sampler(self, body: Body) -> Answer:
         """Bring weights to the engines. With a name they are kept on disk too; without one they have a session."""
@@ -222,7 +223,7 @@ class Service:
             self.samplers[session] = address
             return {"sampling_session_id": session, "type": "save_weights_for_sampler"}
 
-        return self.in_order(name, body.get("seq_id"), work, changes_engines=True)
+        return self.in_order("weight_sync", name, body.get("seq_id"), work, changes_engines=True)
 
     async def create_sampling_session(self, body: Body) -> Answer:
         """Return a session that samples from weights that were saved for it, or from the model without adapters."""
@@ -261,26 +262,34 @@ class Service:
         """Draw samples of a prompt, and compute the log-probs of its tokens if they are asked for."""
         weights, asked = self.weights_of(body), SampleRequest.of(body)
         asked.settings(())
+        number = f"{body.get('sampling_session_id', INITIAL)}:{body.get('seq_id', uuid.uuid4().hex)}"
+        names = [f"{number}:{n}" for n in range(asked.count)]  # by which a client says which samples it trains on
 
         async def work() -> Answer:
             ledgers = await self.engines.sample(asked)
-            scores = await asyncio.get_running_loop().run_in_executor(None, self.engines.score_prompt, asked)
+            loop, drawn = asyncio.get_running_loop(), Drawn(ledgers, names, weights)
+            await loop.run_in_executor(None, self.models.steps.ledgers.add, drawn)
+            scores = await loop.run_in_executor(None, self.engines.score_prompt, asked)
             return samples_bytes(ledgers, scores)
 
-        session, seq = body.get("sampling_session_id", INITIAL), body.get("seq_id", uuid.uuid4().hex)
-        job = self.jobs.add(Job(f"{session}:{seq}", work, weights=weights))
-        # By these names a client says later which samples it trains on.
-        return {"request_id": job.number, "sample_sequence_ids": [f"{job.number}:{n}" for n in range(asked.count)]}
+        job = self.jobs.add(Job(number, work, weights=weights))
+        return {"request_id": job.number, "sample_sequence_ids": names}
 
     def in_order(
-        self, name: str, seq: object, work: Callable[[], Awaitable[Answer]], *, changes_engines: bool = False
+        self,
+        phase: str,
+        name: str,
+        seq: object,
+        work: Callable[[], Awaitable[Answer]],
+        *,
+        changes_engines: bool = False,
     ) -> Answer:
-        """Add a request of a model, and return its future. What is wrong with it is the answer to its future, since the
-        next request waits for this number."""
+        """Add a request of a model, whose time counts for a phase, and return its future. What is wrong with it is the
+        answer to its future, since the next request waits for this number."""
         self.models.model(name)
         if not isinstance(seq, int) or seq < 1:
             raise BadRequest(f"seq_id={seq!r:.40} is not the number of a request, from 1")
-        return self.future(self.jobs.add_in_order(Job(f"{name}:{seq}", work, name, "", changes_engines), seq))
+        return self.future(self.jobs.add_in_order(Job(f"{name}:{seq}", work, name, "", changes_engines, phase), seq))
 
     def future(self, job: Job) -> Answer:
         """Return the future of a request, by which its answer is fetched."""

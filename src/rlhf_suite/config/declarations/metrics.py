@@ -84,6 +84,7 @@ METRICS: dict[str, Metric] = {
     "rollout/filter_rounds": Metric("Rounds of sampling that the filters made a step take"),
     "rollout/filter_pass_rate": Metric("Share of sampled groups that the filters leave in", is_share=True),
     "rollout/waiting_groups": Metric("Groups that were left in and wait for a later step"),
+    "rollout/not_recorded": Metric("Samples of clients before the step that rollouts/ has no room for"),
     "rollout/prompts_not_chosen": Metric("Candidates that algo.prompt_filter left out"),
     "rollout/dropped_groups": Metric("Groups that were dropped because a sample has no reward"),
     "rollout/weight_version": Metric("Weight version that sampled the rollout"),

@@ -69,4 +69,6 @@ class ServeConfig(Section):
     """Longest text in tokens; a longer one is not scored. null: as many as the model was made for, and at most 4096"""
     max_models: int = flag(8, ge=1, when=is_positive("ds.lora.rank", "<rank>"), tasks=("serve_train",))
     """Most models at a time, each a LoRA adapter with an optimiser of its own"""
+    rollouts_mb: float = flag(1024.0, ge=0, tasks=("serve_train",))
+    """Room in MiB for samples of clients in rollouts/: the oldest files make room for new ones. 0: none is kept"""
     max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0, defaults={"serve_train": 64.0})
