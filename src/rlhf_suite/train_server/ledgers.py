@@ -73,7 +73,7 @@ class Ledgers:
             self.waiting.append(replace(drawn, ledgers=own))
             self.requests += 1
             self.kept += drawn.tokens
-            if sum(each.tokens for each in self.waiting) >= WRITTEN_TOKENS:
+            if sum(request.tokens for request in self.waiting) >= WRITTEN_TOKENS:
                 self.write()
 
     def end_step(self) -> dict[str, float]:
@@ -104,18 +104,18 @@ class Ledgers:
 
     def columns(self, drawn: Sequence[Drawn]) -> dict[str, pa.Array]:
         """Return what a person reads of each ledger. Nobody here knows its reward."""
-        prompts = [self.tokenizer.decode(each.ledgers[0].prompt.ids) for each in drawn]
+        prompts = [self.tokenizer.decode(request.ledgers[0].prompt.ids) for request in drawn]
         ledgers = [
             replace(ledger, prompt=replace(ledger.prompt, text=text))
-            for each, text in zip(drawn, prompts, strict=True)
-            for ledger in each.ledgers
+            for request, text in zip(drawn, prompts, strict=True)
+            for ledger in request.ledgers
         ]
         shown = columns_of([column for column in SHOWN if column[0] not in ("label", "datasource", "source")], ledgers)
         return shown | {
             "response": pa.array([self.tokenizer.decode(ledger.response_ids) for ledger in ledgers]),
             "reward": pa.nulls(len(ledgers), pa.float32()),
-            "sequence_id": pa.array([name for each in drawn for name in each.names]),
-            "weights": pa.array([each.weights for each in drawn for _ in each.ledgers]),
+            "sequence_id": pa.array([name for request in drawn for name in request.names]),
+            "weights": pa.array([request.weights for request in drawn for _ in request.ledgers]),
         }
 
     def close(self) -> None:
@@ -127,6 +127,6 @@ class Ledgers:
 
 def tokens_of(drawn: Sequence[Drawn]) -> dict[str, pa.Array]:
     """Return the columns of numbers per token."""
-    batch = to_batch([ledger for each in drawn for ledger in each.ledgers])
+    batch = to_batch([ledger for request in drawn for ledger in request.ledgers])
     per_token = {"ids": batch.ids.int(), **batch.columns("token")}
     return token_columns({name: values.numpy() for name, values in per_token.items()}, batch.lengths.tolist())
