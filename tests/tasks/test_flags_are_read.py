@@ -34,7 +34,15 @@ MORE = (
 IMAGES = f"task=sft demo=sft_images actor.freeze_visual_encoder=true {FEW}".replace("data.cache_enable=false", "")
 RUNS = {
     **{task: [f"task={task} demo={task} ckpt.save_steps=1 {FEW}"] for task in SUPERVISED},
-    "score": ["task=score demo=score launch.device=cpu"],
+    "score by a rule": ["task=score demo=score launch.device=cpu"],
+    "score by a model": [
+        "task=score data.dataset={rows} reward.model_name_or_path={judge} reward.normalize_enable=true "
+        "launch.device=cpu"
+    ],
+    "score by a process model": [
+        "task=score data.dataset={rows} reward.process.enable=true reward.process.model_name_or_path={steps} "
+        "launch.device=cpu"
+    ],
     "check_reward": ["task=check_reward demo=check_reward launch.device=cpu"],
     "merge_lora": ["task=merge_lora actor.model_name_or_path={model} lora.path={adapter} launch.device=cpu"],
     "chat": ["task=chat demo=chat chat.temperature=0.5 launch.device=cpu"],
@@ -77,7 +85,9 @@ def unread(tmp_path_factory):
     """The flags of each kind of run that none of its lines read."""
     folder = tmp_path_factory.mktemp("recorded")
     inputs = make_inputs(folder)
-    lines = [line.format(**inputs) for of_kind in RUNS.values() for line in of_kind]
+    lines = [line for of_kind in RUNS.values() for line in of_kind]
+    steps = folder / str(lines.index(*RUNS["prm"])) / "model"  # what this run writes
+    lines = [line.format(**inputs, steps=steps) for line in lines]
     command = [sys.executable, str(flag_reads.RECORDING / "recorded_runs.py"), str(folder), *lines]
     environment, said = os.environ | flag_reads.environment(os.devnull), "reverse 12 =\n"
     done = subprocess.run(

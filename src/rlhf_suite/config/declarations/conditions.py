@@ -183,3 +183,8 @@ def algorithm_reads(flag: str, algorithms: registry.Kind, name: str) -> Conditio
 # Kernels for GPUs alone. Nobody gets a GPU by writing a flag.
 ON_GPUS = is_one_of("launch.device", "auto", "cuda", remedy="")
 BY_REWARD_MODEL = is_set("reward.model_name_or_path", "<reward model>")  # as in some runs of task=score
+BY_TEXT = (
+    is_set("reward.rule", "<name>")
+    | is_set("reward.remote_url", "<.py file or URLs>")
+    | is_set("reward.rubric", "<rubric.md>")
+)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlhf_suite import registry
 from rlhf_suite.config.declarations.conditions import (
     BY_REWARD_MODEL,
+    BY_TEXT,
     Need,
     algorithm_needs,
     is_false,
@@ -148,6 +149,7 @@ class DataConfig(Section):
         tasks=("kto", "prm", *PROMPTED, *SCORED),
         defaults=dict.fromkeys(("kto", "prm"), "label"),
         never_null=("kto", "prm"),
+        of_tasks={"score": {"when": (SINGLE, BY_TEXT)}},
     )
     """Column that the reward, where it is a rule or a file, gets as the label. In task=kto: 1 (true, yes) for a
     desirable answer and 0 (false, no) for an undesirable one. In task=prm: a list of a reward token, or of P(first
@@ -156,10 +158,12 @@ class DataConfig(Section):
     query_key: str | None = flag("reward_query", tasks=SCORED)
     """Column of prompt and response with special tokens, as task=generate writes it: this is what rewards see. Rows
     without it: the prompt, the response and what ends it"""
-    finish_key: str | None = flag("finish_reason", tasks=SCORED)
+    finish_key: str | None = flag(
+        "finish_reason", tasks=SCORED, of_tasks={"score": {"when": (BY_TEXT | BY_REWARD_MODEL,)}}
+    )
     """Column that says whether the response is finished: length, max_tokens or false means cut off, so that no
     end-of-sequence token is scored with it. Rows without it are finished"""
-    response_end: str = flag("", tasks=SCORED)
+    response_end: str = flag("", tasks=SCORED, of_tasks={"score": {"when": (BY_TEXT,)}})
     """Text behind a finished response for rewards that read text: the end-of-sequence token of the model that wrote it,
     such as <|im_end|>; rows with data.query_key have it already"""
     prompt_key: str | None = flag(None, when=PAIRED, tasks=WITH_PAIRS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite import registry
-from rlhf_suite.config.declarations.conditions import Condition, Need, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.declarations.conditions import BY_TEXT, Condition, Need, is_null, is_one_of, is_set, is_true
 from rlhf_suite.config.declarations.flags import FREE, SHAPE, flag, group
 from rlhf_suite.config.declarations.models import OFFLOADED
 from rlhf_suite.config.declarations.sections import Section
@@ -15,6 +15,7 @@ from rlhf_suite.config.declarations.task_groups import BY_MODEL, RL, STANDARDISE
 STEPS = is_true(".enable")
 JUDGED = is_set(".rubric", "<rubric.md>")
 MODEL = is_set(".model_name_or_path", "<reward model>")
+IF_TEXT_IS_READ: Any = {"score": {"when": (BY_TEXT,)}}  # a reward model gives one number for tokens
 OWN_ENGINES = is_null(".url")
 NO_TAG = r"(?!</?(?:think|answer)>)"
 SAID = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"  # something, without a tag in it
@@ -25,6 +26,9 @@ TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of 
 def is_http(remote_url: str | None) -> bool:
     """Return whether reward.remote_url names servers rather than a file."""
     return remote_url is not None and remote_url.startswith(("http://", "https://"))
+
+
+IS_FILE = Condition(".remote_url", lambda url: url is not None and not is_http(url), " names a file", "<file.py>")
 
 
 @dataclass
@@ -154,16 +158,17 @@ class RewardConfig(NormalizationConfig, SourceConfig):
 
     sources: dict[str, NamedSourceConfig] = flag({})
     """Several sources by name, instead of rule, remote_url, rubric and model_name_or_path (docs/rewards_sources.md)"""
-    reward_key: str | None = flag(None)
+    reward_key: str | None = flag(None, of_tasks=IF_TEXT_IS_READ)
     """The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all
     parts of the reward, by reward.combine"""
-    combine: str = flag("sum", "How the named parts of a reward become one number", choices=("sum", "max"))
+    combine: str = flag("sum", choices=("sum", "max"), of_tasks=IF_TEXT_IS_READ)
+    """How the named parts of a reward become one number"""
     http: HttpConfig = group(
         HttpConfig, when=Condition(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>") | JUDGED
     )
     judge: JudgeConfig = group(JudgeConfig, when=JUDGED)
     rules: RuleConfig = group(RuleConfig)
-    timeout_s: float = flag(60.0, gt=0)
+    timeout_s: float = flag(60.0, gt=0, when=is_set(".rule", "<name>") | IS_FILE)
     """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more
     (docs/rewards_failures.md)"""
     num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
