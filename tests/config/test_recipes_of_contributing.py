@@ -67,6 +67,21 @@ def test_every_recipe_is_followed():
     assert re.findall(r"^### (.*)$", PAGE, re.MULTILINE) == RECIPES
 
 
+def count_touched(recipe: str) -> tuple[int, int]:
+    """The files that the blocks of a recipe touch, and the lines with a text that they add or change."""
+    written = [PLACE.match(text) for language, text in blocks(recipe) if language != "bash"]
+    assert None not in written, recipe
+    added = [match.string[match.end() :].splitlines() for match in written]
+    return len({match["file"] for match in written}), sum(line != "" for lines in added for line in lines)
+
+
+def test_the_table_says_what_each_recipe_touches():
+    table = re.findall(r"^\| (.*?) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert [(name, (int(files), int(lines))) for name, files, lines in table] == [
+        (name, count_touched(name)) for name in RECIPES
+    ]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_commands_of_a_recipe_run(copy, recipe):
     environment = os.environ | {"PYTHONPATH": str(copy / "src")}
