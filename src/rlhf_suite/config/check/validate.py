@@ -161,7 +161,8 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     fix = close or f"write {info.before_value}{example(info)}"
     if info.meta.algorithms is not None:
         own = value if str(value).endswith(".py") else "<file.py>"
-        fix += f", or {info.before_value}{own}:<function> for your own"
+        yours = f"{info.before_value}{own}:<function>"
+        fix += f" For your own write {yours}" if close else f", or {yours} for your own"
     return Problem(info.key, f"{show_value(value)} is not one of {options}", fix)
 
 
