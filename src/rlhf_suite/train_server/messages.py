@@ -122,7 +122,10 @@ def read_input(chunks: Sequence[Mapping[str, Any]], where: str) -> NDArray[np.in
     """Return the input tokens of a datum."""
     if not all("text" in chunk for chunk in chunks):
         raise BadRequest(f"{where} has an image or audio. This server trains on text")
-    parts = [np.frombuffer(chunk["text"].get("tokens", b""), "<i4") for chunk in chunks]
+    numbers = [chunk["text"].get("tokens", b"") for chunk in chunks]
+    if any(len(data) % 4 for data in numbers):
+        raise BadRequest(f"{where} has tokens that are not numbers of 4 bytes. Send int32")
+    parts = [np.frombuffer(data, "<i4") for data in numbers]
     tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     if not len(tokens):
         raise BadRequest(f"{where} has no tokens. Give at least one")

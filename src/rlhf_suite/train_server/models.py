@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.plan.run_plan import ACTOR
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.errors import RunError
 from rlhf_suite.rl.client import Started, TrainingClient
 from rlhf_suite.rl.datum import Adam, LossOutput
 from rlhf_suite.rl.primitives import LossRequest
@@ -141,10 +143,16 @@ class Models(TrainingClient):
             raise BadRequest("optim_step: no gradients wait. Call forward_backward first")
         metrics, passes = self.optim_step(adam), model.passes.means()
         model.forget_passes()
+        if metrics["train/actor_skipped"]:
+            raise BadRequest(
+                "optim_step: the loss or its gradient is not finite, so nothing was updated, and the gradients are "
+                "gone. Look at the data since the last step, or lower the learning rate"
+            )
         model.step += 1
         every = self.run.ckpt.save_steps
         if every > 0 and model.step % every == 0:
-            self.save_latest(model)
+            with self.on_disk("optim_step: the step was taken, but its state was not written"):
+                self.save_latest(model)
         self.steps.log(passes | metrics)
         return metrics
 
@@ -154,6 +162,15 @@ class Models(TrainingClient):
         self.saver(folder / f"v{model.line:06d}", model).save(model.step, "step")
         for old in sorted(folder.glob("v*"))[:-1]:
             shutil.rmtree(old)
+
+    @contextmanager
+    def on_disk(self, call: str) -> Iterator[None]:
+        """Refuse a call whose state cannot be written or read. What the ranks cannot survive ends the server."""
+        try:
+            yield
+        except (RunError, OSError) as error:
+            self.policy.forget_state("").result()  # fails where a rank has died
+            raise BadRequest(f"{call}: {error}") from error
 
     def saver(self, folder: Path, model: Model, *, with_optimizer: bool = True) -> Saver:
         """Return what writes the state of a model to a folder, and reads it, with or without the optimiser's part."""
@@ -174,7 +191,8 @@ class Models(TrainingClient):
             raise BadRequest(f"save_weights: {state} {problem}. Choose another name")
         written = sorted(folder.glob("v*"))
         number = int(written[-1].name[1:]) + 1 if written else 1
-        self.saver(folder / f"v{number:06d}", model).save(model.step, "step")
+        with self.on_disk("save_weights"):
+            self.saver(folder / f"v{number:06d}", model).save(model.step, "step")
         for old in written:
             shutil.rmtree(old)
         return f"{SCHEME}{name}/{STATES}/{state}"
@@ -186,7 +204,8 @@ class Models(TrainingClient):
         self.policy.put_state(INITIAL).result()
         model.forget_passes()
         self._waiting = 0
-        self.saver(folder, model, with_optimizer=with_optimizer).resume(show_line)
+        with self.on_disk("load_weights"):
+            self.saver(folder, model, with_optimizer=with_optimizer).resume(show_line)
         model.line += 1
         if not with_optimizer:
             model.step = 0
@@ -212,7 +231,8 @@ class Models(TrainingClient):
         if keeps:
             folder = self.folder / name / SAMPLERS / address.rpartition("/")[2]
             shutil.rmtree(folder, ignore_errors=True)
-            self.saver(folder, model, with_optimizer=False).save(model.step, "step")
+            with self.on_disk("save_weights_for_sampler"):
+                self.saver(folder, model, with_optimizer=False).save(model.step, "step")
         self.policy.keep_state(address, with_optimizer=False).result()
         self.snapshots = [*(other for other in self.snapshots if other != address), address]
         for oldest in self.snapshots[:-MAX_SNAPSHOTS]:
@@ -233,7 +253,8 @@ class Models(TrainingClient):
             if address.startswith(SCHEME) is False:
                 raise BadRequest("these weights are no longer kept: the server keeps the newest. Save them again")
             folder = self.find(address, SAMPLERS)
-            self.saver(folder, Model(""), with_optimizer=False).resume(show_line)
+            with self.on_disk("asample"):
+                self.saver(folder, Model(""), with_optimizer=False).resume(show_line)
         self.save_weights_for_sampler()
         self.sampled = address
 

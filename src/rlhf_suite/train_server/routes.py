@@ -23,6 +23,7 @@ from rlhf_suite.train_server.jobs import Answer
 from rlhf_suite.train_server.service import PENDING, NotFound, Service
 
 API = "/api/v1"
+VERSION = "0.38"  # of the client package whose protocol this is
 MESSAGE = "application/x-protobuf"
 
 
@@ -35,8 +36,7 @@ def make_app(service: Service, lifespan: Lifespan, max_bytes: int) -> FastAPI:
     app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
 
     async def forward_backward(request: Request, body: bytes) -> Answer:
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise BadRequest("the request is compressed, which this server has not asked for. Send it as it is")
+        check_message(request)
         return await service.forward_backward(body)
 
     async def capabilities(request: Request, body: bytes) -> Answer:
@@ -55,7 +55,22 @@ def make_app(service: Service, lifespan: Lifespan, max_bytes: int) -> FastAPI:
     looks: dict[str, Call] = {"healthz": health, "get_server_capabilities": capabilities, "samplers/{sampler}": sampler}
     for path, call in looks.items():
         app.add_route(f"{API}/{path}", make_route(call, max_bytes), methods=["GET"])
+    app.add_route(API + "/{rest:path}", make_route(unknown, max_bytes), methods=["GET", "POST", "PUT", "DELETE"])
     return app
+
+
+def check_message(request: Request) -> None:
+    """Refuse a request whose body is not a message of the protocol as it is."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise BadRequest("the request is compressed, which this server has not asked for. Send it as it is")
+    if request.headers.get("content-type", "").startswith("application/json"):
+        raise BadRequest(f"the request is JSON, as clients before tinker {VERSION} send it. Install tinker {VERSION}")
+
+
+async def unknown(request: Request, body: bytes) -> Answer:
+    """Refuse a request whose path no call has."""
+    path = request.url.path.removeprefix(f"{API}/")
+    raise NotFound(f"this server has no call {request.method} {path:.100}. It has those of tinker {VERSION}")
 
 
 def with_json(call: Callable[[dict[str, Any]], Awaitable[Answer]]) -> Call:
@@ -77,7 +92,9 @@ def make_route(call: Call, max_bytes: int) -> Callable[[Request], Awaitable[Resp
         except ClientDisconnect:
             result = None
         except TooLarge as error:
-            return JSONResponse({"detail": str(error)}, 413, {"connection": "close"})
+            return JSONResponse(
+                {"detail": f"{error} (serve.max_request_mb). Send less in a request"}, 413, {"connection": "close"}
+            )
         except (BadRequest, UserError, NotFound) as error:
             return JSONResponse({"detail": str(error)}, 404 if isinstance(error, NotFound) else 422)
         return CLIENT_GONE if result is None else response_of(result)

@@ -17,6 +17,7 @@ from rlhf_suite.rl.client import Started, as_prompt
 from rlhf_suite.rl.datum import token_ids
 from rlhf_suite.rl.sampling import TRAINING, Sampler, new_ledgers, stop_token_ids
 from rlhf_suite.serving.http_server import BadRequest
+from rlhf_suite.train_server.bodies import table
 from rlhf_suite.train_server.messages import PromptScores
 
 # What a request may ask for beside samples, and this server does not have.
@@ -41,10 +42,12 @@ class SampleRequest:
         """Return the request in a body; raise BadRequest if it is not one that this server can answer."""
         if asked := [name for name in UNSERVED if body.get(name)]:
             raise BadRequest(f"asample: this server does not have {asked[0]}. Remove it")
-        chunks = (body.get("prompt") or {}).get("chunks") or []
-        if not all(isinstance(chunk, dict) and isinstance(chunk.get("tokens"), list) for chunk in chunks):
+        chunks = table(body, "prompt").get("chunks") or []
+        if not isinstance(chunks, list) or not all(
+            isinstance(chunk, dict) and isinstance(chunk.get("tokens"), list) for chunk in chunks
+        ):
             raise BadRequest("asample: the prompt has a part that is not tokens. This server reads text")
-        given = body.get("sampling_params") or {}
+        given = table(body, "sampling_params")
         if unknown := sorted({*given} - {*PARAMETERS}):
             raise BadRequest(f"asample: there is no sampling parameter {unknown[0]}")
         count = body.get("num_samples", 1)
@@ -54,7 +57,7 @@ class SampleRequest:
         if not isinstance(likeliest, int) or not 0 <= likeliest <= MAX_LIKELIEST:
             raise BadRequest(f"asample: topk_prompt_logprobs={likeliest!r:.40} is not between 0 and {MAX_LIKELIEST}")
         prompt = [token for chunk in chunks for token in chunk["tokens"]]
-        return cls(prompt, count, PARAMETERS | given, bool(body.get("prompt_logprobs")), likeliest)
+        return cls(prompt, count, {**PARAMETERS, **given}, bool(body.get("prompt_logprobs")), likeliest)
 
     def number(self, name: str, least: float, most: float) -> Any:
         """Return a sampling parameter; raise BadRequest unless it is a number in a range."""
@@ -67,13 +70,13 @@ class SampleRequest:
         """Return how tokens are sampled. `stop_ids` end a response unless the request says what does."""
         stop = self.parameters["stop"]
         given = [stop] if isinstance(stop, str) else stop
-        if given is not None and not isinstance(given, list):
+        if not (given is None or (isinstance(given, list) and {type(part) for part in given} <= {str, int})):
             raise BadRequest(f"asample: stop={stop!r:.40} is not a text, a list of texts or one of token ids")
         texts = [text for text in given or () if isinstance(text, str)]
         ids = [token for token in given or () if isinstance(token, int)]
         top_k = int(self.number("top_k", -1, 2**31))
         return SamplingSettings(
-            temperature=float(self.number("temperature", 0, 100)),
+            temperature=float(self.number("temperature", 0, 2)),
             top_p=float(self.number("top_p", 1e-6, 1)),
             top_k=top_k if top_k > 0 else -1,
             stop=tuple(texts),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from rlhf_suite.serving.http_server import BadRequest
+from rlhf_suite.train_server.bodies import Body, optional_text, table, text, whole
 from rlhf_suite.train_server.jobs import Answer, Job, Jobs
 from rlhf_suite.train_server.ledgers import Drawn
 from rlhf_suite.train_server.losses import named_loss
@@ -16,7 +16,6 @@ from rlhf_suite.train_server.messages import Pass, output_bytes, samples_bytes, 
 from rlhf_suite.train_server.models import INITIAL, SAMPLERS, SCHEME, STATES, Models, adam_of, check_name
 from rlhf_suite.train_server.sampling import Engines, SampleRequest
 
-Body = Mapping[str, Any]
 SILENT_S = 300.0  # after which the models of a client are unloaded for those of others; it sends a heartbeat
 POLL_S = 20.0  # that a request for an answer waits for it, before the client asks again
 PENDING = {"type": "try_again", "queue_state": "active"}
@@ -79,11 +78,11 @@ class Service:
 
     def check_session(self, body: Body) -> str:
         """Return the session of a request."""
-        session = body.get("session_id")
+        session = text(body, "session_id")
         if session not in self.sessions:
             raise NotFound(f"there is no session {session!r:.100}. Sessions end with the server: make a new client")
-        self.sessions[str(session)] = time.monotonic()
-        return str(session)
+        self.sessions[session] = time.monotonic()
+        return session
 
     def is_left(self, model: str) -> bool:
         """Return whether the client of a model has not been heard of for so long that it must have ended."""
@@ -100,8 +99,8 @@ class Service:
         """Make a model; the answer to its future has its id."""
         name = f"{self.check_session(body)}:train:{whole(body, 'model_seq_id')}"
         self.check_base(body.get("base_model"))
-        self.check_adapter(body.get("lora_config"))
-        if (kind := (body.get("optimizer_config") or {}).get("type", "adamw")) != "adamw":
+        self.check_adapter(None if body.get("lora_config") is None else table(body, "lora_config"))
+        if (kind := table(body, "optimizer_config").get("type", "adamw")) != "adamw":
             raise BadRequest(f"optimizer_config: {kind!r:.40} is not here. This server trains by adamw")
 
         async def work() -> Answer:
@@ -110,7 +109,7 @@ class Service:
 
         return self.future(self.jobs.add(Job(f"{name}:0", work, name, phase="create_model")))
 
-    def check_adapter(self, given: Mapping[str, Any] | None) -> None:
+    def check_adapter(self, given: Body | None) -> None:
         """Refuse adapters of another rank than those of the server."""
         rank = self.run.ds.lora.rank
         asked = 0 if given is None else given.get("rank")
@@ -169,7 +168,7 @@ class Service:
         name = text(body, "model_id")
 
         async def work() -> Answer:
-            adam = adam_of(body.get("adam_params") or body.get("optimizer_params") or {})
+            adam = adam_of(table(body, "adam_params") or table(body, "optimizer_params"))
             metrics = await self.jobs.in_thread(lambda: self.models.update(name, adam))
             return {
                 "metrics": {key.removeprefix("train/").removeprefix("actor_"): value for key, value in metrics.items()}
@@ -181,7 +180,7 @@ class Service:
         name, overwrite = text(body, "model_id"), body.get("overwrite") is True
 
         async def work() -> Answer:
-            state = check_name(str(body.get("path") or f"step-{uuid.uuid4().hex[:8]}"))
+            state = check_name(optional_text(body, "path") or f"step-{uuid.uuid4().hex[:8]}")
             address = await self.jobs.in_thread(lambda: self.models.save(name, state, overwrite=overwrite))
             return {"path": address, "type": "save_weights"}
 
@@ -209,14 +208,14 @@ class Service:
 
     async def save_weights_for_sampler(self, body: Body) -> Answer:
         """Bring weights to the engines. With a name they are kept on disk too; without one they have a session."""
-        name, state = text(body, "model_id"), body.get("path")
+        name, state = text(body, "model_id"), optional_text(body, "path")
         session = f"{name}:sample:{body.get('sampling_session_seq_id', uuid.uuid4().hex[:8])}"
 
         async def work() -> Answer:
             if body.get("kind", "snapshot") != "snapshot":
                 problem = "kind=inflight changes the weights of samples under way, which this server does not do"
                 raise BadRequest(f"save_weights_for_sampler: {problem}. Use kind=snapshot")
-            address = session if state is None else f"{SCHEME}{name}/{SAMPLERS}/{check_name(str(state))}"
+            address = session if state is None else f"{SCHEME}{name}/{SAMPLERS}/{check_name(state)}"
             await self.jobs.in_thread(lambda: self.models.snapshot(name, address, keeps=state is not None))
             if state is not None:
                 return {"path": address, "type": "save_weights_for_sampler"}
@@ -228,12 +227,12 @@ class Service:
     async def create_sampling_session(self, body: Body) -> Answer:
         """Return a session that samples from weights that were saved for it, or from the model without adapters."""
         session = f"{self.check_session(body)}:sample:{whole(body, 'sampling_session_seq_id')}"
-        address = body.get("model_path")
+        address = optional_text(body, "model_path")
         if address is None:
             self.check_base(body.get("base_model"))
         elif address not in self.models.snapshots:
-            self.models.find(str(address), SAMPLERS)
-        self.samplers[session] = INITIAL if address is None else str(address)
+            self.models.find(address, SAMPLERS)
+        self.samplers[session] = INITIAL if address is None else address
         return {"type": "create_sampling_session", "sampling_session_id": session}
 
     async def join_sampling_session(self, body: Body) -> Answer:
@@ -243,9 +242,9 @@ class Service:
 
     def weights_of(self, body: Body) -> str:
         """Return the weights that a request samples from."""
-        session = body.get("sampling_session_id")
+        session = optional_text(body, "sampling_session_id")
         if session is None:
-            return str(body.get("model_path") or INITIAL)
+            return optional_text(body, "model_path") or INITIAL
         if session not in self.samplers:
             raise NotFound(
                 f"there is no sampling session {session!r:.200}. Sessions end with the server: make a new client"
@@ -287,7 +286,7 @@ class Service:
         """Add a request of a model, whose time counts for a phase, and return its future. What is wrong with it is the
         answer to its future, since the next request waits for this number."""
         self.models.model(name)
-        if not isinstance(seq, int) or seq < 1:
+        if isinstance(seq, bool) or not isinstance(seq, int) or seq < 1:
             raise BadRequest(f"seq_id={seq!r:.40} is not the number of a request, from 1")
         return self.future(self.jobs.add_in_order(Job(f"{name}:{seq}", work, name, "", changes_engines, phase), seq))
 
@@ -303,19 +302,3 @@ class Service:
         except KeyError:
             raise NotFound(f"there is no request {number!r:.200}, or its answer is no longer kept") from None
         return PENDING | {"request_id": number} if answer is None else answer
-
-
-def text(body: Body, key: str) -> str:
-    """Return a text of a request; raise BadRequest if it is missing."""
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"{key}={value!r:.100} is not a text. Give one")
-    return value
-
-
-def whole(body: Body, key: str) -> int:
-    """Return a number of a request; raise BadRequest if it is missing."""
-    value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRequest(f"{key}={value!r:.100} is not a whole number of at least 0. Give one")
-    return value

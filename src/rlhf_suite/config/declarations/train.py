@@ -63,7 +63,7 @@ class TrainConfig(Section):
     may stop the run, save or evaluate (docs/callbacks.md)"""
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
     full_determinism_enable: bool = flag(False, "Use deterministic kernels everywhere, at some cost in speed")
-    on_nonfinite: str = flag("stop", choices=("stop", "skip"))
+    on_nonfinite: str = flag("stop", choices=("stop", "skip"), defaults={"serve_train": "skip"})
     """What happens at a loss or gradient that is not finite: the run ends, or the step is skipped"""
     num_episodes: int = flag(1, "Passes over the prompts", ge=1, tasks=RL)
     agent_func_path: str | None = flag(None, when=algorithm_needs("agent.kind", registry.agent, *FILES), tasks=RL)
