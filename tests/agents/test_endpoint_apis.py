@@ -194,7 +194,7 @@ def test_a_response_goes_on_from_the_one_that_it_names(play, tokenizer):
     assert [tokenizer.decode(ids).count("be brief") for ids in policy.asked] == [1, 1, 1]
     assert [tokenizer.decode(ids).count("go on") for ids in policy.asked] == [1, 2, 3]
     assert [len(ledger.turns) for ledger in ledgers] == [3]
-    assert found == [(404, "previous_response_id names no answer of this episode")]
+    assert found == [(400, "previous_response_id names no answer of this episode")]
 
 
 UNKNOWN = {"input": "x", "previous_response_id": "resp_000099"}

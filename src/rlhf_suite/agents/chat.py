@@ -80,12 +80,11 @@ def tool(given: Any) -> Schema:
 
 def messages_of(given: Any) -> tuple[Message, ...]:
     """Return the messages of a request; the last one is not of the model."""
-    names: dict[str, str] = {}  # of functions, by the ids of their calls
     listed = given if isinstance(given, list) else []
-    return check_conversation([message_of(item, place, names) for place, item in enumerate(listed)], "messages")
+    return check_conversation([message_of(item, place) for place, item in enumerate(listed)], "messages")
 
 
-def message_of(given: Any, place: int, names: dict[str, str]) -> Message:
+def message_of(given: Any, place: int) -> Message:
     """Return a message of a request, which stands at `place`."""
     where = f"messages[{place}]"
     role = ROLES.get(str(given.get("role"))) if isinstance(given, dict) else None
@@ -93,12 +92,11 @@ def message_of(given: Any, place: int, names: dict[str, str]) -> Message:
         raise Refused(f"{where} must have the role system, developer, user, assistant or tool")
     content = text_of(given.get("content"), where)
     if role == "tool":
-        return tool_answer(given.get("tool_call_id"), content, names, given.get("name"))
+        return tool_answer(given.get("tool_call_id"), content)
     message: Message = {"role": role, "content": content}
     if role == "assistant" and given.get("tool_calls"):
-        calls = [of_assistant(item, where) for item in list_of(given["tool_calls"], f"{where}.tool_calls")]
-        names.update({call["id"]: call["function"]["name"] for call in calls})
-        message["tool_calls"] = calls
+        calls = list_of(given["tool_calls"], f"{where}.tool_calls")
+        message["tool_calls"] = [of_assistant(item, where) for item in calls]
     return message
 
 

@@ -19,7 +19,7 @@ from rlhf_suite.agents.base import Episode, Task, Turn
 from rlhf_suite.agents.calls import call
 from rlhf_suite.agents.command import ALL_ENDS_S, Command, ProgramFailure
 from rlhf_suite.agents.program_loop import program_loop
-from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send
+from rlhf_suite.agents.request import TOO_LONG, ChatRequest, Completion, Refused, message_to_send, with_names
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
@@ -85,16 +85,15 @@ class ChatSession:
         return await asyncio.shield(asked.work)
 
     def with_history(self, request: ChatRequest) -> ChatRequest:
-        """Return a request with the whole conversation, where it names the answer that it goes on from."""
-        if request.previous is None:
-            return request
-        known, own = self.answered.get(request.previous), request.instructions
+        """Return a request with the whole conversation, also where it names the answer that it goes on from."""
+        own, known = request.instructions, () if request.previous is None else self.answered.get(request.previous)
         if known is None:
-            raise Refused("previous_response_id names no answer of this episode", 404, "previous_response_not_found")
-        return replace(request, messages=(*request.messages[:own], *known, *request.messages[own:]))
+            raise Refused("previous_response_id names no answer of this episode", code="previous_response_not_found")
+        return replace(request, messages=with_names((*request.messages[:own], *known, *request.messages[own:])))
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt of a turn behind a conversation."""
+        request = self.with_history(request)
         self.check_characters(request)
         try:
             continuation = self.session.find_continuation(request.messages, request.tools)

@@ -26,7 +26,6 @@ from rlhf_suite.agents.request import (
     event,
     limit_of,
     list_of,
-    names_of,
     stop_of,
     text_of,
     tool_answer,
@@ -63,7 +62,7 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     system = text_of(given.get("system"), "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for place, item in enumerate(list_of(given.get("messages"), "messages")):
-        messages += messages_of(item, f"messages[{place}]", names_of(messages))
+        messages += messages_of(item, f"messages[{place}]")
     return ChatRequest(
         check_conversation(messages, "messages"),
         check_tools(tools_of(given.get("tools", []), wishes)),
@@ -89,7 +88,7 @@ def tools_of(given: Any, wishes: Wishes) -> list[Schema]:
     return tools
 
 
-def messages_of(given: Any, where: str, names: Mapping[str, str]) -> list[Message]:
+def messages_of(given: Any, where: str) -> list[Message]:
     """Return the messages in one message of a request: the answers of tools, then what is said."""
     role = given.get("role") if isinstance(given, dict) else None
     if role not in ("user", "assistant", "system"):
@@ -103,7 +102,7 @@ def messages_of(given: Any, where: str, names: Mapping[str, str]) -> list[Messag
             raise Refused(f"{where}: a block of type {kind!r} is not understood here; there are texts and calls")
         kinds.setdefault(str(kind), []).append(block)
     answers = [
-        tool_answer(block.get("tool_use_id"), text_of(block.get("content"), where), names)
+        tool_answer(block.get("tool_use_id"), text_of(block.get("content"), where))
         for block in kinds.get("tool_result", [])
     ]
     message: Message = {"role": role, "content": text_of(kinds.get("text"), where)}

@@ -239,20 +239,29 @@ def call_of(identity: Any, name: Any, arguments: Any, where: str) -> dict[str, A
     return {"id": str(identity or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tool_answer(identity: Any, content: str, names: Mapping[str, str], name: Any = None) -> Message:
-    """Return the answer of a tool. `names`: those of the tools by the ids of their calls."""
-    identity = str(identity or "")
-    return {
-        "role": "tool",
-        "content": content,
-        "tool_call_id": identity,
-        "name": str(name or names.get(identity, "tool")),
-    }
+def tool_answer(identity: Any, content: str) -> Message:
+    """Return the answer of a tool to the call with an id. `with_names` tells of which tool it is."""
+    return {"role": "tool", "content": content, "tool_call_id": str(identity or "")}
 
 
-def names_of(messages: Sequence[Message]) -> dict[str, str]:
-    """Return the names of the tools that messages of the model call, by the ids of the calls."""
-    return {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a whole conversation in which each answer of a tool has the name of the tool.
+
+    Raises:
+        Refused: the model has made no such call before.
+    """
+    names, named = dict[str, str](), list[Message]()
+    for place, message in enumerate(messages):
+        names.update((call["id"], call["function"]["name"]) for call in message.get("tool_calls", ()))
+        if message["role"] != "tool":
+            named.append(message)
+            continue
+        identity = message["tool_call_id"]
+        if identity not in names:
+            answered = f"message {place} of the conversation answers the call {printable(repr(identity), 60)}"
+            raise Refused(f"{answered} of a tool, which no message of the assistant before it makes")
+        named.append(message | {"name": names[identity]})
+    return tuple(named)
 
 
 def check_conversation(messages: Sequence[Message], name: str) -> tuple[Message, ...]:

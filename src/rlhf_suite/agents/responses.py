@@ -28,7 +28,6 @@ from rlhf_suite.agents.request import (
     event,
     limit_of,
     list_of,
-    names_of,
     text_of,
     tool_answer,
     tool_of,
@@ -104,7 +103,7 @@ def messages_of(given: Any) -> list[Message]:
         kind = item.get("type", "message")
         if kind == "function_call_output":
             content = text_of(item.get("output"), where, TEXTS)
-            messages.append(tool_answer(item.get("call_id"), content, names_of(messages)))
+            messages.append(tool_answer(item.get("call_id"), content))
         elif kind == "message" and item.get("role") != "assistant":
             role = ROLES.get(str(item.get("role")))
             if role is None:
