@@ -25,6 +25,7 @@ from rlhf_suite.report.summary import (
     describe_time,
     first_steps_of_a_stream,
     next_command,
+    summarise,
 )
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.metrics import MetricLogger
@@ -278,3 +279,12 @@ def test_the_best_checkpoint_is_named_with_its_metric(tmp_path):
     assert best_checkpoint(RunFolder(tmp_path), Run.of("ppo")) == [
         f"Best checkpoint: {best} (eval/pass1 0.75 at step 4)"
     ]
+
+
+def test_a_run_without_a_reward_or_a_loss_ends_with_its_summary(tmp_path):
+    """As training that clients ask for: a policy loss alone says nothing, and a gradient norm has no panel."""
+    write_rows(tmp_path / "metrics.jsonl", (1, {"train/policy_loss": 0.5, "timing/step_total": 2.0}))
+    folder = RunFolder(tmp_path)
+    folder.start("")
+    said = summarise(folder, Run.of("serve_train"))
+    assert said[-1] == f"Run folder: {tmp_path}" and any("Time in steps: 2.0 s" in line for line in said)

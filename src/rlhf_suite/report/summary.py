@@ -17,7 +17,7 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.config.declarations.tools import ChatConfig
 from rlhf_suite.foreign_files import parquet, read_json
-from rlhf_suite.report.curves import draw_calls, draw_curves, series
+from rlhf_suite.report.curves import draw_calls, draw_curves, panels, series
 from rlhf_suite.report.history import Points
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
@@ -35,7 +35,9 @@ def summarise(folder: RunFolder, run: Run) -> list[str]:
     if not folder.metrics.exists():  # a task that trains nothing
         return []
     curves = series(folder.metrics)
-    places = [f"Run folder: {folder.path}", f"Curves: {draw_curves(folder)}"]
+    places = [f"Run folder: {folder.path}"]
+    if panels(curves):  # steps of clients may have neither a reward nor a loss that says something
+        places.append(f"Curves: {draw_curves(folder)}")
     if (timeline := draw_timeline(folder)) is not None:
         places.append(f"Timeline: {timeline}")
     if (calls := draw_calls(folder)) is not None:
