@@ -13,14 +13,17 @@ from rlhf_suite.config.check.lacking import (
     Package,
     find_missing,
     make_no_gpu_problem,
+    read_token,
     refuse_missing,
     refuse_without_gpu,
 )
+from rlhf_suite.config.check.problems import ConfigurationError
 from rlhf_suite.config.declarations.ds import FUSED_ON_GPUS, HALF_PRECISION
 from rlhf_suite.config.declarations.models import TO_A_GPU
-from rlhf_suite.config.declarations.runs import flags_of
+from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import FixableError
+from rlhf_suite.preflight.inspections.machine import server_has_its_token
 
 SOURCES = Path(rlhf_suite.__file__).parent
 LEAST_WORDS = 5  # of a reason that is looked for in other files
@@ -73,3 +76,37 @@ def test_the_reason_of_a_need_stands_in_no_other_file():
 
 def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+SERVERS = {"serve_rm": "RLHF_SUITE_REWARD_TOKEN", "serve_train": "RLHF_SUITE_TRAIN_TOKEN"}
+
+
+@pytest.mark.parametrize("task", SERVERS)
+@pytest.mark.notices(
+    "a server for other machines is not asked for its token before the run",
+    "preflight/inspections/machine.py",
+    "if folder is not None and run.task in TOKENS and",
+    "if False and",
+)
+def test_a_server_for_other_machines_needs_a_token_before_and_in_the_run(task, tmp_path, monkeypatch):
+    run = Run.of(task)
+    run.serve.host = "0.0.0.0"
+    monkeypatch.delenv(SERVERS[task], raising=False)
+    (problem,) = server_has_its_token(run, tmp_path)
+    assert problem.key == "serve.host" and f"export {SERVERS[task]}=" in problem.fix
+    with pytest.raises(ConfigurationError) as refused:
+        read_token(run)
+    assert refused.value.problems == [problem]
+    monkeypatch.setenv(SERVERS[task], "tml-secret")
+    assert [*server_has_its_token(run, tmp_path)] == [] and read_token(run) == "tml-secret"
+    monkeypatch.delenv(SERVERS[task])
+    for host in ("127.0.0.1", "localhost", "::1"):
+        run.serve.host = host
+        assert read_token(run) is None
+
+
+def test_a_key_that_clients_refuse_is_refused_without_its_value(monkeypatch):
+    monkeypatch.setenv("RLHF_SUITE_TRAIN_TOKEN", "s3cret")
+    with pytest.raises(ConfigurationError, match="does not begin with tml-") as refused:
+        read_token(Run.of("serve_train"))
+    assert "s3cret" not in str(refused.value)

@@ -257,7 +257,7 @@ def test_a_body_that_cannot_be_read_is_the_callers_mistake_and_is_not_repeated(b
 @pytest.mark.notices(
     "a web page reaches a server without a token under a name of its own",
     "serving/http_server.py",
-    "host_name(host) not in LOOPBACK",
+    "host_name(host) not in THIS_MACHINE",
     "not host_name(host)",
 )
 @pytest.mark.parametrize(

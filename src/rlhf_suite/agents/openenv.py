@@ -20,10 +20,10 @@ from websockets.exceptions import ConnectionClosed
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.compat import number, with_text
+from rlhf_suite.config.declarations.tools import THIS_MACHINE
 from rlhf_suite.foreign_text import printable
 
 LARGEST = 8 << 20  # bytes of an answer
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WRONG_ACTION = "VALIDATION_ERROR"  # the code of an error that the model made
 FULL = "CAPACITY_REACHED"  # the code of a server that takes no more sessions
 
@@ -38,7 +38,7 @@ class OpenEnvEnvironment:
 
     async def reset(self, task: Task) -> Start:
         """Connect, and reset with the label and the columns of the row; the observation is added to the prompt."""
-        proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
+        proxy: Literal[True] | None = None if urlsplit(self.url).hostname in THIS_MACHINE else True
         self.socket = await connect(self.url, max_size=LARGEST, proxy=proxy)
         given = await self.ask("reset", {"label": task.label, **task.columns})
         self.has_messages, text = bool(task.messages), self.text(given.get("observation"))

@@ -30,13 +30,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rlhf_suite.config.declarations.tools import THIS_MACHINE, ServeConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import hear
 
 T = TypeVar("T")
 
 Handler = Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 30  # for requests under way when the server is to stop
 READ_S = 30.0  # for a connection to send a whole request, headers and body
 MAX_CONNECTIONS = 512
@@ -160,7 +161,7 @@ class Guard:
             return JSONResponse({"error": "requests of web pages of another origin are refused"}, 403)
         if self.expected is None:
             host = headers.get(b"host", b"").decode("latin-1")
-            if host_name(host) not in LOOPBACK:
+            if host_name(host) not in THIS_MACHINE:
                 return JSONResponse({"error": "the Host header names another machine; ask for 127.0.0.1"}, 421)
         elif scope["path"] != "/health" and not hmac.compare_digest(token_in(headers), self.expected):
             return JSONResponse({"error": "a bearer token is needed"}, 401)
@@ -178,6 +179,22 @@ def host_name(host: str) -> str:
     name, colon, port = host.rpartition(":")
     name = name if colon and port.isdecimal() else host
     return name.strip("[]").lower()
+
+
+def listen(config: ServeConfig) -> socket.socket:
+    """Return the socket of a server; UserError where its address cannot be had."""
+    try:
+        return open_listening_socket(config.host, config.port)
+    except OSError as error:
+        raise UserError(
+            f"serve.host={config.host} serve.port={config.port}: {error.strerror}. Choose another serve.port, or 0"
+        ) from None
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL at which a socket listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:

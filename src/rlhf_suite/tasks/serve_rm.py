@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlhf_suite.config.declarations.reward import TOKEN
+from rlhf_suite.config.check.lacking import read_token
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.disk import write_json
-from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.rl.judge import TextJudge
-from rlhf_suite.serving.http_server import LOOPBACK, Guard, make_app, open_listening_socket, serve
+from rlhf_suite.serving.http_server import Guard, address_of, listen, make_app, serve
 from rlhf_suite.serving.reward_service import PATH, RewardService
 from rlhf_suite.tracking.console import show_line
 
@@ -28,25 +27,14 @@ def run(config: Run, folder: Path) -> dict[str, float]:
     """
     reward, limits = config.reward, config.serve
     assert reward.model_name_or_path is not None
-    token = os.environ.get(TOKEN) or None
-    if limits.host not in LOOPBACK and token is None:
-        raise UserError(
-            f"serve.host={limits.host} lets other machines connect: export {TOKEN}=<secret> here and where rewards "
-            "are requested, or remove serve.host"
-        )
+    token = read_token(config)
     constants = score_constants(reward.model_name_or_path, reward)
     plan = ModelPlan("reward", reward.model_name_or_path, "value", load_in_4bit=config.ds.load_in_4bit)
     model = TextJudge(plan, config.ds, device_kind(config.launch), constants, limits.batch_size)
-    try:
-        listener = open_listening_socket(limits.host, limits.port)
-    except OSError as error:
-        raise UserError(
-            f"serve.host={limits.host} serve.port={limits.port}: {error.strerror}. Choose another serve.port, or 0"
-        ) from None
+    listener = listen(limits)
     service = RewardService(model, limits)
     app = make_app(PATH, service.answer, service.lifespan, int(limits.max_request_mb * 2**20))
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+    url = f"{address_of(listener)}{PATH}"
     write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
     show_line(f"serving {reward.model_name_or_path} at {url} (Ctrl-C ends it)")
     serve(Guard(app, token), listener)

@@ -9,16 +9,16 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.config.check.lacking import read_token
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.tools import TRAIN_TOKEN, ServeConfig
 from rlhf_suite.config.plan.run_plan import ACTOR, Plan
 from rlhf_suite.disk import write_json
-from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.errors import RunError
 from rlhf_suite.launch.processes import keep_freed_memory
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.rl.client_start import start_client
 from rlhf_suite.run_folders.run_folder import RunFolder
-from rlhf_suite.serving.http_server import LOOPBACK, Guard, Server, open_listening_socket, server_of
+from rlhf_suite.serving.http_server import Guard, Server, address_of, listen, server_of
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.journal import Journal
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-KEY = "tml-"  # with which the keys of the client package begin; it refuses others
-
 
 def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
     """Serve until a signal asks to stop. Return the optimiser steps and the requests for samples.
@@ -48,7 +46,7 @@ def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
         RunError: a rank or an engine died.
     """
     keep_freed_memory()
-    token = read_token(config.serve)
+    token = read_token(config)
     listener = listen(config.serve)
     record = RunFolder(folder)
     with ExitStack() as stack:
@@ -67,37 +65,6 @@ def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
         show_line(f"serving the training of {base[0]} at {url} (Ctrl-C ends it)")
         requests = serve(models, Engines(started), base, listener, token)
         return {"serve/steps": float(steps.number), "serve/samples": float(requests)}
-
-
-def read_token(config: ServeConfig) -> str | None:
-    """Return the token that clients send as their key; None: only this machine can connect, and needs none."""
-    token = os.environ.get(TRAIN_TOKEN) or None
-    if token is None and config.host not in LOOPBACK:
-        raise UserError(
-            f"serve.host={config.host} lets other machines connect: export {TRAIN_TOKEN}={KEY}<secret> here, and "
-            "TINKER_API_KEY with the same value where clients run, or remove serve.host"
-        )
-    if token is not None and not token.startswith(KEY):
-        raise UserError(
-            f"{TRAIN_TOKEN} does not begin with {KEY}, and clients refuse such a key. Put it before the secret"
-        )
-    return token
-
-
-def listen(config: ServeConfig) -> socket.socket:
-    """Return the socket of the server."""
-    try:
-        return open_listening_socket(config.host, config.port)
-    except OSError as error:
-        raise UserError(
-            f"serve.host={config.host} serve.port={config.port}: {error.strerror}. Choose another serve.port, or 0"
-        ) from None
-
-
-def address_of(listener: socket.socket) -> str:
-    """Return the URL at which a socket listens."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def serve(models: Models, engines: Engines, base: tuple[str, str], listener: socket.socket, token: str | None) -> int:

@@ -10,6 +10,8 @@ from rlhf_suite.config.declarations.reward import NormalizationConfig
 from rlhf_suite.config.declarations.sections import Section
 
 TRAIN_TOKEN = "RLHF_SUITE_TRAIN_TOKEN"  # the environment variable with the token of task=serve_train
+TRAIN_KEY = "tml-"  # with which the keys of the client package of Tinker begin; it refuses others
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")  # addresses that no other machine can reach
 LONGEST = 4096  # tokens of a text or a conversation, where neither the user nor the model sets another limit
 SAMPLED = is_positive(".temperature", "1")
 

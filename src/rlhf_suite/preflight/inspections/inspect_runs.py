@@ -16,6 +16,7 @@ from rlhf_suite.preflight.inspections.machine import (
     flags_fit_the_device,
     gpus_can_be_used,
     machine,
+    server_has_its_token,
 )
 from rlhf_suite.preflight.inspections.models import images_are_read_alike, models_fit
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
@@ -41,6 +42,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     gpus_can_be_used,
     flags_fit_the_device,
     cluster_accepts,
+    server_has_its_token,
     commands_of_tools_exist,
     engine_arguments_exist,
     runs_on_cpus,

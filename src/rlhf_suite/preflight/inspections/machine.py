@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlhf_suite.config.check.lacking import make_no_gpu_problem
+from rlhf_suite.config.check.lacking import TOKENS, find_token_problem, make_no_gpu_problem
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
@@ -104,6 +104,12 @@ def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
         problem = f"no Ray cluster accepts a connection at {address}: {reason}"
         fix = "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
         yield Problem("launch.ray_address", problem, fix)
+
+
+def server_has_its_token(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield what is wrong with the token of a server, where the server itself will be."""
+    if folder is not None and run.task in TOKENS and (problem := find_token_problem(run)) is not None:
+        yield problem
 
 
 def network() -> Iterator[Problem]:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from rlhf_suite.config.declarations.tools import THIS_MACHINE
+
 Server = tuple[str, int]
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def first_hop(url: str) -> Server:
@@ -18,7 +19,7 @@ def first_hop(url: str) -> Server:
 
     parts = urlsplit(url)
     host = parts.hostname or ""
-    is_direct = host in LOOPBACK or bool(proxy_bypass(host))
+    is_direct = host in THIS_MACHINE or bool(proxy_bypass(host))
     proxy = None if is_direct else getproxies().get(parts.scheme)
     asked = urlsplit(proxy) if proxy else parts
     return asked.hostname or "", asked.port or (443 if asked.scheme == "https" else 80)
