@@ -1,10 +1,11 @@
-"""Random weights in the shapes of Qwen3, for measurements that need a real size and no download."""
+"""Random weights in the shapes of Qwen3 and Qwen2.5, for measurements that need a real size and no download."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Of the configurations of Qwen3-0.6B and Qwen3-4B; the others have the same parts, for small machines and dry runs.
+# Of the configurations of Qwen3-0.6B, Qwen3-4B and Qwen2.5-0.5B; the others have the parts of Qwen3, for small machines
+# and dry runs.
 SHAPES = {
     "qwen3-0.6b": {
         "vocab_size": 151_936,
@@ -23,6 +24,15 @@ SHAPES = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "intermediate_size": 9728,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
     },
     "qwen3-0.1b": {
         "vocab_size": 320,
@@ -48,7 +58,7 @@ SHAPES = {
 def random_qwen3(folder: Path, shape: str, device: str = "cpu") -> str:
     """Return `folder`, with a model of a shape: random bf16 weights, drawn on `device`, and the byte tokenizer."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlhf_suite.models.builtin import byte_tokenizer
 
@@ -58,7 +68,8 @@ def random_qwen3(folder: Path, shape: str, device: str = "cpu") -> str:
         common = {"max_position_embeddings": 40_960, "rope_theta": 1_000_000.0, "tie_word_embeddings": True}
         torch.manual_seed(0)
         with torch.device(device):
-            model = Qwen3ForCausalLM(Qwen3Config(**SHAPES[shape], **common, **ends)).to(torch.bfloat16)
+            config = AutoConfig.for_model(**({"model_type": "qwen3"} | SHAPES[shape]), **common, **ends)
+            model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
     return str(folder)

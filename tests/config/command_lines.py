@@ -41,7 +41,6 @@ def sources(text: str) -> str:
 IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 RING, PACKED, FLASH = "ds.ring_attn_size=2 ", "ds.packing_samples=true ", "ds.attn_implementation=flash_attention_2 "
 COMPILED = "ds.deepcompile=true "
-ALONE = "ds.zero_stage=null "
 TENSOR = "ds.tensor_parallel_size=2 "
 TWO_RANKS = "actor.num_gpus_per_node=2 critic.num_gpus_per_node=2"
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"

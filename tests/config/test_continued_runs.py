@@ -84,6 +84,21 @@ def test_a_run_of_the_time_when_rows_were_padded_names_the_flags_to_go_on_with(c
     assert problems(checked, tmp_path, f"{now} {allowed}") == []
 
 
+@pytest.mark.notices(
+    "a run goes on only with the words for its ZeRO stage",
+    "run_folders/resume.py",
+    "if zero_stage(before) == zero_stage(now):",
+    "if False:",
+)
+@pytest.mark.parametrize(("ranks", "accepted"), [(1, False), (2, True)])
+def test_a_run_of_the_time_when_the_zero_stage_was_2_goes_on_where_null_is_the_same(checked, tmp_path, ranks, accepted):
+    line = f"{PPO} actor.num_gpus_per_node={ranks}"
+    earlier(tmp_path, checked(f"{line} ds.zero_stage=2").runs[0])
+    found = problems(checked, tmp_path, line)
+    assert found == [] if accepted else "ds.zero_stage: 2 -> null" in found[0] and "ds.zero_stage=2)" in found[0]
+    assert problems(checked, tmp_path, f"{line} ds.use_universal_ckpt=true") == []
+
+
 SHAPES = [
     *("ds.zero_stage=3", "ds.ring_attn_size=2", "ds.adam_offload=true", "train.colocate_all=true"),
     *("actor.num_gpus_per_node=2", "actor.num_nodes=2", "ref.num_gpus_per_node=2"),

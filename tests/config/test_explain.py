@@ -45,7 +45,9 @@ def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
 def test_a_model_has_one_rank_or_several(ranks, said):
     run = Run.of("sft")
     run.actor.num_gpus_per_node, run.actor.model_name_or_path = ranks, "builtin:tiny"
-    assert [*decisions(run, resolve(run, Machine("cpu", 0)))] == [("actor", "builtin:tiny", said)]
+    model, stage = decisions(run, resolve(run, Machine("cpu", 0)))
+    assert model == ("actor", "builtin:tiny", said)
+    assert stage[0] == "ZeRO stage" and stage[2] == ("2" if ranks == 2 else "none: torch alone")
 
 
 def test_ranks_that_split_the_tokens_of_a_batch_count_as_one():

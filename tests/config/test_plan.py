@@ -1,5 +1,7 @@
 """What is decided about an RL run from its flags and the machine: arithmetic, without Ray."""
 
+from functools import reduce
+
 import pytest
 
 from rlhf_suite.config.declarations.reward import NamedSourceConfig
@@ -378,3 +380,42 @@ def test_a_judge_is_no_model_that_ranks_hold_and_a_replay_asks_none(config):
     assert [*resolved(config).models] == ["actor"]
     config.rollout.replay = "runs/before"
     assert sizes(config) == [[("actor", 1)]]
+
+
+@pytest.mark.notices(
+    "several ranks train without DeepSpeed",
+    "config/declarations/ds.py",
+    "return 2 if ranks > 1 or by_muon",
+    "return 2 if by_muon",
+)
+@pytest.mark.notices(
+    "one rank gets the buffers of ZeRO",
+    "config/declarations/ds.py",
+    "return 2 if ranks > 1 or",
+    "return 2 if ranks > 0 or",
+)
+@pytest.mark.parametrize(
+    ("changes", "stage"),
+    [
+        ({}, None),
+        ({"actor.num_gpus_per_node": 2}, 2),
+        ({"actor.num_nodes": 2}, 2),
+        ({"ref.num_gpus_per_node": 2, "algo.kl.init_coef": 0.1}, 2),
+        ({"ref.num_gpus_per_node": 2}, None),  # without the penalty there is no reference
+        ({"ds.adam_offload": True}, 2),
+        ({"ds.overlap_comm": True}, 2),
+        ({"ds.overlap_comm": False}, None),
+        ({"ds.deepcompile": True}, 2),
+        ({"ds.enable_sleep": True}, 2),
+        ({"actor.optim": "muon"}, 2),
+        ({"ds.zero_stage": 0}, 0),
+        ({"ds.zero_stage": 3}, 3),
+        ({"ds.zero_stage": 1, "actor.num_gpus_per_node": 2}, 1),
+    ],
+)
+def test_deepspeed_comes_with_several_ranks_or_a_flag_that_asks_for_it(config, changes, stage):
+    for name, value in changes.items():
+        section, _, flag = name.rpartition(".")
+        setattr(reduce(getattr, section.split("."), config), flag, value)
+    plan = resolved(config)
+    assert (plan.zero_stage, plan.hold(config.ds).zero_stage) == (stage, stage)

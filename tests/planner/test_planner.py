@@ -251,12 +251,16 @@ def test_processes_on_one_device_give_back_what_a_moment_took_but_engines_that_d
 @pytest.mark.parametrize("task", ["sft", "rm", "dpo", "ppo"])
 def test_more_of_a_micro_batch_never_takes_less(task):
     flags = {FLAG: "builtin:tiny", "train.batch_size": 16, "data.max_len": 512}
-    peaks = [
-        estimate(section_of(Run, task, flags | {"train.micro_batch_size": rows}), ON_H100).devices[0].peak
+    uses = [
+        estimate(section_of(Run, task, flags | {"train.micro_batch_size": rows}), ON_H100).devices[0]
         for rows in (1, 4, 16)
     ]
+    peaks, passes = (
+        [use.peak for use in uses],
+        [use.processes[0].memory.moments["forward and backward"] for use in uses],
+    )
     assert peaks == sorted(peaks)
-    assert peaks[0] < peaks[-1]
+    assert passes == sorted(passes) and passes[0] < passes[-1]
 
 
 @pytest.mark.notices(

@@ -49,7 +49,7 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
         items = PackedRows(items, capacity)
     with gradient_writer():
         model = trained_model(world, folder, models(config)["actor"].head, split)
-    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
+    task.frozen = load_frozen_roles(task, models(config), model)
     packed = model.module.packed
     batches = rank_micro_batches(items, range(len(items)), config.train, model.world, packed)
     batches = prepare_batches(task, model, batches)

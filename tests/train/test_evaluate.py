@@ -90,7 +90,7 @@ def test_no_set_no_metric(ranks, folder):
 def of_task(world, folder, name, split):
     config, task, items = task_gradients.setup(folder, name, split)
     model = gradients.trained_model(world, folder, models(config)["actor"].head, split)
-    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
+    task.frozen = load_frozen_roles(task, models(config), model)
     return evaluate(model, task, {"set": items}, config.train, lambda batches: prepare_batches(task, model, batches))
 
 

@@ -32,8 +32,8 @@ SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 @pytest.mark.notices(
     "the reference is the model that is trained",
     "train/frozen.py",
-    "load_role(models[role], ds",
-    'load_role(models["actor"], ds',
+    "load_role(models[role]",
+    'load_role(models["actor"]',
     cases="dpo and not LoRA",
 )
 @pytest.mark.notices(
@@ -108,7 +108,7 @@ def logits_held(world, folder):
     """Number of tokens, and the shapes of all that is as large as their logits between the two passes."""
     config, task, items = setup(folder, "distill forward_kl", SPLITS[0])
     model = trained_model(world, folder, models(config)["actor"].head, SPLITS[0])
-    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
+    task.frozen = load_frozen_roles(task, models(config), model)
     (batch,) = rank_micro_batches(items, range(len(items)), config.train, world)
     loss = task.loss(model, batch)
     tokens, found = int(batch.mask.sum()), [each for each in gc.get_objects() if torch.is_tensor(each)]

@@ -13,7 +13,7 @@ from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.config.check.names import unread
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import BUILTIN
-from rlhf_suite.config.declarations.ds import overlaps_reduction, scatters_gradients
+from rlhf_suite.config.declarations.ds import overlaps_reduction, persistent_size, scatters_gradients
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.rollout import most_sequences
@@ -22,7 +22,7 @@ from rlhf_suite.config.declarations.task_groups import PLANNED, RL, TRAINED
 from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.config.plan.object_store import samples_of_step
 from rlhf_suite.config.plan.placement import Role
-from rlhf_suite.config.plan.run_plan import ACTOR, Plan, WorkerPlan, persistent_size, resolve, round_size
+from rlhf_suite.config.plan.run_plan import ACTOR, Plan, WorkerPlan, resolve, round_size
 from rlhf_suite.models.families import Family, family_of
 from rlhf_suite.models.prompt_format import FILE
 from rlhf_suite.models.rows import rows_of
@@ -152,8 +152,11 @@ def decisions(run: Run, plan: WorkerPlan) -> Rows:
 
 
 def of_trainer(run: Run, plan: WorkerPlan) -> Rows:
-    """Return what is decided about the trainer by its device."""
-    ds = run.ds
+    """Return what is decided about the trainer by its ranks and its device."""
+    ds = plan.hold(run.ds)
+    how = "2 for several ranks and for flags that ask for DeepSpeed, else none"
+    stage = "none: torch alone" if ds.zero_stage is None else f"{ds.zero_stage}"
+    yield "ZeRO stage", f"ds.zero_stage={spell(run.ds.zero_stage)}" + (f": {how}" * (run.ds.zero_stage is None)), stage
     if plan.device == "cuda" and plan.models[ACTOR].ranks > 1 and ds.zero_stage is not None:
         when = "while the backward pass runs" if overlaps_reduction(ds, plan.device) else "after the backward pass"
         how = ", scattered" if scatters_gradients(ds, plan.device) else ""

@@ -104,7 +104,7 @@ class Planner:
     """The parts of an estimate of one run."""
 
     def __init__(self, run: Run, plan: WorkerPlan, target: Target) -> None:
-        self.run, self.plan, self.target = run, plan, target
+        self.run, self.plan, self.target = replace(run, ds=plan.hold(run.ds)), plan, target
         self.on_gpu = target.device is not None
 
     def section(self, name: str) -> TrainedModelConfig | None:

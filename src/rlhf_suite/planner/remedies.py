@@ -62,7 +62,7 @@ def changes(run: Run, on_gpu: bool) -> list[Change]:
     if run.ds.zero_stage is not None and run.actor.num_gpus_per_node == 1:
         listed.append(Change((set_flags({"ds.zero_stage": None}),)))  # no second copy of fp32 weights, and no buffers
     listed += [*gpu_changes(run)] if on_gpu else []
-    if run.ds.zero_stage in (0, 1, 2) and run.actor.num_gpus_per_node > 1:
+    if run.ds.zero_stage != 3 and run.actor.num_gpus_per_node > 1:
         listed.append(Change((set_flags({"ds.zero_stage": 3}),)))
     listed += [*rank_changes(run), *engine_changes(run, on_gpu)]
     if not run.ds.lora.rank:

@@ -73,7 +73,7 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
     axes = plan.placement.sequence, plan.placement.tensor
     shares = any(len(pool.roles) > 1 for pool in plan.placement.pools)
     options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes, shares)
-    settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
+    settings = WorkerSettings(plan.hold(run.ds), run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
     def start(handle: type[G], cls: type[Role], name: str, *more: object) -> G:
         return handle(WorkerGroup(cls, name, slots[name], options, (plan.models[name], settings, *more)))
@@ -82,7 +82,7 @@ def start_actors(  # noqa: PLR0913, PLR0917 - all that actors differ by
         return start(handle, cls, name, *more) if name in plan.models else None
 
     def judge(handle: type[G], name: str) -> G:
-        worker = (plan.models[name], run.ds, settings.micro_batches, run.train)
+        worker = (plan.models[name], settings.ds, settings.micro_batches, run.train)
         return handle(WorkerGroup(Judge, name, slots[name], options, worker))
 
     engines = None if run.replays else start_engines(run, plan, slots[ENGINE], log_dir, image_token, adapter)

@@ -17,6 +17,7 @@ from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
 from rlhf_suite.config.declarations.runs import Run, resume_of
 from rlhf_suite.config.declarations.task_groups import TRAINING
+from rlhf_suite.config.plan.run_plan import zero_stage
 from rlhf_suite.run_folders.record import list_recorded_values, load
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.
@@ -26,7 +27,8 @@ PLACE = "ckpt.path"
 UNIVERSAL = "ds.use_universal_ckpt"
 UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, ValueError, LookupError, AttributeError, AssertionError)
 # The parts that Muon's momentum is saved in depend on these flags of `ds`, and on the ranks of the model.
-MUON_SHAPE = ("ds.zero_stage", "ds.zpg", "ds.adam_offload")
+STAGE = "ds.zero_stage"
+MUON_SHAPE = (STAGE, "ds.zpg", "ds.adam_offload")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def changes(before: Run, now: Run) -> list[Change]:
     if before.task != now.task:
         return [Change("task", before.task, now.task, FIXED)]
     earlier, later = all_values(before), flat(list_recorded_values(now))
+    if zero_stage(before) == zero_stage(now):
+        earlier[STAGE] = later.get(STAGE)  # null stands for what the other says
     differing = []
     for key in dict.fromkeys([*later, *earlier]):
         kind = kind_of(key, now)

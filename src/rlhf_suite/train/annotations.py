@@ -44,7 +44,7 @@ def annotate_once(
     annotations = {name: load_file(file) for name, file in files.items() if file.exists()}
     some_are_missing = torch.tensor(float(len(annotations) < len(files)))
     if actor.world.max(some_are_missing) > 0:  # on any rank: their caches may be on different disks
-        task.frozen = load_frozen_roles(task, models, config.ds, actor)
+        task.frozen = load_frozen_roles(task, models, actor)
         for name, items in sets.items():
             with on_device(*task.frozen.values()):
                 annotations[name] = annotate_all(task, config, actor, items)

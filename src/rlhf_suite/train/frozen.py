@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.lora import disable_adapters
@@ -17,16 +16,14 @@ from rlhf_suite.train.strategy import TrainedModel, load_frozen
 from rlhf_suite.train.task import Forward, SupervisedBatch, Task
 
 
-def load_frozen_roles(
-    task: Task, models: Mapping[str, ModelPlan], ds: DeepSpeedConfig, actor: TrainedModel
-) -> Mapping[str, Forward]:
-    """Load those of the `models` of a run that the task only reads."""
-    return {name: load_role(models[role], ds, actor) for name, role in task.roles().items()}
+def load_frozen_roles(task: Task, models: Mapping[str, ModelPlan], actor: TrainedModel) -> Mapping[str, Forward]:
+    """Load those of the `models` of a run that the task only reads, as the actor is held."""
+    return {name: load_role(models[role], actor) for name, role in task.roles().items()}
 
 
-def load_role(model: ModelPlan, ds: DeepSpeedConfig, actor: TrainedModel) -> Forward:
+def load_role(model: ModelPlan, actor: TrainedModel) -> Forward:
     """Load a frozen model, unless it is the actor without its adapters."""
-    return WithoutAdapters(actor) if model.is_actor else load_frozen(model, ds, actor.world)
+    return WithoutAdapters(actor) if model.is_actor else load_frozen(model, actor.ds, actor.world)
 
 
 class WithoutAdapters:

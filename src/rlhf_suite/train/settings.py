@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig, overlaps_reduction, scatters_gradients
-from rlhf_suite.config.plan.run_plan import persistent_size
+from rlhf_suite.config.declarations.ds import (
+    DeepSpeedConfig,
+    overlaps_reduction,
+    persistent_size,
+    scatters_gradients,
+)
 from rlhf_suite.distributed.world import World
 
 

@@ -66,7 +66,8 @@ class SupervisedWorker(TrainedWorker):
 
     def __init__(self, rank: Rank, config: R, plan: WorkerPlan, make_task: MakeTask[R], data: Encoded) -> None:
         super().__init__(rank)
-        world = join_world(rank, config.ds.zero_stage)
+        ds = plan.hold(config.ds)
+        world = join_world(rank, ds.zero_stage)
         seed_process(config.train, world)
         self.config, self.plan, self.data = config, plan, data
         self.loader = StepLoader(data.train, config.train, world)
@@ -75,7 +76,7 @@ class SupervisedWorker(TrainedWorker):
         self.model = load_trained(
             plan.models[ACTOR],
             config.actor,
-            config.ds,
+            ds,
             world,
             total_steps=self.loader.total_steps,
             seed=config.train.seed,
@@ -85,7 +86,7 @@ class SupervisedWorker(TrainedWorker):
             self.data = Encoded(sets.pop(""), sets)
             self.loader = StepLoader(self.data.train, config.train, world)
         else:
-            self.task.frozen = load_frozen_roles(self.task, plan.models, config.ds, self.model)
+            self.task.frozen = load_frozen_roles(self.task, plan.models, self.model)
         keep_from_collections()
 
     def steps(self) -> tuple[int, int]:

@@ -158,7 +158,7 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
             info.key, f"{show_value(value)} is not one of {options}", f"write {info.before_value}{known or spelt}"
         )
     close = did_you_mean(str(value).lower(), [str(choice) for choice in choices], info.before_value)
-    fix = close or f"write {info.before_value}{example(info)}"
+    fix = close or f"write {info.before_value}{'null' if info.default is None else example(info)}"
     if info.meta.algorithms is not None:
         own = value if str(value).endswith(".py") else "<file.py>"
         yours = f"{info.before_value}{own}:<function>"

@@ -14,7 +14,6 @@ from rlhf_suite.config.declarations.conditions import (
     is_false,
     is_one_of,
     is_positive,
-    is_set,
     is_true,
 )
 from rlhf_suite.config.declarations.flags import FIXED, FREE, SHAPE, flag, group
@@ -35,6 +34,7 @@ def is_flash(attn_implementation: str | None) -> bool:
 FLASH = Condition("", is_flash, " is a flash kernel", "", "=<a flash kernel>")
 PLAIN_ATTENTION, BORDERS = is_one_of("", "sdpa", "eager"), "packed sequences would see each other"
 PARTITIONED = is_one_of(".zero_stage", 3)
+NOT_ZERO_0 = is_one_of(".zero_stage", None, 1, 2, 3, remedy="2")
 SPLIT = is_above(".ring_attn_size", 1, "<number > 1>")
 HALF_PRECISION = Need(
     is_one_of(".param_dtype", None, "bf16", remedy="bf16"), "flash attention has no fp32 kernels", FLASH, "varlen"
@@ -112,7 +112,7 @@ class DeepSpeedConfig(Section):
     """Keep the matrices of the layers in 4 bits (nf4, double quantisation), a quarter of the memory of bf16; in tasks
     that train those that LoRA freezes (QLoRA)"""
     zero_stage: int | None = flag(
-        2,
+        None,
         choices=(0, 1, 2, 3),
         resume=SHAPE,
         needs=Need(
@@ -122,7 +122,9 @@ class DeepSpeedConfig(Section):
         ),
         tasks=TRAINING,
     )
-    """ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights"""
+    """ZeRO stage of DeepSpeed; null: 2 if a model has several ranks, or if another flag asks for DeepSpeed
+    (ds.adam_offload, ds.overlap_comm, ds.deepcompile, ds.enable_sleep, optim=muon); else none, and the AdamW of torch
+    trains on one rank without buffers for other ranks, with fp32 master weights"""
     use_universal_ckpt: bool = flag(False, resume=FREE, when=is_true("ckpt.load_enable"), tasks=TRAINING)
     """Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism,
     placement, split of the engines, and micro-batches"""
@@ -130,7 +132,7 @@ class DeepSpeedConfig(Section):
         False,
         "Keep the optimiser state in host memory",
         resume=SHAPE,
-        needs=Need(is_one_of(".zero_stage", 1, 2, 3), "ZeRO-1 to 3 alone keep the state of their optimiser elsewhere"),
+        needs=Need(NOT_ZERO_0, "ZeRO-1 to 3 alone keep the state of their optimiser elsewhere"),
         tasks=TRAINING,
     )
     cpu_adam: str = flag(
@@ -141,14 +143,7 @@ class DeepSpeedConfig(Section):
     overlap_comm: bool | None = flag(
         None,
         resume=SHAPE,
-        needs=(
-            Need(is_set(".zero_stage", "2"), "without DeepSpeed one rank trains, and one rank has nothing to reduce"),
-            Need(
-                is_one_of(".zero_stage", None, 1, 2, 3, remedy="2"),
-                "ZeRO-0 reduces gradients after the backward pass",
-                off="false",
-            ),
-        ),
+        needs=(Need(NOT_ZERO_0, "ZeRO-0 reduces gradients after the backward pass", off="false"),),
         tasks=TRAINING,
     )
     """Overlap gradient reduction with the backward pass; null: on GPUs with ZeRO-2 and 3, but not with Muon"""
@@ -160,7 +155,7 @@ class DeepSpeedConfig(Section):
         resume=SHAPE,
         needs=(
             Need(ON_GPUS, "DeepSpeed compiles for GPUs alone"),
-            Need(is_one_of(".zero_stage", 1, 2, 3, remedy="2"), "DeepSpeed compiles ZeRO-1 to 3"),
+            Need(NOT_ZERO_0, "DeepSpeed compiles ZeRO-1 to 3"),
             Need(PADDED, "packed rows have ever new shapes, each compiled anew"),
             Need(WHOLE_ROWS, "ranks split the tokens of packed rows alone"),
             Need(is_one_of(".overlap_comm", None, False, remedy="false"), "the compiled graph reduces the gradients"),
@@ -247,7 +242,10 @@ class DeepSpeedConfig(Section):
                 "a model that shares no GPU has no reason to leave it",
                 fix="write ds.enable_sleep=false, or train.colocate_all=true",
             ),
-            Need(is_one_of(".zero_stage", 2, 3), "DeepSpeed moves optimiser states of ZeRO-2 and 3 alone"),
+            Need(
+                is_one_of(".zero_stage", None, 2, 3, remedy="2"),
+                "DeepSpeed moves optimiser states of ZeRO-2 and 3 alone",
+            ),
             Need(is_false(".adam_offload"), "the optimiser state is always in host memory then"),
         ),
         tasks=RL,
@@ -266,6 +264,15 @@ class DeepSpeedConfig(Section):
         return self.has("ring_attn_size") and self.ring_attn_size > 1
 
 
+def decide_zero_stage(ds: DeepSpeedConfig, ranks: int, *, by_muon: bool) -> int | None:
+    """Return the ZeRO stage of a run whose largest model has so many `ranks`; None: torch trains without DeepSpeed.
+    `by_muon`: it trains a model by Muon, which is that of DeepSpeed."""
+    if ds.zero_stage is not None:
+        return ds.zero_stage
+    sleeps = ds.has("enable_sleep") and ds.enable_sleep
+    return 2 if ranks > 1 or by_muon or ds.adam_offload or ds.overlap_comm or ds.deepcompile or sleeps else None
+
+
 def load_settings(**flags: Any) -> DeepSpeedConfig:
     """Return settings with which a model is loaded apart from those of a run; other flags have the defaults of
     training."""
@@ -279,6 +286,7 @@ def wanted_packing(ds: DeepSpeedConfig) -> bool | None:
     return ds.packing_samples
 
 
+PERSISTENT = 100_000  # as DeepSpeed has it
 FAST_DEVICES = ("cuda",)  # where gradients are scattered, and beside the backward pass, unless a flag says otherwise
 
 
@@ -287,6 +295,13 @@ def overlaps_reduction(ds: DeepSpeedConfig, device: str) -> bool:
     if ds.overlap_comm is not None:
         return ds.overlap_comm
     return device in FAST_DEVICES and ds.zero_stage in (2, 3) and not ds.deepcompile
+
+
+def persistent_size(ds: DeepSpeedConfig, device: str) -> int:
+    """Return up to how many numbers a parameter of ZeRO-3 has that stays whole on each rank between passes."""
+    if ds.persistence_threshold is not None:
+        return ds.persistence_threshold
+    return PERSISTENT if device in FAST_DEVICES and not ds.deepcompile else 0
 
 
 def scatters_gradients(ds: DeepSpeedConfig, device: str) -> bool:

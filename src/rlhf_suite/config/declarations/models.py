@@ -91,7 +91,6 @@ class TrainedModelConfig(ModelConfig, tasks=TRAINING):
         needs=(
             Need(is_one_of(".max_norm", 0), "muon's orthogonalised update would be clipped, not the gradient", MUON),
             Need(NO_LORA, "muon orthogonalises whole weight matrices, and LoRA trains factors of them", MUON),
-            Need(is_set("ds.zero_stage", "2"), "muon is that of DeepSpeed, which ds.zero_stage=null leaves out", MUON),
             Need(WHOLE_WEIGHTS, "muon orthogonalises whole matrices", MUON),
             Need(is_false("ds.deepcompile"), "compiled graphs have not been tried with muon", MUON),
         ),

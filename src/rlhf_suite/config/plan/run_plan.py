@@ -7,20 +7,17 @@ holds it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlhf_suite.config.check.sources import BUILTIN
-from rlhf_suite.config.declarations.ds import FAST_DEVICES, DeepSpeedConfig
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig, decide_zero_stage
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.models import SEEING_MODEL
 from rlhf_suite.config.declarations.reward import RewardConfig, judges_on_engines, reward_models
 from rlhf_suite.config.declarations.rollout import RolloutConfig, VLLMConfig
-from rlhf_suite.config.declarations.runs import (
-    Run,
-    flags_of,
-)
+from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.config.declarations.task_groups import PLANNED, REWARDED, RL, TRAINED
 from rlhf_suite.config.declarations.teacher import TeacherConfig, teacher_models
 from rlhf_suite.config.declarations.train import TrainConfig
@@ -38,7 +35,6 @@ RECIPES = {
     "generate": {ACTOR: "warm_start"},
 }
 IMAGE_RECIPE = "images_warm_start"
-PERSISTENT = 100_000  # as DeepSpeed has it
 GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimiser states want the rest
 
 
@@ -100,10 +96,15 @@ class WorkerPlan:
     models: Mapping[str, ModelPlan]  # that exist, by name
     placement: Placement
     object_store_mb: int  # of Ray, on each node
+    zero_stage: int | None  # None: torch trains without DeepSpeed
 
     @property
     def device(self) -> str:
         return self.placement.device
+
+    def hold(self, ds: DeepSpeedConfig) -> DeepSpeedConfig:
+        """Return the flags of a run with its ZeRO stage decided: so its ranks hold their models."""
+        return replace(ds, zero_stage=self.zero_stage) if ds.has("zero_stage") else ds
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,11 @@ def resolve(run: Run, machine: Machine, routes: int = 0) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem. `routes`: the bytes that the routes of
     a token take (actor.routing_replay)."""
     known = models(run)
-    store = object_store_mb(run, known, machine.device, routes)
+    store, stage = object_store_mb(run, known, machine.device, routes), zero_stage(run)
+    axes = sequence_ranks(run), tensor_ranks(run)
     if run.task not in RL:
         pools_of_one = tuple(Pool((role,)) for role in roles(run))
-        return WorkerPlan(known, Placement(machine.device, pools_of_one, sequence_ranks(run), tensor_ranks(run)), store)
+        return WorkerPlan(known, Placement(machine.device, pools_of_one, *axes), store, stage)
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -143,8 +145,9 @@ def resolve(run: Run, machine: Machine, routes: int = 0) -> WorkerPlan:
     evaluation_decides = run.ckpt.keeps_best or run.train.early_stopping_patience is not None
     return Plan(
         models=known,
-        placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
+        placement=Placement(machine.device, pools(run, together), *axes),
         object_store_mb=store,
+        zero_stage=stage,
         engines=EnginePlan(together, memory, sync_backend(run, machine, together), discards_weights(run)),
         rollouts_ahead=rollouts_ahead,
         optimizer_steps_per_rollout=optimizer_steps_per_rollout(run),
@@ -164,13 +167,6 @@ def discards_weights(run: Run) -> bool:
     )
     may_sleep = run.vllm.enable_sleep and run.vllm.sync_check != "off"
     return may_sleep and brings_all and sync_follows and not has_other_weights(run.vllm)
-
-
-def persistent_size(ds: DeepSpeedConfig, device: str) -> int:
-    """Return up to how many numbers a parameter of ZeRO-3 has that stays whole on each rank between passes."""
-    if ds.persistence_threshold is not None:
-        return ds.persistence_threshold
-    return PERSISTENT if device in FAST_DEVICES and not ds.deepcompile else 0
 
 
 def has_other_weights(vllm: VLLMConfig) -> bool:
@@ -267,6 +263,15 @@ def sequence_ranks(run: Run) -> int:
 def tensor_ranks(run: Run) -> int:
     """Return how many ranks of a model split the matrices of its layers."""
     return run.ds.tensor_parallel_size if run.task in TRAINED else 1
+
+
+def zero_stage(run: Run) -> int | None:
+    """Return the ZeRO stage of all models of a run; None: torch trains without DeepSpeed, or nothing is trained."""
+    if run.task not in TRAINED:
+        return None
+    sections = ranked_sections(run).values()
+    muon = any(getattr(section, "optim", "") == "muon" for section in sections)
+    return decide_zero_stage(run.ds, max(map(num_ranks, sections)), by_muon=muon)
 
 
 def data_ranks(run: Run, section: Ranked) -> int:

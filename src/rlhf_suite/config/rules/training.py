@@ -1,4 +1,4 @@
-"""Rules about batches, the ranks of models and what they share, rollouts ahead, evaluation, and continued runs."""
+"""Rules about batches, ranks of models and what they share, ZeRO stages, rollouts ahead, evaluation, continued runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlhf_suite.config.check.names import unknown_flag
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.check.sources import metric_names, names_in
 from rlhf_suite.config.declarations.ckpt import NO_METRIC
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.flags import FIXED, all_values
 from rlhf_suite.config.declarations.metrics import direction_of
 from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of, resume_of
@@ -201,3 +202,24 @@ def allowed_changes_are_flags(run: Run) -> Iterator[Problem]:
         elif resume_of(name, run.task) == FIXED:
             problem = f"{name} can never change: a checkpoint cannot be loaded with another value"
             yield Problem(key, problem, f"remove {name} from the list, or start a new run in another folder")
+
+
+def sums_apart(ds: DeepSpeedConfig) -> bool:
+    """Return whether DeepSpeed 0.19 trains by the optimiser that it has for ZeRO-1 where bf16 gradients are added up in
+    fp32 on the device."""
+    return ds.zero_stage == 1 and (ds.param_dtype, ds.grad_accum_dtype) == ("bf16", "fp32") and not ds.adam_offload
+
+
+@rule(tasks=TRAINED)
+def reduction_has_hooks(run: Run) -> Iterator[Problem]:
+    """Check that gradients are reduced by ZeRO's own optimiser where they are reduced during a backward pass, or by a
+    compiled graph."""
+    if not sums_apart(run.ds):
+        return
+    if run.ds.overlap_comm:
+        problem = "ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32 reduces after the last backward pass"
+        fix = "write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or ds.overlap_comm=false"
+        yield Problem("ds.overlap_comm", problem, fix)
+    if run.ds.deepcompile:
+        problem = "DeepSpeed does not compile ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32"
+        yield Problem("ds.deepcompile", problem, "write ds.zero_stage=2, or ds.deepcompile=false")
