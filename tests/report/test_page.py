@@ -20,7 +20,8 @@ from rlhf_suite.config.declarations.logger import LoggerConfig
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.report import html
 from rlhf_suite.report.run_data import curve
-from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
+from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, histogram, shares, token_parts
+from rlhf_suite.report.sample_files import SampleFile
 from rlhf_suite.report.timeline import COLOURS
 from rlhf_suite.run_folders.run_folder import RunFolder
 
@@ -310,3 +311,10 @@ def test_the_page_shows_texts_that_a_reward_has_added(tmp_path):
     kinds = page.array(samples["columns"]["kind"]).tolist()
     judged = [text for text, step, kind in zip(texts, steps, kinds, strict=True) if (step, kind) == (2, 0)]
     assert judged == reasons and not any(text for text in texts if text not in reasons)
+
+
+def test_rewards_that_nobody_knows_have_no_place_in_the_histogram():
+    files = [SampleFile("rollout", step, Path("x"), 2, 2) for step in (1, 2)]
+    found = histogram(files, [np.full(2, np.nan), np.array([0.0, 1.0])])
+    assert found["steps"] == [2] and sum(found["counts"][0]) == 2
+    assert histogram(files[:1], [np.full(2, np.nan)])["counts"] == []

@@ -224,9 +224,12 @@ def token_columns(table: pa.Table) -> tuple[dict[str, NDArray[Any]], NDArray[Any
 
 
 def histogram(files: Sequence[SampleFile], rewards: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """Return how many samples of each file have which reward: the edges of bins [BINS + 1], counts [files, BINS]."""
-    known = [values[np.isfinite(values)] for values in rewards]
-    edges = np.histogram_bin_edges(np.concatenate(known), BINS)
+    """Return how many samples of each file have which reward: the edges of bins [BINS + 1], counts [files, BINS]. Files
+    in which no reward is known, such as those of samples that clients have scored themselves, are left out."""
+    finite = [values[np.isfinite(values)] for values in rewards]
+    files = [file for file, values in zip(files, finite, strict=True) if len(values)]
+    known = [values for values in finite if len(values)]
+    edges = np.histogram_bin_edges(np.concatenate([np.zeros(0), *known]), BINS)
     counts = [np.histogram(values, edges)[0].tolist() for values in known]
     return {
         "edges": edges.tolist(),

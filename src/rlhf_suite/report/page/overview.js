@@ -27,7 +27,7 @@ function overviewOfOne(run) {
     run.remarks.map((remark) => element("p.note", {}, remark)),
     element("div.charts", {}, merged(run.panels, [run]).map((panel) => panelChart(panel, [run]))),
     run.headlines.length ? [element("h2", {}, "First, last and best"), headlineTable(run)] : null,
-    run.samples ? [element("h2", {}, "Rewards"), rewardCharts([run])] : null,
+    run.samples?.histogram.counts.length ? [element("h2", {}, "Rewards"), rewardCharts([run])] : null,
     outputs(run),
   ];
 }

@@ -138,7 +138,7 @@ function selected(read, pairs, state) {
 }
 
 function card(read, at, before, chosen, choose) {
-  const reward = before === undefined ? show(read.value("reward", at)) : `${show(read.value("reward", before))} → ${show(read.value("reward", at))}`;
+  const reward = before === undefined ? (read.value("reward", at) === null ? "" : show(read.value("reward", at))) : `${show(read.value("reward", before))} → ${show(read.value("reward", at))}`;
   return element("button", { type: "button", "data-at": at, "aria-current": at === chosen ? "true" : null, onclick: () => choose(at) },
     element("span.first", {}, element("span", {}, [read.kind(at), `step ${read.step(at)}`, read.role(at)].filter(Boolean).join(" · ")), element("b", {}, reward)),
     element("span.text.prompt", {}, read.text("prompt", at).trim().slice(-90) || "–"),
@@ -148,13 +148,13 @@ function card(read, at, before, chosen, choose) {
 // Return one sample: its texts and numbers, the earlier response if there is one, its tokens, and its group.
 function sampleView(read, at, before, choose) {
   const box = (text) => element("pre.text-box", {}, text || "(empty)"), label = read.text("label", at);
-  const response = (title, number) => element("div", {}, element("h3", {}, `${title}, reward ${show(read.value("reward", number))}`), box(read.text("response", number)));
+  const response = (title, number) => element("div", {}, element("h3", {}, read.value("reward", number) === null ? title : `${title}, reward ${show(read.value("reward", number))}`), box(read.text("response", number)));
   const named = Object.keys(read.number).filter((name) => !["prompt_index", "group", "sample", "ledger", "reward"].includes(name) && read.value(name, at) !== null);
   const tokens = before === undefined ? read.tokens(at) : null;
   const peers = Array.from({ length: read.count }, (_, other) => other).filter((other) => read.kind(other) === read.kind(at) && read.step(other) === read.step(at) && read.value("group", other) === read.value("group", at));
   return [
     element("h2", {}, `${read.kind(at) === "rollout" ? "Rollout" : "Evaluation"}, step ${read.step(at)}, sample ${show(read.value("sample", at))} of prompt ${show(read.value("prompt_index", at))}${read.role(at) ? `, ${read.role(at)}` : ""}`),
-    element("div.facts.small", {}, fact(show(read.value("reward", at)), "reward"), read.text("ending", at) ? fact(read.text("ending", at), "ended by") : null,
+    element("div.facts.small", {}, read.value("reward", at) === null ? null : fact(show(read.value("reward", at)), "reward"), read.text("ending", at) ? fact(read.text("ending", at), "ended by") : null,
       named.map((name) => fact(show(read.value(name, at)), { length: "tokens by the model", mismatch: "largest engine − trainer", advantage: "mean advantage" }[name] ?? plain(name)))),
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
