@@ -19,6 +19,8 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
+import yaml
+from transformers import AutoTokenizer
 
 from rlhf_suite.data.trajectory import MODEL
 
@@ -33,6 +35,16 @@ HARNESSES = {
     "claude_code": "harnesses/node_modules/.bin/claude",
 }
 RECIPES = ROOT / "experiments" / "agents" / "harnesses"
+# What follows the command of a recipe in the same folder: a harness goes on, sums its conversation up, goes on from the
+# summary, and starts a sub-agent, because its user says so. Each is how the command changes, and what stands in a
+# ledger then.
+CONTINUED = {
+    "codex": {
+        "git init -q . && echo new > new.txt": (),
+        "exec resume --last Go-on": ("CONTEXT CHECKPOINT COMPACTION", "produced by the other language model"),
+        "exec review --uncommitted": ("Review the current code changes",),
+    },
+}
 Turn = tuple[int, ...]
 
 
@@ -164,3 +176,40 @@ def test_every_token_that_is_sampled_for_a_harness_is_trained_on_once(name, runs
     assert len(books.episodes) == 4 and books.sum("agent/turns") >= 4
     record_property("turns", books.sum("agent/turns"))
     record_property("mean reward", float(np.mean([episode["reward"] for episode in books.episodes])))
+
+
+def continued(name: str, command: str) -> str:
+    """Return the command of a recipe and those that go on behind it."""
+    lines = [command]
+    for words in CONTINUED[name]:
+        limited = f"{words} -c model_auto_compact_token_limit=3000 "
+        again = command.replace("exec ", limited, 1).replace('"$AGENT_PROMPT"', "")
+        lines.append(again if words.startswith("exec") else words)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_summaries_and_sub_agents_of_a_harness_are_trained_on_once(name, runs, monkeypatch, record_property):
+    """The harness is told to sum up and to start a sub-agent; what the model writes does not matter."""
+    if not (ROOT / HARNESSES[name]).exists():
+        pytest.skip(f"there is no {HARNESSES[name]}; {RECIPES.name}/README.md says how it is installed")
+    home = runs / f"{name}_continued"
+    home.mkdir()
+    model = teach(name, home)
+    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    recipe["agent"] |= {"command": continued(name, recipe["agent"]["command"]), "max_turns": 60}
+    (home / "run.yaml").write_text(yaml.safe_dump(recipe))
+    more = [f"actor.model_name_or_path={model}", f"data.prompt_dataset={home}/asked.jsonl", "train.max_steps=1"]
+    few = ["rollout.batch_size=2", "rollout.n_samples_per_prompt=2", "train.batch_size=4", "rollout.max_new_tokens=60"]
+    line = ["--config", str(home / "run.yaml"), *more, *few, "data.max_len=49152", "launch.timeout_s=600"]
+    books, _ = run_noted(runs, f"{name}_continued_run", line, monkeypatch)
+    books.check(record_property)
+    texts = Counter[str]()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for row in books.rows:
+        said = tokenizer.decode(row["ids"])
+        texts.update(mark for marks in CONTINUED[name].values() for mark in marks if mark in said)
+    assert {mark for marks in CONTINUED[name].values() for mark in marks} == set(texts)
+    for mark, count in texts.items():
+        record_property(f"ledgers with {mark!r}", count)
+    record_property("turns", books.sum("agent/turns"))
