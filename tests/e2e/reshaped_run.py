@@ -13,7 +13,7 @@ DEADLINE_S = 900.0
 SAVED, STEPS = 3, 5  # the step of the checkpoint, and the last one
 RANKS = ("actor.num_gpus_per_node=2", "critic.num_gpus_per_node=2", "ref.num_gpus_per_node=2")
 SHAPES = {
-    "plain": (),
+    "plain": ("ds.zero_stage=2",),
     "two ranks": (*RANKS[:2], "ds.zero_stage=3"),
     "split": (*RANKS, "ds.ring_attn_size=2", "ds.zero_stage=3", "vllm.num_engines=2"),
     "shared": (*RANKS, "train.colocate_all=true", "ds.zero_stage=1", "vllm.num_engines=2", "train.micro_batch_size=2"),
