@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType, NoneType
 from typing import Any
 
+from rlhf_suite.config.check.problems import ConfigurationError
 from rlhf_suite.disk import write_text
-from rlhf_suite.errors import UserError
 
 MAIN = "__main__"
 SIMPLE = (bool, int, float, str, NoneType)  # values of another cell that are written as they are
@@ -29,31 +29,48 @@ def name_function(key: str, function: Callable[..., Any], folder: Path) -> str:
     its runs again.
 
     Raises:
-        UserError: other processes could not import the function.
+        ConfigurationError: other processes could not import the function.
     """
     name = getattr(function, "__qualname__", "")
-    if not inspect.isroutine(function) and not inspect.isclass(function):
-        raise UserError(f"{key}: {function!r} is neither a function nor a class. Give one that has a name")
-    if "<" in name or "." in name:
-        kind = "a lambda" if "<lambda>" in name else "defined within a function or class"
-        raise UserError(f"{key}: {name} is {kind}, and the processes of a run import functions by name. Define it with "
-                        "def at the top level of a file or cell")  # fmt: skip
+    if problem := why_unnamed(function, name):
+        raise ConfigurationError.of(key, *problem)
     source = source_file(function)
     if source is None:
-        raise UserError(f"{key}: the source of {name} is not known. Define it in a file or a cell")
+        raise ConfigurationError.of(key, f"the source of {name} is not known", "define it in a file or a cell")
     if function.__module__ != MAIN:
         return f"{Path(source).resolve()}:{name}"
     kept = definitions(key, source)
     if missing := complete(key, kept, function):
-        raise UserError(
-            f"{key}: {name} needs {', '.join(missing)}, and no import, function, class or constant at the top level of "
-            f"{Path(source).name} or of another cell is called so. Import or define it there, or within the function"
+        reason = (
+            f"{name} needs {', '.join(missing)}, and no import, function, class or constant at the top level of "
+            f"{Path(source).name} or of another cell is called so"
         )
+        raise ConfigurationError.of(key, reason, "import or define it there, or within the function")
     written = ast.unparse(kept) + "\n"
     file = folder / f"{name}_{hashlib.sha256(written.encode()).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, written)
     return f"{file.resolve()}:{name}"
+
+
+def why_unnamed(function: Any, name: str) -> tuple[str, str] | None:
+    """Return why the processes of a run cannot import something by its name, and the remedy; None if they can."""
+    kind = type(function).__name__
+    if inspect.ismethod(function):
+        return (
+            f"{name} is a method of an object, which stays in this process",
+            "define a function for it",
+        )
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        reason = (
+            f"an object of type {kind} is neither a function nor a class, and the processes of a run import by name"
+        )
+        return reason, "define a function that calls it" if callable(function) else f"give the class {kind}"
+    if "<" in name or "." in name:
+        where = "a lambda" if "<lambda>" in name else "defined within a function or class"
+        problem = f"{name} is {where}, and the processes of a run import functions by name"
+        return problem, "define it with def at the top level of a file or cell"
+    return None
 
 
 def source_file(function: Callable[..., Any]) -> str | None:
@@ -106,7 +123,8 @@ def definitions(key: str, source: str) -> ast.Module:
     try:
         module = ast.parse("".join(linecache.getlines(source)))
     except SyntaxError as error:  # a cell with a line of IPython's own, such as %time
-        raise UserError(f"{key}: line {error.lineno} of the cell is not Python. Put the function into a cell of its own") from None  # fmt: skip  # noqa: E501
+        problem, fix = f"line {error.lineno} of the cell is not Python", "put the function into a cell of its own"
+        raise ConfigurationError.of(key, problem, fix) from None
     module.body = [
         statement for statement in module.body if isinstance(statement, DEFINITIONS) or is_constant(statement)
     ]

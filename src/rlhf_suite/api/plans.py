@@ -8,11 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.explanation import show_explanation
 from rlhf_suite.api.settings import ask, refuse
+from rlhf_suite.api.words import shorten
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.check.problems import report
 from rlhf_suite.config.declarations.runs import Run
@@ -97,8 +99,13 @@ def target_of(asked: Devices) -> Target:
     from rlhf_suite.planner.needs import Target
 
     for name in ("memory", "mfu", "tflops"):
-        if (value := getattr(asked, name)) is not None and not value > 0:
-            raise UserError(f"--{name} {value}: must be above 0")
+        value = getattr(asked, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UserError(f"--{name} {shorten(value)}: is not a number. Give one above 0")
+        if value is not None and not 0 < value < (inf if name != "mfu" else 1 + 1e-9):
+            raise UserError(f"--{name} {value}: must be above 0" + (" and at most 1" if name == "mfu" else ""))
+    if not isinstance(asked.gpu, str | None):
+        raise UserError(f"--gpu {shorten(asked.gpu)}: is not a text. Name a type of GPU, such as h100-80")
     device = None if asked.gpu is None else find_device(asked.gpu)
     memory = machine_memory() if device is None else device.memory
     flops = None if device is None else device.flops * (asked.mfu or UTILISATION)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_suite.api.words import shorten
 from rlhf_suite.config.declarations.runs import Run as Config
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
@@ -31,6 +32,9 @@ class Run(os.PathLike[str]):
     it is its folder."""
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", path_to(self.folder))
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -134,9 +138,16 @@ def load(folder: str | os.PathLike[str]) -> Run:
     return Run(find_record(folder).path.resolve())
 
 
+def path_to(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder that a call names. Raises UserError if it is no path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"{shorten(folder)} is not a folder. Give its path, or a run")
+    return Path(folder).expanduser()
+
+
 def find_record(folder: str | os.PathLike[str]) -> RunFolder:
     """Return the files of the run in a folder. Raises UserError if it has none."""
-    record = RunFolder(Path(folder).expanduser())
+    record = RunFolder(path_to(folder))
     if not record.status_file.exists():
         raise UserError(f"{record.path} is not the folder of a run: it has no {record.status_file.name}")
     return record
@@ -152,9 +163,11 @@ def write_report(*runs: str | os.PathLike[str], file: str | os.PathLike[str] | N
     """
     from rlhf_suite.report import html
 
-    folders = [Path(run).expanduser() for run in runs]
+    folders = [*map(path_to, runs)]
+    if not folders:
+        raise UserError("write_report: no run is named. Give the folder of a run or a sweep, or several")
     place = folders[0] if len(folders) == 1 else Path()
-    return html.write_page(choose_runs(folders), place / html.NAME if file is None else Path(file).expanduser())
+    return html.write_page(choose_runs(folders), place / html.NAME if file is None else path_to(file))
 
 
 def choose_runs(folders: Sequence[Path]) -> Shown:

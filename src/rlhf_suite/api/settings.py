@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf_suite.api.code import name_function
-from rlhf_suite.api.words import words_of
+from rlhf_suite.api.rows import are_columns_or_splits, name_rows
+from rlhf_suite.api.words import shorten, words_of
 from rlhf_suite.composition import compose
-from rlhf_suite.composition.arguments import CommandLine, parse
+from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.check.problems import ConfigurationError, Problem
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
-from rlhf_suite.disk import write_text
-from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import limit_rights
 from rlhf_suite.preflight.devices import device_problems
 from rlhf_suite.preflight.inspections.inspect_runs import inspect
@@ -36,8 +36,11 @@ SHORT = {
     "agent": ("agent.kind",),
     "callbacks": ("train.callbacks",),
     "replay": ("rollout.replay",),
+    "lora_rank": ("ds.lora.rank",),
 }
-ALWAYS_SHORT = ("model", "data", "loss", "estimator", "callbacks", "replay")  # no preset has such a name
+ALWAYS_SHORT = ("model", "data", "loss", "estimator", "callbacks", "replay", "lora_rank")  # no preset is called so
+
+PLAIN = (NoneType, bool, int, float, str, PathLike, list, tuple, Mapping)  # values that are no object of a program
 
 
 class Asked(NamedTuple):
@@ -54,13 +57,38 @@ def ask(task: str, settings: Mapping[str, Any], further: Iterable[str] = ()) -> 
         ConfigurationError: there are mistakes in it; all of them are in its `problems`.
         UserError: a value has no form that a run can take.
     """
+    check_task(task)
     forget_files()
-    line = with_config_file(parse([*words_of(task, with_files(task, settings)), *further]))
+    line = parse([*words_of(task, with_files(task, settings)), *further])
+    refuse_doubles(line)
+    line = with_config_file(line)
     checked = preflight(line)
     refuse(checked.problems)
     if checked.demo and not checked.is_sweep:
         line.overrides.append(f"demo={checked.demo}")
     return Asked(line, checked)
+
+
+def check_task(task: Any) -> None:
+    """Raise ConfigurationError if a task's name is none that a command line could have."""
+    if isinstance(task, str) and re.fullmatch(r"\w+", task):
+        return
+    name = str(task).removeprefix("task=")
+    fix = f"write the name alone: rs.run({name!r}, ...)" if name in TASKS else f"choose one of {', '.join(TASKS)}"
+    raise ConfigurationError.of("task", f"{task!r:.80} is not the name of a task", fix)
+
+
+def refuse_doubles(line: CommandLine) -> None:
+    """Raise ConfigurationError if a call sets a flag twice: nested and with dots, by a short name too, or in a grid."""
+    keys = Counter(map(key_of, line.overrides))
+    refuse([Problem(key, "is set twice", how_to_set_once(key)) for key, count in keys.items() if count > 1])
+
+
+def how_to_set_once(key: str) -> str:
+    """Return the remedy for a flag that a call sets twice."""
+    names = [f"{name}=" for name, flags in SHORT.items() if key in flags]
+    names += ["on_step="] if "callbacks=" in names else []
+    return "give it once" + (f"; {' and '.join(names)} set{'s' if len(names) == 1 else ''} it too" if names else "")
 
 
 def check_places(checked: Preflight) -> None:
@@ -100,19 +128,34 @@ def forget_files() -> None:
     compose.compose_once.cache_clear()
 
 
-def with_files(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the names of flags, with files in place of rows and functions."""
-    return {
-        name: value
-        for key, given in with_callbacks(settings).items()
-        for name, value in with_file(full_name(task, key, given), given)
-    }
+def with_files(task: str, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return settings by the names of flags, with files in place of rows and functions.
+
+    Raises:
+        ConfigurationError: some have no form that a run can take; all of them are in its `problems`.
+    """
+    named, problems = list[tuple[str, Any]](), list[Problem]()
+    for key, given in with_callbacks(settings).items():
+        try:
+            named += with_file(full_name(task, key, given), given)
+        except ConfigurationError as error:
+            problems += error.problems
+    refuse(problems)
+    return named
 
 
 def with_callbacks(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with one list of callbacks, of which the function `on_step` is the last."""
-    given = [name for key in ("callbacks", "on_step") if (value := settings.get(key)) is not None
-             for name in (value if isinstance(value, list | tuple) else [value])]  # fmt: skip
+    on_step = settings.get("on_step")
+    if isinstance(on_step, type) or not (on_step is None or callable(on_step) or isinstance(on_step, str)):
+        problem, fix = (
+            f"{shorten(on_step)} is not a function",
+            "give a function (step, metrics, samples); classes are callbacks=",
+        )
+        raise ConfigurationError.of("on_step", problem, fix)
+    callbacks = settings.get("callbacks")
+    given = [*callbacks] if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+    given += [] if on_step is None else [on_step]
     others = {key: value for key, value in settings.items() if key not in ("callbacks", "on_step")}
     return {**others, "callbacks": given} if given else others
 
@@ -121,61 +164,56 @@ def full_name(task: str, key: str, value: Any) -> str:
     """Return the flag that a short name means."""
     flags = flags_of(task if task in TASKS else None)
     meant = next((flag for flag in SHORT.get(key, ()) if flag in flags), None)
-    is_short = callable(value) or (key in ALWAYS_SHORT and not isinstance(value, Mapping))
+    is_short = key in ALWAYS_SHORT and not isinstance(value, Mapping)
+    is_short |= is_own_code(value) or (key == "data" and are_columns_or_splits(value))
     return meant if meant is not None and is_short else key
 
 
-def with_file(key: str, value: Any) -> Iterable[tuple[str, Any]]:
+def is_own_code(value: Any) -> bool:
+    """Return whether a value is code of one's own: a function, a class or another object, its file, or a list of it."""
+    if isinstance(value, list | tuple):
+        return any(map(callable, value))
+    return ".py:" in value if isinstance(value, str) else not isinstance(value, PLAIN)
+
+
+def with_file(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a setting, or those of a table, with the name of a file in place of rows or a function."""
     if isinstance(value, Mapping) and key not in flags_of(None):
         for name, inner in value.items():
             yield from with_file(f"{key}.{name}", inner)
-    elif callable(value):
-        yield key, name_code(key, value)
-    elif isinstance(value, list) and any(map(callable, value)):
-        yield key, [name_code(key, item) if callable(item) else item for item in value]
-    elif key.endswith("dataset") and value is not None and not isinstance(value, str | PathLike):
-        yield key, name_rows(key, value, OUTPUTS / "data")
-    else:
+    elif value is None or isinstance(value, str | PathLike):
         yield key, value
+    elif key.endswith("dataset"):
+        yield key, name_rows(key, value, OUTPUTS / "data")
+    elif key.endswith("model_name_or_path"):
+        fix = "give a name of the hub, a folder (of model.save_pretrained), or the run that made it"
+        raise ConfigurationError.of(key, f"{shorten(value)} is not the name or the folder of a model", fix)
+    elif isinstance(value, list | tuple):
+        yield key, [name_code(key, item) if is_code(key, item) else item for item in value]
+    else:
+        yield key, name_code(key, value) if is_code(key, value) else value
+
+
+def is_code(key: str, value: Any) -> bool:
+    """Return whether the value of a flag is to be named as code: a function, or any object where code is expected."""
+    info = flags_of(None).get(key)
+    is_expected = info is not None and info.meta.algorithms is not None
+    return callable(value) or (is_expected and not isinstance(value, PLAIN))
 
 
 def name_code(key: str, value: Callable[..., Any]) -> str:
     """Return the name of a function or class that is given as the value of a flag.
 
     Raises:
-        UserError: the flag takes none, or other processes could not import it.
+        ConfigurationError: the flag takes none, or other processes could not import it.
     """
     info = flags_of(None).get(key)
     if key == "train.agent_func_path":  # a file, in which the class or function is found by its form
         return name_function(key, value, OUTPUTS / "code").rpartition(":")[0]
     if info is not None and info.meta.algorithms is None:
-        raise UserError(f"{key}: this flag takes no function. docs/own_code.md lists those that do")
+        problem, fix = (
+            f"takes no function or class, but this is {shorten(value)}",
+            "docs/own_code.md has the flags that do",
+        )
+        raise ConfigurationError.of(key, problem, fix)
     return name_function(key, value, OUTPUTS / "code")
-
-
-def name_rows(key: str, rows: Iterable[Any], folder: Path) -> str:
-    """Write rows to `folder` and return the file's name, which has their hash: the same rows are the same data.
-
-    Raises:
-        UserError: a row is no dict of what JSON has, or there are none.
-    """
-    lines = [line_of(key, number, row) for number, row in enumerate(rows, 1)]
-    if not lines:
-        raise UserError(f"{key}: there are no rows. Give a list of dicts, a data set or a path")
-    written = "".join(lines)
-    file = folder / f"rows_{hashlib.sha256(written.encode()).hexdigest()[:12]}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        write_text(file, written)
-    return str(file)
-
-
-def line_of(key: str, number: int, row: Any) -> str:
-    """Return one row as a line of JSON."""
-    if not isinstance(row, Mapping):
-        raise UserError(f"{key}: row {number} is a {type(row).__name__}. Each row is a dict, such as {{'prompt': ...}}")
-    try:
-        return json.dumps(dict(row), ensure_ascii=False) + "\n"
-    except TypeError as error:
-        raise UserError(f"{key}: row {number}: {error}. Give texts, numbers, lists and dicts, or a path") from None

@@ -59,8 +59,10 @@ def run(task: str, **settings: Any) -> Run:
     line, checked = ask(task, settings)
     if checked.is_sweep or checked.is_submitted:
         problem = "rs.run makes one run, as a process of this machine"
-        raise ConfigurationError([Problem("hydra", problem, "use rs.sweep for several runs, and for jobs of Slurm")])
+        raise ConfigurationError.of("hydra", problem, "use rs.sweep for several runs, and for jobs of Slurm")
     refuse_chat(checked)
+    if checked.runs[0].explain:
+        raise ConfigurationError.of("explain", "rs.run makes a run and does not explain it", "use rs.explain")
     place = find_place(checked, for_run)
     result = Run(place.folder.resolve())
     failed = start(line, place.folder, result)
@@ -72,11 +74,8 @@ def run(task: str, **settings: Any) -> Run:
 def refuse_chat(checked: Preflight) -> None:
     """Raise ConfigurationError if a run would read what someone types: its process has no terminal to read from."""
     if any(run.has("chat") for run in checked.runs):
-        problem, fix = (
-            "chat reads what you type, and a run that Python starts reads nothing",
-            "use rlhf-suite task=chat",
-        )
-        raise ConfigurationError([Problem("task", problem, fix)])
+        problem = "chat reads what you type, and a run that Python starts reads nothing"
+        raise ConfigurationError.of("task", problem, "use rlhf-suite task=chat")
 
 
 def start(line: CommandLine, folder: Path, result: Result) -> str | None:

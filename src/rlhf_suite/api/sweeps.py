@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.api.runs import Run, as_table
-from rlhf_suite.api.settings import ask, find_place, refuse, with_files
+from rlhf_suite.api.rows import is_table
+from rlhf_suite.api.runs import Run, as_table, path_to
+from rlhf_suite.api.settings import ask, find_place, with_files
 from rlhf_suite.api.start import refuse_chat, start
-from rlhf_suite.api.words import words_of_values
-from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.config.check.problems import Problem
+from rlhf_suite.api.words import plain, shorten, words_of_values
+from rlhf_suite.config.check.problems import ConfigurationError
 from rlhf_suite.config.declarations.flag_types import literal
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.errors import UserError
@@ -32,6 +32,9 @@ class Sweep(os.PathLike[str]):
     """The runs of a sweep in its folder. It may still be going on: everything is read when it is asked for."""
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", path_to(self.folder))
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -116,20 +119,13 @@ def sweep(
         UserError: a value has no form that a run can take, or the launcher refused.
         KeyboardInterrupt: it was interrupted, and its runs have stopped.
     """
-    line, checked = ask(task, settings, ["--multirun", *words_of_grid(task, grid or {}), *words_of_seeds(task, seeds)])
-    refuse_doubles(line)
+    varied = chain(words_of_grid(task, {} if grid is None else grid), words_of_seeds(task, seeds))
+    line, checked = ask(task, settings, chain(["--multirun"], varied))
     refuse_chat(checked)
     folder = find_place(checked, for_sweep)
     result = Sweep(folder.resolve())
     start(line, folder, result)
     return result
-
-
-def refuse_doubles(line: CommandLine) -> None:
-    """Raise ConfigurationError if two arguments of `sweep` set one flag."""
-    keys = Counter(key_of(word) for word in line.overrides if key_of(word) not in line.from_file)
-    fix = "keep it in one of the grid, the seeds and the other settings"
-    refuse([Problem(key, "is set twice", fix) for key, count in keys.items() if count > 1])
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> Sweep:
@@ -138,7 +134,7 @@ def load_sweep(folder: str | os.PathLike[str]) -> Sweep:
     Raises:
         UserError: the folder has no sweep.
     """
-    sweep = Sweep(Path(folder).expanduser().resolve())
+    sweep = Sweep(path_to(folder).resolve())
     sweep.rows()
     return sweep
 
@@ -147,20 +143,24 @@ def words_of_grid(task: str, grid: Mapping[str, Any], prefix: str = "") -> Itera
     """Yield a word with all values for each setting of a grid, whose names are those of `run`, nested or with dots.
 
     Raises:
-        UserError: a setting has no list of values, or its values are of several flags.
+        ConfigurationError: a setting has no list of values, or its values are of several flags.
     """
+    if not isinstance(grid, Mapping):
+        fix = "give a dict with a list of values for each name, as {'actor.adam.lr': [1e-5, 3e-5]}"
+        raise ConfigurationError.of("grid", f"{shorten(grid)} is not a dict", fix)
     for name, values in grid.items():
         key = f"{prefix}{name}"
         if isinstance(values, Mapping) and key not in flags_of(None):
             yield from words_of_grid(task, values, f"{key}.")
             continue
-        if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-            raise UserError(f"grid: {key}={values!r} is not a list of values. Write {key!r}: [<value>, <value>]")
-        named = [pair for value in values for pair in with_files(task, {key: value}).items()]
+        if isinstance(values, str | bytes | Mapping) or is_table(values) or not hasattr(values, "__iter__"):
+            problem = f"{key}={shorten(values)} is not a list of values"
+            raise ConfigurationError.of("grid", problem, f"write {key!r}: [<value>, <value>]")
+        named = [pair for value in values for pair in with_files(task, {key: value})]
         names = {flag for flag, _ in named}
         if len(names) != 1:
             problem = f"has values of {' and '.join(sorted(names))}" if names else "has no values"
-            raise UserError(f"grid: {key} {problem}. Give a list of values of one flag")
+            raise ConfigurationError.of("grid", f"{key} {problem}", "give a list of values of one flag")
         yield words_of_values(names.pop(), [value for _, value in named])
 
 
@@ -168,14 +168,19 @@ def words_of_seeds(task: str, seeds: int | Sequence[int] | None) -> Iterator[str
     """Yield the word with the seeds: so many from 1, or those of a list.
 
     Raises:
-        UserError: the task has no seed, or there are no seeds.
+        ConfigurationError: the task has no seed, or these are no seeds.
     """
     if seeds is None:
         return
+    given, fix = shorten(seeds), "give a number of seeds, or a list of them, all different"
     key = next((flag for flag in SEEDS if flag in flags_of(task if task in TASKS else None)), None)
     if key is None:
-        raise UserError(f"seeds={seeds!r}: task={task} has no seed. Remove it")
-    chosen = [*range(1, seeds + 1)] if isinstance(seeds, int) else [*seeds]
-    if not chosen:
-        raise UserError(f"seeds={seeds!r}: there are none. Give a number of seeds, or a list of them")
+        raise ConfigurationError.of("seeds", f"{given}: task={task} has no seed", "remove it")
+    chosen = plain("seeds", seeds)
+    if isinstance(chosen, int) and not isinstance(chosen, bool):
+        chosen = [*range(1, chosen + 1)]
+    if not isinstance(chosen, list) or not all(type(seed) is int for seed in chosen):
+        raise ConfigurationError.of("seeds", f"{given} is neither a whole number nor a list of such", fix)
+    if not chosen or len({*chosen}) < len(chosen):
+        raise ConfigurationError.of("seeds", f"{given}: {'one is there twice' if chosen else 'there are none'}", fix)
     yield words_of_values(key, chosen)

@@ -48,6 +48,14 @@ class ConfigurationError(UserError):
         super().__init__(report(problems))
         self.problems = [*problems]
 
+    @classmethod
+    def of(cls, key: str, problem: str, fix: str) -> ConfigurationError:
+        """Return the error for a single mistake."""
+        return cls([Problem(key, problem, fix)])
+
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[list[Problem]]]:
+        return type(self), (self.problems,)
+
 
 def distinct(problems: Iterable[Problem]) -> list[Problem]:
     """Return problems without repetitions, in the order of their first appearance."""
