@@ -143,6 +143,11 @@ def test_a_wrong_grid_or_seed_is_one_problem(settings, said):
         (lambda: rs.plan("sft", memory="a"), "--memory 'a': is not a number"),
         (lambda: rs.plan("sft", mfu=2, gpu="h100-80"), "--mfu 2: must be above 0 and at most 1"),
         (lambda: rs.run("sft", explain=True), "use rs.explain"),
+        (lambda: rs.Adam(lr=-1), "rs.Adam: lr has -1. Give a number of at least 0"),
+        (lambda: rs.Adam(lr="a"), "rs.Adam: lr has 'a'"),
+        (lambda: rs.Adam(eps=math.nan), "rs.Adam: eps has nan"),
+        (lambda: rs.Adam(betas=0.9), "rs.Adam: betas=0.9. Give two numbers"),
+        (lambda: rs.Adam(betas=(0.9, 1.0)), "rs.Adam: betas has 1.0. Give a number from 0 to below 1"),
     ],
 )
 def test_a_wrong_argument_of_other_calls_is_one_sentence(call, said):

@@ -159,6 +159,17 @@ class Adam:
     weight_decay: float | None = None
     max_norm: float | None = None  # of the gradient, to which it is clipped; 0: it is not
 
+    def __post_init__(self) -> None:
+        betas = (None, None) if self.betas is None else self.betas
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise UserError(f"rs.Adam: betas={betas!r:.80}. Give two numbers, such as (0.9, 0.95)")
+        least = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay, "max_norm": self.max_norm}
+        for name, value in (*least.items(), ("betas", betas[0]), ("betas", betas[1])):
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value < (1 if name == "betas" else np.inf)):
+                limit = "from 0 to below 1" if name == "betas" else "of at least 0"
+                raise UserError(f"rs.Adam: {name} has {value!r:.80}. Give a number {limit}")
+
 
 @dataclass(frozen=True)
 class LossOutput:
