@@ -384,13 +384,13 @@ def test_a_judge_is_no_model_that_ranks_hold_and_a_replay_asks_none(config):
 
 @pytest.mark.notices(
     "several ranks train without DeepSpeed",
-    "config/declarations/ds.py",
+    "config/plan/zero.py",
     "return 2 if ranks > 1 or by_muon",
     "return 2 if by_muon",
 )
 @pytest.mark.notices(
     "one rank gets the buffers of ZeRO",
-    "config/declarations/ds.py",
+    "config/plan/zero.py",
     "return 2 if ranks > 1 or",
     "return 2 if ranks > 0 or",
 )

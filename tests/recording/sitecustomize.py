@@ -3,8 +3,8 @@ the workers of a run too; it does something only where RLHF_SUITE_FLAG_READS nam
 
 A line `<section class> <field>` is added to the file when code below the command line reads a field of a section for
 the first time in a process. Copying, comparing, printing and checking a configuration are no reads: what counts is the
-module of the caller. Methods of the section itself, and what decides the size of micro-batches, stand for those who
-call them. What a plan is resolved from is read, since the task gets the plan.
+module of the caller. Methods of the section itself, and what decides the size of micro-batches and the ZeRO stage,
+stand for those who call them. What a plan is resolved from is read, since the task gets the plan.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import sys
 
 FILE = "RLHF_SUITE_FLAG_READS"
 OURS = "rlhf_suite."
-LOOKED_THROUGH = (f"{OURS}config.plan.run_plan", f"{OURS}config.plan.micro_batches")
+LOOKED_THROUGH = tuple(f"{OURS}config.plan.{name}" for name in ("run_plan", "micro_batches", "zero"))
 NOT_COUNTED = tuple(f"{OURS}{name}" for name in ("config.", "run_folders", "composition", "preflight", "sweeps", "cli"))
 seen = set()
 

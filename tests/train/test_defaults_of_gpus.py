@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig, overlaps_reduction
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.rollout import VLLMConfig, most_sequences
+from rlhf_suite.config.plan.zero import overlaps_reduction
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.prepare import fuses_layers, liger_kinds
@@ -18,7 +19,7 @@ CPU, GPU = World(0, Mesh(2), torch.device("cpu")), World(0, Mesh(2), torch.devic
 
 @pytest.mark.notices(
     "a flag that switches the overlap off is not read on GPUs",
-    "config/declarations/ds.py",
+    "config/plan/zero.py",
     "    if ds.overlap_comm is not None:\n        return ds.overlap_comm\n",
     "",
 )
@@ -80,7 +81,7 @@ def test_an_engine_on_a_gpu_runs_as_many_sequences_as_vllm_says():
 
 @pytest.mark.notices(
     "small parameters are gathered for each pass whatever the flag says",
-    "config/plan/run_plan.py",
+    "config/plan/zero.py",
     "    if ds.persistence_threshold is not None:\n        return ds.persistence_threshold\n",
     "",
 )

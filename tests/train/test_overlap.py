@@ -8,7 +8,7 @@ import pytest
 import torch
 from steps import Setup, build, one_step, same, train
 
-from rlhf_suite.config.declarations import ds as ds_flags
+from rlhf_suite.config.plan import zero
 
 pytestmark = pytest.mark.stack
 OVERLAPS = [
@@ -36,13 +36,13 @@ def test_steps_are_those_without_it(ranks, folder, batch, setup):
 
 def train_by_defaults_of_gpus(world, folder, setup, batches):
     """Train on this CPU with the reductions that are the default on GPUs."""
-    before, ds_flags.FAST_DEVICES = ds_flags.FAST_DEVICES, ("cpu",)
+    before, zero.FAST_DEVICES = zero.FAST_DEVICES, ("cpu",)
     try:
         model = build(world, folder, setup)
         is_default = model.engine.config["zero_optimization"]["overlap_comm"]
         return is_default, train(world, folder, setup, batches)
     finally:
-        ds_flags.FAST_DEVICES = before
+        zero.FAST_DEVICES = before
 
 
 @pytest.mark.parametrize("setup", [Setup(2, "bf16"), Setup(3), Setup(3, "bf16")], ids=str)

@@ -13,7 +13,6 @@ from rlhf_suite.config.check.formatting import number_of
 from rlhf_suite.config.check.names import unread
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import BUILTIN
-from rlhf_suite.config.declarations.ds import overlaps_reduction, persistent_size, scatters_gradients
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.rollout import most_sequences
@@ -23,6 +22,7 @@ from rlhf_suite.config.plan.micro_batches import trained_micro_batches
 from rlhf_suite.config.plan.object_store import samples_of_step
 from rlhf_suite.config.plan.placement import Role
 from rlhf_suite.config.plan.run_plan import ACTOR, Plan, WorkerPlan, resolve, round_size
+from rlhf_suite.config.plan.zero import overlaps_reduction, persistent_size, scatters_gradients
 from rlhf_suite.models.families import Family, family_of
 from rlhf_suite.models.prompt_format import FILE
 from rlhf_suite.models.rows import rows_of

@@ -6,12 +6,8 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.config.declarations.ds import (
-    DeepSpeedConfig,
-    overlaps_reduction,
-    persistent_size,
-    scatters_gradients,
-)
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
+from rlhf_suite.config.plan.zero import overlaps_reduction, persistent_size, scatters_gradients
 from rlhf_suite.distributed.world import World
 
 

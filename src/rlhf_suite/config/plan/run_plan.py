@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlhf_suite.config.check.sources import BUILTIN
-from rlhf_suite.config.declarations.ds import DeepSpeedConfig, decide_zero_stage
+from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.models import SEEING_MODEL
 from rlhf_suite.config.declarations.reward import RewardConfig, judges_on_engines, reward_models
@@ -23,10 +23,10 @@ from rlhf_suite.config.declarations.teacher import TeacherConfig, teacher_models
 from rlhf_suite.config.declarations.train import TrainConfig
 from rlhf_suite.config.plan.object_store import object_store_mb
 from rlhf_suite.config.plan.placement import Placement, Pool, Role, nodes_of
+from rlhf_suite.config.plan.zero import decide_zero_stage
 
 ACTOR, CRITIC, REFERENCE, TEACHER, REWARD = "actor", "critic", "ref", "teacher", "reward"
-PROCESS = "reward.process"
-ENGINE, JUDGE = "engine", "judge"
+PROCESS, ENGINE, JUDGE = "reward.process", "engine", "judge"
 # By task and model the demo that a built-in model is trained by before it is used: random weights are not worth
 # strengthening, and nothing can be learned from them.
 RECIPES = {
