@@ -90,7 +90,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "loop": {},
     "supervised": {"train.max_steps": 120, "eval.steps": 20},
 }
-METRICS = {"sft": "train/gpt_loss", "rm": "eval/acc", "dpo": "eval/acc", "kto": "eval/auc", "prm": "eval/acc"}
+METRICS = {"sft": "train/gpt_loss", "rm": "eval/acc", "dpo": "eval/acc", "kto": "eval/auc", "prm": "eval/auc"}
 METRICS |= {"distill": "eval/loss"}
 SCORED, VERIFIED = "train/reward", "eval/pass1"  # of responses that a reward model scores, and that a rule does
 LOOK_S = 1.0
