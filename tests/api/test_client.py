@@ -13,7 +13,7 @@ import pytest
 
 import rlhf_suite as rs
 from actor_processes import process_of
-from rlhf_suite.api.client_start import choose_stand_ins, flatten, remark_on_unread
+from rlhf_suite.api.client_start import choose_stand_ins, compose, flatten, remark_on_unread
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.rl.datum import to_experience
 
@@ -84,6 +84,7 @@ def test_weights_become_mask_and_correction():
         ({"model": "m", "data": "a.jsonl", "reward": {"rule": "x"}}, ["algo.advantage.estimator", "algo.kl.init_coef"]),
         ({"model": "m", "demo": "ppo"}, []),
         ({"experiment": "grpo"}, []),  # the demo
+        ({}, ["algo.advantage.estimator"]),  # that of the demo needs a critic
         ({"model": "m", "data": {"max_len": 8}, "algo": {"kl": {"init_coef": 0.1}}},
          ["data.prompt_dataset", "reward.rule", "algo.advantage.estimator"]),
     ],
@@ -103,6 +104,20 @@ def test_flags_stand_in_only_for_what_a_call_is_silent_about(settings, missing):
 def test_settings_that_the_loop_follows_itself_are_named(settings, unread):
     said = [*remark_on_unread(settings)]
     assert said == ([] if unread is None else [f"Warning: a client does not read {unread}: your loop scores, evaluates and logs by itself"])  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.stack
+def test_a_client_without_settings_takes_the_model_of_the_demo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, _, has_prompts = compose({})
+    assert run.actor.model_name_or_path == "builtin:tiny" and has_prompts
+    assert run.algo.advantage.estimator == "reinforce"
+
+
+@pytest.mark.stack
+def test_a_rank_that_is_given_twice_is_refused():
+    with pytest.raises(rs.ConfigurationError, match=r"ds\.lora\.rank: is set twice"):
+        rs.Client("builtin:tiny", lora_rank=4, **{"ds.lora.rank": 8})
 
 
 @pytest.mark.stack

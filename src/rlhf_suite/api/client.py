@@ -24,9 +24,9 @@ from rlhf_suite.rl.client import TrainingClient
 class Client(TrainingClient):
     """A policy that is trained, and the engines that sample from it, on a Ray cluster of its own.
 
-    `model` and `settings` are those of `rs.run("ppo", ...)`; `lora_rank` is ds.lora.rank. The engines begin with the
-    weights of the policy. A process has one client at a time; `close`, the end of a `with` block, or the end of the
-    process ends all of it.
+    `model`, `lora_rank` and `settings` are those of `rs.run("ppo", ...)`; without a model it is that of the demo. The
+    engines begin with the weights of the policy. A process has one client at a time; `close`, the end of a `with`
+    block, or the end of the process ends all of it.
 
     Raises:
         ConfigurationError: there are mistakes in the settings; all of them are in its `problems`.
@@ -39,7 +39,7 @@ class Client(TrainingClient):
         super().__init__()
         if Client._open is not None:
             raise UserError("this process has a client already, and one connection to Ray. Close that one first")
-        given = {"model": model, "ds.lora.rank": lora_rank}
+        given = {"model": model, "lora_rank": lora_rank}
         run, record, has_prompts = compose({**{k: v for k, v in given.items() if v is not None}, **settings})
         self._stack = ExitStack()
         self._stack.callback(atexit.unregister, self.close)

@@ -39,7 +39,8 @@ STAND_INS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("algo.kl.init_coef", 0, ("algo.kl", "experiment", *FILES)),
 )
 UNREAD = ("callbacks", "estimator", "on_step")  # short names of flags that a client does not read
-MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo
+MODEL = ("model", "actor.model_name_or_path")  # without it the command line takes the demo, which has a critic
+OF_THE_DEMO = ("algo.advantage.estimator",)  # stands in without a model too
 
 
 def compose(settings: Mapping[str, Any]) -> tuple[Run, RunFolder, bool]:
@@ -82,13 +83,10 @@ def remark_on_unread(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def choose_stand_ins(names: set[str]) -> dict[str, Any]:
     """Return the flags that stand in for what a call, with settings of these `names`, says nothing about."""
-    if not names & {*MODEL}:
-        return {}
+    needed = [stand_in for stand_in in STAND_INS if names & {*MODEL} or stand_in[0] in OF_THE_DEMO]
     given = names | ({"data.prompt_dataset"} if "data" in names else set())
     return {
-        key: value
-        for key, value, others in STAND_INS
-        if not any(name == key or name.startswith(others) for name in given)
+        key: value for key, value, others in needed if not any(name == key or name.startswith(others) for name in given)
     }
 
 
