@@ -1,5 +1,5 @@
-"""The pages of the examples that are not recipes: gallery.py writes them from the first lines of each file, from what
-the benchmarks of agents measured, and from costs.jsonl (by measure.py)."""
+"""The pages of the examples that are not recipes: gallery.py writes them from the first lines of each file, and from
+what the benchmarks of agents measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from seeds import spread  # noqa: E402
 from when_to_call import KINDS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-COSTS = FOLDER / "costs.jsonl"
 BLOCK = re.compile(r"(?:^(?: {4}|python |pip ).*\n?)+", re.MULTILINE)  # commands among the first lines of a file
 JOINED = re.compile(r" {3,}(?=\S)")  # where a command goes on in another line of the file
 END = "\n[All examples]({up}README.md)\n"
@@ -50,9 +49,7 @@ class Example:
         return self.what or " ".join(head_of(self.path / "agent.py").partition("\n\n")[0].split())
 
 
-CURVES = (
-    "`benchmarks/agents.py`: every command above, with three seeds; its page is [agent_curves]({docs}agent_curves.md)."
-)
+CURVES = "`benchmarks/agents.py`: every command above, on demand; its page is [agent_curves]({docs}agent_curves.md)."
 AGENT = (
     "`tests/planner/test_examples.py`, in each change: the commands pass all checks of a run.",
     CURVES,
@@ -167,34 +164,8 @@ def expected(example: Example) -> Iterator[str]:
         yield "| | at the first step | at the end |\n|---|---|---|\n" + "\n".join(table(curves)) + "\n"
         yield cost_of(rows)
         yield "![The curves of the means](curve.png)\n"
-    costs = [row for row in cost_rows() if row["example"] == example.folder]
-    if costs:
-        yield (
-            "| command | minutes | memory | what changes |\n|---|---|---|---|\n"
-            + "\n".join(map(cost_line, costs))
-            + "\n"
-        )
-        yield "On two CPU cores beside other work; the memory is that of all processes.\n"
-    if not rows and not costs:
+    else:
         yield "It costs what the run costs in which it is used; it has no figures of its own.\n"
-
-
-def cost_rows() -> list[Row]:
-    """Return the newest line of each command in costs.jsonl."""
-    rows = [json.loads(line) for line in COSTS.read_text().splitlines()] if COSTS.exists() else []
-    return [*{row["command"]: row for row in rows}.values()]
-
-
-def cost_line(row: Row) -> str:
-    name = short(row["command"])
-    changed = f"`{row['metric']}` {row['first']:.2f} → {row['last']:.2f}" if row.get("metric") else ""
-    return f"| `{name}` | {minutes(row['seconds'])} | {gibibytes(row['peak_mb'])} | {changed} |"
-
-
-def short(command: str) -> str:
-    """Return what tells a command from the others of its file: its last file with what is behind it."""
-    words = [word for word in command.split() if ".py:" in word or ".ipynb" in word] or command.split()[1:2]
-    return re.sub(r"^.*[/\[](\w+\.(?:py|ipynb))", r"\1", words[-1]).rstrip("]\"'")
 
 
 def results(name: str) -> list[Row]:
