@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
 
@@ -18,6 +20,7 @@ def ray_nodes(*nodes: dict[str, Any]) -> Iterator[Cluster]:
     its own, whose name is short: that of a socket has at most 107 bytes."""
     with TemporaryDirectory(prefix="nodes-") as folder, pytest.MonkeyPatch.context() as environment:
         environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # the cluster writes its address there
         head = nodes[0] | {"include_dashboard": False, "temp_dir": folder}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:

@@ -28,7 +28,7 @@ def numbers(world, folder, batch, axes, mode="gather", budget=0):
     mesh = Mesh(world.mesh.size // (sequence * tensor), sequence, tensor)
     rank = Rank(world.rank, mesh, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "cpu")
     ds = DeepSpeedConfig.of(
-        "ppo", param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode
+        "ppo", zero_stage=2, param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode
     )
     ds.tensor_parallel_size = tensor
     train = TrainConfig.of(
