@@ -36,6 +36,13 @@ def test_the_help_of_a_task_begins_with_what_most_runs_set(task, capsys):
     assert task != "ppo" or "teacher.model_name_or_path" not in core
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_headings_of_sections_are_written_for_who_sets_flags(task):
+    headings = {info.owner.__doc__ for info in flags_of(task).values()}
+    assert "The run itself" in headings
+    assert not [text for text in headings if not text or "`" in text or "\n\n" in text or ".py:" in text], headings
+
+
 def test_the_help_below_a_prefix_has_the_flags_below_it_alone(capsys):
     first, rest = shown(["task=ppo", "algo.kl"], capsys)
     assert first == [] and {*rest} == {key for key in flags_of("ppo") if key.startswith("algo.kl.")}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +177,12 @@ def test_completion_needs_not_even_hydra():
     code, heavy, has_hydra, out, _ = run("-sc", "query=bash", COMP_LINE="rlhf-suite task=ppo algo.kl.", COMP_POINT="29")
     assert (code, heavy, has_hydra) == (0, [], False)
     assert "algo.kl.horizon=" in out.split()
+
+
+def test_an_interpreter_without_the_package_says_how_to_get_one_that_has_it():
+    run_py = Path(__file__).parents[2] / "run.py"
+    done = subprocess.run(
+        [sys.executable, "-S", run_py, "task=sft"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr and "source .venv/bin/activate" in done.stderr

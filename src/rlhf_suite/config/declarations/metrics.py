@@ -34,7 +34,7 @@ METRICS: dict[str, Metric] = {
     # losses
     "loss": Metric("The loss that is minimised; of pairs and single answers the mean over them", LOWER),
     "gpt_loss": Metric("Mean loss of a token: -log p of the data, in nats", LOWER),
-    "nll_loss": Metric("-log p of the chosen answers, mean over their tokens", LOWER),
+    "nll_loss": Metric("-log p of a token of the chosen answers: the mean of each answer, then that over pairs", LOWER),
     "distil_loss": Metric("Divergence of the student from its teacher, mean over tokens", LOWER),
     "ptx_loss": Metric("gpt_loss of the documents that are trained on beside a rollout", LOWER),
     "aux_loss": Metric("Load-balancing loss of mixture-of-experts models", LOWER),

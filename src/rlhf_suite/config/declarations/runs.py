@@ -113,9 +113,10 @@ TASKS = {
 
 @dataclass
 class Run(Section):
-    """What the flags of a run say. Of what is a constant in task=serve_train (`calls.py`), reward, prompts and
-    estimator are such that the shared code of task=ppo finds nothing missing."""
+    """The run itself"""
 
+    # Of what is a constant in task=serve_train (`calls.py`), reward, prompts and estimator are such that the shared
+    # code of task=ppo finds nothing missing.
     task: str = flag("", CHOSEN, defaults={name: name for name in TASKS})
     explain: bool = flag(False, when=is_false("plan"), resume=FREE)
     """Print batch sizes, placement, the origin of each value; run nothing"""
