@@ -170,6 +170,58 @@ def test_the_client_of_openai_calls_a_tool_by_responses_and_its_tokens_are_one_l
     assert trained([ledger]) == sorted(policy.written)
 
 
+SPAWN = {"type": "function", "name": "spawn", "description": "Start one.", "parameters": PARAMETERS, "strict": None}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Of helpers.", "tools": [SPAWN]}
+
+
+@pytest.mark.notices(
+    "a call of a tool in a namespace loses the namespace",
+    "agents/responses.py",
+    "if space := namespaces.get(called):",
+    "if space := namespaces.get(None):",
+)
+@pytest.mark.notices(
+    "the history of a conversation has tools without their namespace",
+    "agents/responses.py",
+    'if item.get("namespace") is not None and isinstance(name, str):',
+    "if False:",
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_of_a_namespace_is_called_by_its_joined_name_and_answered_by_its_own(play, tokenizer, streams):
+    """Two namespaces may have a tool of the same name. The model sees one name for each, and the client its own two."""
+    seen = []
+
+    def run_agent(task, base_url, api_key):
+        model = client(base_url, api_key)
+        more = {"tools": [OF_RESPONSES, AGENTS, AGENTS | {"name": "games"}]}
+        conversation = [user("1 + 2?")]
+        first = ask_responses(model, streams, input=conversation, **more)
+        conversation += [item.model_dump(exclude_none=True) for item in first.output]
+        called = [item for item in first.output if item.type == "function_call"]
+        conversation += [{"type": "function_call_output", "call_id": each.call_id, "output": "3"} for each in called]
+        second = ask_responses(model, streams, input=conversation, **more)
+        seen.extend([[(each.namespace, each.name) for each in called], second.output_text])
+        return 1.0
+
+    names = ("games__spawn", "add", "agents__spawn")
+    text = "\n".join(CALL.replace('"add"', f'"{name}"') for name in names)
+    policy = Model(tokenizer, lambda prompt: "done" if "tool\n" in prompt else text)
+    _, (ledger,) = play(run_agent, policy)
+    assert seen == [[("games", "spawn"), (None, "add"), ("agents", "spawn")], "done"]
+    assert trained([ledger]) == sorted(policy.written)
+
+
+def test_tools_of_namespaces_are_described_and_have_one_meaning_each():
+    def read(*tools):
+        return responses.read({"input": "x", "tools": list(tools)}, Wishes(SamplingSettings(), overrides=True))
+
+    (tool,) = read(AGENTS | {"tools": [{"type": "custom", "name": "x"}, SPAWN]}).tools
+    described = {"name": "agents__spawn", "description": "Of helpers.\nStart one.", "parameters": PARAMETERS}
+    assert tool == {"type": "function", "function": described}
+    with pytest.raises(Refused, match="two of the tools are 'agents__spawn' for the model"):
+        read(AGENTS, OF_RESPONSES | {"name": "agents__spawn"})
+
+
 @pytest.mark.notices(
     "instructions are inherited by what goes on from an answer",
     "agents/endpoint.py",
@@ -332,6 +384,9 @@ def test_errors_of_messages_reach_the_client_of_anthropic(play, tokenizer):
         (responses.read, {"input": "x", "max_output_tokens": True}, "max_output_tokens=True"),
         (responses.read, {"input": "x", "conversation": "c"}, "conversation='c' is not supported"),
         (responses.read, {"input": "x", "tools": [{"type": "function"}]}, "tools[0] must have a name"),
+        (responses.read, {"input": "x", "tools": [AGENTS | {"name": ""}]}, "tools[0] must have a name"),
+        (responses.read, {"input": "x", "tools": [AGENTS | {"tools": None}]}, "tools[0].tools must be a list"),
+        (responses.read, {"input": "x", "tools": [AGENTS | {"tools": [{}, 3]}]}, "tools[0].tools[1] must be an object"),
     ],
 )
 def test_a_request_that_is_not_understood_is_refused_whatever_the_run_says(read, body, said):

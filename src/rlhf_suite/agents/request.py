@@ -53,6 +53,7 @@ class ChatRequest:
     previous: str | None = None  # name of the answer whose conversation goes on with `messages`
     instructions: int = 0  # how many of `messages` are instructions, which a later request does not inherit
     overridden: tuple[str, ...] = ()  # what the client asked of the sampling, which the run decides
+    namespaces: Mapping[str, str] = field(default_factory=dict)  # of tools, by the name under which the model sees one
 
 
 @dataclass(frozen=True)

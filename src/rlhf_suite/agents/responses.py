@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PREFIX = "resp_"  # of the names of answers, before `Completion.id`
+JOINED = "{}__{}"  # the name under which the model sees a tool of a namespace
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 FIELDS = Fields(
     read=("input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "previous_response_id"),
@@ -65,31 +66,64 @@ def read(body: Mapping[str, Any], wishes: Wishes) -> ChatRequest:
     instructions = text_of(given.get("instructions"), "instructions")
     before: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     previous = given.get("previous_response_id")
+    tools, namespaces = tools_of(given.get("tools", []), wishes)
     return ChatRequest(
         check_conversation([*before, *messages_of(given.get("input"))], "input"),
-        check_tools(tools_of(given.get("tools", []), wishes)),
+        check_tools(tools),
         may_call,
         limit_of(given, "max_output_tokens"),
         streams=given.get("stream") is True,
         previous=None if previous is None else str(previous).removeprefix(PREFIX),
         instructions=len(before),
         overridden=tuple(wishes.collected),
+        namespaces=namespaces,
     )
 
 
-def tools_of(given: Any, wishes: Wishes) -> list[Schema]:
-    """Return the tools of a request. Those that are not functions are left out."""
-    tools = []
+def tools_of(given: Any, wishes: Wishes) -> tuple[list[Schema], dict[str, str]]:
+    """Return the tools of a request, and the namespace of those that have one, by the name under which the model sees
+    them. What is neither a function nor a namespace of functions is left out.
+
+    Raises:
+        Refused: a tool has no name, or the model would see two under the same one.
+    """
+    tools, namespaces = list[Schema](), dict[str, str]()
     for place, item in enumerate(list_of(given, "tools")):
         where = f"tools[{place}]"
         if not isinstance(item, dict):
             raise Refused(f"{where} must be an object with a type and a name")
-        if item.get("type") != "function":
-            wish = f"{where} of type {item.get('type')!r}"
-            wishes.add(wish, ": only functions can be called here", "Leave it out of the request")
+        if item.get("type") != "namespace":
+            tools += function_of(item, where, wishes)
             continue
-        tools.append(tool_of(item.get("name"), item.get("description"), item.get("parameters"), where))
-    return tools
+        space, about = item.get("name"), item.get("description")
+        if not isinstance(space, str) or not space:
+            raise Refused(f"{where} must have a name")
+        for inner, entry in enumerate(list_of(item.get("tools"), f"{where}.tools")):
+            for tool in function_of(entry, f"{where}.tools[{inner}]", wishes, space, about):
+                tools.append(tool)
+                namespaces[tool["function"]["name"]] = space
+    names = [tool["function"]["name"] for tool in tools]
+    if twice := next((name for name in namespaces if names.count(name) > 1), None):
+        raise Refused(f"two of the tools are {twice!r} for the model, which joins a namespace and a name so")
+    return tools, namespaces
+
+
+def function_of(item: Any, where: str, wishes: Wishes, space: str | None = None, about: Any = None) -> list[Schema]:
+    """Return a tool of a request as the chat template shows it; nothing if it is not a function. `space`, `about`: name
+    and description of its namespace."""
+    if not isinstance(item, dict):
+        raise Refused(f"{where} must be an object with a type and a name")
+    if item.get("type") != "function":
+        wish = f"{where} of type {item.get('type')!r}"
+        wishes.add(wish, ": only functions can be called here", "Leave it out of the request")
+        return []
+    description = item.get("description")
+    if about:
+        description = "\n".join(str(text) for text in (about, description) if text)
+    tool = tool_of(item.get("name"), description, item.get("parameters"), where)
+    if space is not None:
+        tool["function"]["name"] = JOINED.format(space, tool["function"]["name"])
+    return [tool]
 
 
 def messages_of(given: Any) -> list[Message]:
@@ -127,12 +161,15 @@ def add_to_turn(messages: list[Message], item: Mapping[str, Any], kind: str, whe
         thoughts = text_of(item.get("content") or item.get("summary"), where, TEXTS)
         turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
     else:
-        call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+        name = item.get("name")
+        if item.get("namespace") is not None and isinstance(name, str):
+            name = JOINED.format(item["namespace"], name)
+        call = call_of(item.get("call_id"), name, item.get("arguments"), where)
         turn.setdefault("tool_calls", []).append(call)
 
 
-def output_of(completion: Completion) -> list[dict[str, Any]]:
-    """Return the items of a turn."""
+def output_of(completion: Completion, namespaces: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the items of a turn. `namespaces` are those of the tools that have one."""
     message, number = completion.message, completion.id
     status = "incomplete" if completion.finish_reason == "length" else "completed"
     calls = message.get("tool_calls", ())
@@ -145,9 +182,12 @@ def output_of(completion: Completion) -> list[dict[str, Any]]:
         said = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": [part], "status": status}
         items.append(said)
     for place, call in enumerate(calls):
-        function = call["function"]
-        name = {"call_id": call["id"], "name": function["name"], "arguments": json.dumps(function["arguments"])}
-        items.append({"type": "function_call", "id": f"fc_{number}_{place}", **name, "status": status})
+        called, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+        name = {"name": called}
+        if space := namespaces.get(called):
+            name = {"name": called.removeprefix(JOINED.format(space, "")), "namespace": space}
+        said = {"call_id": call["id"], **name, "arguments": arguments, "status": status}
+        items.append({"type": "function_call", "id": f"fc_{number}_{place}", **said})
     return items
 
 
@@ -171,7 +211,7 @@ def answer(completion: Completion, request: ChatRequest, tokenizer: PreTrainedTo
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "instructions": None,
         "model": MODEL,
-        "output": output_of(completion),
+        "output": output_of(completion, request.namespaces),
         "parallel_tool_calls": True,
         "previous_response_id": None if request.previous is None else PREFIX + request.previous,
         "tool_choice": "auto" if request.may_call else "none",
