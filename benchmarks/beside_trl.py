@@ -1,7 +1,8 @@
 """The default layout (packed rows) beside padded rows and TRL, on the same rows in the same steps, one after the other
 in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made.
 
-Every measurement is a line; the table at the end has the median over the rounds, in tokens per CPU second.
+Every measurement is a line; the table at the end has the medians over the rounds: tokens per CPU second, or with
+`--device cuda` per second, and the most memory of the run's processes, or of the GPU.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import os
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import supervised
@@ -18,6 +21,7 @@ from common import ROOT, Run, common_arguments, model_of, publish, scratch, watc
 
 TASKS = ("sft", "rm", "dpo", "kto")
 WAYS = ("default", "padded", "TRL")
+Line = dict[str, Any]
 
 
 def main() -> None:
@@ -36,32 +40,50 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.recompute:
         arguments.set = [*arguments.set, "actor.gradient_checkpointing_enable=true"]
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[Line]] = {}
     for task in arguments.tasks:
         for _ in range(arguments.rounds):
             for way in arguments.ways:
                 row = measure(arguments, task, way)
-                publish(
-                    "beside_trl", {"task": task, "way": way, "recompute": arguments.recompute, **row}, arguments.save
-                )
-                found.setdefault((task, way), []).append(row["tokens_per_cpu_s"])
-    print("| task | " + " | ".join(f"{way} | default / {way}" for way in arguments.ways) + " |")
-    print("|---" * (1 + 2 * len(arguments.ways)) + "|")
-    for task in arguments.tasks:
-        rates = [statistics.median(found[task, way]) for way in arguments.ways]
-        cells = [f"{rate:.1f} | {rates[0] / rate:.2f} x" for rate in rates]
-        print(f"| {task} | " + " | ".join(cells) + " |")
+                line = {"task": task, "way": way, "device": arguments.device, "recompute": arguments.recompute}
+                publish("beside_trl", line | row, arguments.save)
+                found.setdefault((task, way), []).append(row)
+    is_gpu = arguments.device == "cuda"
+    rate, memory = ("tokens_per_s", "peak_gpu_mb") if is_gpu else ("tokens_per_cpu_s", "peak_pss_mb")
+    print(table(found, rate, memory, arguments.ways))
 
 
-def measure(arguments: argparse.Namespace, task: str, way: str) -> dict[str, Any]:
-    """Return what one run comes to."""
+def table(found: dict[tuple[str, str], list[Line]], rate: str, memory: str, ways: Sequence[str]) -> str:
+    """Return the medians of a rate and of the memory, and those of the first way over those of each other."""
+    head = [f"{way}: tokens/s, GB | {ways[0]} / {way}: speed, memory" for way in ways]
+    lines = [f"| task | {' | '.join(head)} |", "|---" * (1 + 2 * len(ways)) + "|"]
+    for task in dict.fromkeys(task for task, _ in found):
+        pairs = [(median(found[task, way], rate), median(found[task, way], memory)) for way in ways]
+        cells = [
+            f"{speed:,.0f}, {held / 1024:.1f} | {pairs[0][0] / speed:.2f} x, {pairs[0][1] / held:.2f} x"
+            for speed, held in pairs
+        ]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def median(rows: list[Line], name: str) -> float:
+    """Return the median of a figure; NaN if each run failed."""
+    return statistics.median([row[name] for row in rows if name in row] or [math.nan])
+
+
+def measure(arguments: argparse.Namespace, task: str, way: str) -> Line:
+    """Return what one run comes to; under `error` why it came to nothing, which memory may be."""
     one = copy.copy(arguments)
     one.task, one.mode, one.cached, one.budget = task, way, False, supervised.FULL
     one.batch = supervised.TASKS[task].batch
-    return measure_trl(one) if way == "TRL" else supervised.measure(one)
+    try:
+        return measure_trl(one) if way == "TRL" else supervised.measure(one)
+    except RuntimeError as error:
+        return {"error": str(error).splitlines()[-1]}
 
 
-def measure_trl(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_trl(arguments: argparse.Namespace) -> Line:
     """Return what a run of TRL comes to, on the rows of each step of the suite."""
     from rlhf_suite.data.sampler import BatchOrder
 
@@ -78,6 +100,7 @@ def measure_trl(arguments: argparse.Namespace) -> dict[str, Any]:
         script = [arguments.trl, str(ROOT / "benchmarks" / "trl_run.py"), arguments.task, model]
         os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
         rest = [str(folder / "rows.jsonl"), str(folder / "run"), str(batch), str(arguments.lengths[1] + 1)]
+        rest += [arguments.device]
         rest += ["recompute"] if arguments.recompute else []
         usage = watch([*script, *rest], folder / "run.log")
         steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -161,10 +161,10 @@ def _follow(process: subprocess.Popen[bytes], usage: Usage, gpu_before: float) -
         usage.looks.append(cpu)
         usage.peak_processes = max(usage.peak_processes, len(tree))
         usage.peak_rss_mb = max(usage.peak_rss_mb, resident / 2**20)
+        usage.peak_gpu_mb = max(usage.peak_gpu_mb, gpu_memory_mb() - gpu_before)
         if now >= shared_due:
             shared_due = now + SHARED_LOOK_S
             usage.peak_pss_mb = max(usage.peak_pss_mb, sum(map(_proportional_mb, tree)))
-            usage.peak_gpu_mb = max(usage.peak_gpu_mb, gpu_memory_mb() - gpu_before)
         time.sleep(LOOK_S)
 
 
@@ -197,10 +197,11 @@ def gpu_memory_mb() -> float:
     """MiB in use on all GPUs; 0 without any."""
     if not list(Path("/dev").glob("nvidia[0-9]*")):
         return 0.0
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return sum(
-        float(line) for line in subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-    )
+    import pynvml
+
+    pynvml.nvmlInit()
+    devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return sum(pynvml.nvmlDeviceGetMemoryInfo(device).used / 2**20 for device in devices)
 
 
 def common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -221,7 +222,7 @@ def model_of(arguments: argparse.Namespace) -> str:
     if arguments.shape is None:
         return model_folder(arguments.model, "--model")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
-    return random_qwen3(cache / arguments.shape, arguments.shape)
+    return random_qwen3(cache / arguments.shape, arguments.shape, arguments.device)
 
 
 @contextmanager

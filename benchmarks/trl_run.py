@@ -52,7 +52,7 @@ def columns(task: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Train once over the rows."""
-    task, model, source, folder, batch, longest, *options = sys.argv[1:]
+    task, model, source, folder, batch, longest, device, *options = sys.argv[1:]
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in Path(source).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -66,8 +66,8 @@ def main() -> None:
         per_device_train_batch_size=int(batch),
         max_length=int(longest),
         num_train_epochs=1,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=device == "cpu",
+        bf16=device == "cuda",  # by autocast over weights in fp32, which is TRL's default
         gradient_checkpointing="recompute" in options,
         optim="adamw_torch",
         logging_strategy="no",

@@ -13,6 +13,7 @@ import atexit
 import gc
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -120,6 +121,20 @@ def section(request: pytest.FixtureRequest) -> Iterator[Section]:
     yield request.module.SECTION
     if request.config.getoption("--pages"):
         request.module.SECTION.write()
+
+
+@pytest.fixture(autouse=True)
+def own_layers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test on a GPU, put back the functions of transformers: Liger's kernels replace some for the process, and
+    compute nothing on the CPU."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    modules = [module for name, module in sys.modules.items() if ".modeling_" in name]
+    before = [(module, dict(vars(module))) for module in modules]
+    yield
+    for module, functions in before:
+        vars(module).update(functions)
 
 
 @pytest.fixture

@@ -84,6 +84,19 @@ def test_the_command_line_imports_nothing_heavy(module):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["planner.checkpointing", "planner.remedies", "tasks.sft", "distributed.ranks"])
+def test_a_run_on_one_process_imports_neither_ray_nor_engines(module):
+    """On a GPU it plans its memory first. A machine may have neither package, and their imports take a second each."""
+    code = f"import sys, rlhf_suite.{module}; print(sorted({{'ray', 'vllm'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_protocol_is_asked_for_at_run_time():
+    """Since Python 3.12 isinstance finds the flags of other tasks, which raise where they are read."""
+    assert [file.name for file in SOURCE.rglob("*.py") if "runtime_checkable" in file.read_text()] == []
+
+
 def test_no_module_imports_itself_through_others():
     graph = grimp.build_graph("rlhf_suite", cache_dir=None)
     assert len(graph.modules) > 300

@@ -19,7 +19,13 @@ from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.config.declarations.rollout import VLLMConfig, most_sequences
 from rlhf_suite.engines.cpu_kernels import check_head_size
-from rlhf_suite.engines.spec import EngineSpec, caches_prefixes
+from rlhf_suite.engines.spec import (
+    CPU_BATCHED_TOKENS,
+    CPU_KV_CACHE_MB,
+    GPU_MEMORY_ALONE,
+    EngineSpec,
+    caches_prefixes,
+)
 from rlhf_suite.engines.speculation import repeat_for_guesses, speculation_args
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
@@ -30,10 +36,7 @@ if TYPE_CHECKING:
     from vllm import LLMEngine
     from vllm.config import ModelConfig
 
-CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
 KERNEL = "rms_norm"  # one that every build of vLLM has
-CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
-GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
 NO_SHARE = 0.01  # that vLLM asks to be free as it starts; it takes no 0
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
 # A line of a log that ends a traceback, behind what vLLM puts before each line.

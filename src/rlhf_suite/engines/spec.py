@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from rlhf_suite.config.declarations.rollout import VLLMConfig
 
+CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
+CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
+GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
 Likeliest = tuple[NDArray[np.int32], NDArray[np.float32]]  # tokens and their log-probs, [places, k] each
 
 

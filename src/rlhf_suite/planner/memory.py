@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.rollout import VLLMConfig, most_sequences
 from rlhf_suite.config.plan.zero import overlaps_reduction
-from rlhf_suite.engines.build import CPU_BATCHED_TOKENS, CPU_KV_CACHE_MB, GPU_MEMORY_ALONE
+from rlhf_suite.engines.spec import CPU_BATCHED_TOKENS, CPU_KV_CACHE_MB, GPU_MEMORY_ALONE
 from rlhf_suite.models.head import chunk_rows
 from rlhf_suite.planner.trace import Parameters, Trace
 from rlhf_suite.weight_sync.buckets import BUCKET_BYTES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard
 
 from rlhf_suite.config.check.sources import BUILTIN
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
@@ -44,8 +44,7 @@ class ModelSection(Protocol):
     model_name_or_path: str | None
 
 
-@runtime_checkable
-class Ranked(Protocol):
+class Ranked(ModelSection, Protocol):
     """The flags of a model with ranks of its own. Other models are held by the ranks that use them."""
 
     num_nodes: int
@@ -223,9 +222,7 @@ def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | N
 def ranked_sections(run: Run) -> dict[str, Ranked]:
     """Return the models that have ranks of their own, by name."""
     sections = model_sections(run).items()
-    return {
-        name: section for name, section in sections if isinstance(section, Ranked) and not is_actor(run, name, section)
-    }
+    return {name: found for name, found in sections if has_ranks(found) and not is_actor(run, name, found)}
 
 
 def is_actor(run: Run, name: str, section: ModelSection) -> bool:
@@ -248,6 +245,11 @@ def actor_path(run: Run) -> str:
     """Return the path of the model that is trained; the checks have made sure that there is one."""
     assert run.actor.model_name_or_path is not None
     return run.actor.model_name_or_path
+
+
+def has_ranks(section: object) -> TypeGuard[Ranked]:
+    """Return whether a model has ranks of its own in its task. isinstance says so of other tasks on Python 3.12."""
+    return hasattr(section, "num_nodes")
 
 
 def num_ranks(section: Ranked) -> int:
@@ -292,12 +294,12 @@ def models(run: Run) -> dict[str, ModelPlan]:
             path, like = plans[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
         stands_in = is_actor(run, name, section)
-        holder = section if isinstance(section, Ranked) and not stands_in else sections.get(ACTOR)
+        holder = section if has_ranks(section) and not stands_in else sections.get(ACTOR)
         plans[name] = ModelPlan(
             name,
             path,
             head="value" if name == CRITIC or name in judges or (name == ACTOR and run.task == "rm") else "lm",
-            ranks=num_ranks(holder) if isinstance(holder, Ranked) else 1,
+            ranks=num_ranks(holder) if has_ranks(holder) else 1,
             offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
             load_in_4bit=run.task in TRAINED and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
@@ -315,8 +317,7 @@ def judge_paths(run: Run) -> dict[str, str]:
 
 
 def sections_of_models(run: Run) -> dict[str, ModelSection]:
-    """Return what `model_sections` does, with an entry for each reward model and each teacher: all have the ranks that
-    `reward` or `teacher` says, and each has its own."""
+    """Return what `model_sections` does, with an entry for each reward model and teacher: each has ranks of its own."""
     by_model, several = dict[str, ModelSection](), {REWARD: judge_paths(run), TEACHER: teacher_paths(run)}
     for name, section in model_sections(run).items():
         by_model |= dict.fromkeys(several.get(name) or (name,), section)
@@ -335,7 +336,7 @@ def roles(run: Run) -> list[Role]:
     kinds = [
         Role(name, num_ranks(model), num_nodes=model.num_nodes)
         for name, model in sections_of_models(run).items()
-        if isinstance(model, Ranked) and not is_actor(run, name, model)
+        if has_ranks(model) and not is_actor(run, name, model)
     ]
     if run.has("generate") or (run.task in RL and not run.replays):
         kinds.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
@@ -391,8 +392,7 @@ def pools(run: Run, together: bool) -> tuple[Pool, ...]:
 
 
 def sync_backend(run: Run, machine: Machine, together: bool) -> str:
-    """Return how weights travel. vllm.sync_backend=auto stands for memory that trainer and engines share, where they
-    do."""
+    """Return how weights travel: vllm.sync_backend=auto is memory that trainer and engines share, where they do."""
     if run.vllm.sync_backend != "auto":
         return run.vllm.sync_backend
     if machine.device == "cpu":

@@ -13,7 +13,7 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.models import SEEING_MODEL
 from rlhf_suite.config.declarations.runs import TASKS, Run
 from rlhf_suite.config.declarations.task_groups import RL, SEEING, TRAINED
-from rlhf_suite.config.plan.run_plan import Ranked, is_actor, model_sections, num_ranks
+from rlhf_suite.config.plan.run_plan import has_ranks, is_actor, model_sections, num_ranks
 
 
 @rule()
@@ -88,7 +88,7 @@ def reference_has_weights_of_its_own(run: Run) -> Iterator[Problem]:
 def actor_has_its_ranks(run: Run) -> Iterator[Problem]:
     """Check that a frozen model that is the actor without its adapters is asked for no other ranks than the actor's."""
     for name, section in model_sections(run).items():
-        if isinstance(section, Ranked) and is_actor(run, name, section):
+        if has_ranks(section) and is_actor(run, name, section):
             ranks, own = num_ranks(section), num_ranks(run.actor)
             if ranks not in (1, own):
                 problem = (
