@@ -89,6 +89,7 @@ SITE = "mkdocs-material>=9.7,<10"
 BUILD = "build>=1.3,<2"
 # What must work after `pip install` of the wheel.
 IN_AN_EMPTY_FOLDER = ("--help", "gallery", "doctor --quick", "experiment=grpo task=ppo explain=true", "task=sft")
+IN_AN_EMPTY_FOLDER += ("--config experiments/recipes/sft_8b/recipe.yaml scale=tiny",)
 MUTATOR = "cosmic-ray>=8.7,<9"
 MUTANT_S = 120.0  # what the tests may take with a mistake, which is noticed then
 MUTATE = """\
@@ -317,7 +318,6 @@ def wheel(session: nox.Session) -> None:
         with session.chdir(place / "empty"):
             for words in IN_AN_EMPTY_FOLDER:
                 session.run(program, *shlex.split(words), external=True)
-            session.run(python, "experiments/recipes/tiny.py", "sft_8b", external=True)
 
 
 @nox.session

@@ -40,8 +40,9 @@ repository, or after `pip install` in the folder to which `rlhf-suite gallery` h
 ## Recipes
 
 A recipe is a whole run for a published model (`--config`); the command line wins over the file. **None has run as it is
-here, because that takes GPUs.** What is measured is the same file with a tiny model, built-in rows and small sizes, on
-two CPU cores beside other work. This says that the method works in this suite, and nothing about the published model.
+here, because that takes GPUs.** What is measured is the same file with `scale=tiny`: a tiny
+model, built-in rows and small sizes, on two CPU cores beside other work. This says that the method works in this suite,
+and nothing about the published model.
 The last column is [planned]({docs}planner.md) for {gpu}, with sequences of `data.max_len` tokens; no run has
 confirmed it. Where the page of a recipe names a script of OpenRLHF (`examples/scripts`), it has the settings of that
 script, without `ds.enable_sleep`; the others have settings that are usual for their method. `ckpt.*` and `logger.*` are
@@ -49,6 +50,7 @@ left to you.
 
 ```text
 rlhf-suite --config experiments/recipes/sft_8b/recipe.yaml
+rlhf-suite --config experiments/recipes/sft_8b/recipe.yaml scale=tiny
 rlhf-suite plan --gpu a100-80 --config experiments/recipes/sft_8b/recipe.yaml train.micro_batch_size=4
 ```
 
@@ -86,6 +88,10 @@ rlhf-suite --config experiments/recipes/{name}/recipe.yaml
 
 {notes}## At tiny scale
 
+```bash
+rlhf-suite --config experiments/recipes/{name}/recipe.yaml scale=tiny
+```
+
 {measured}
 ## Checked
 
@@ -98,10 +104,6 @@ MEASURED = """`{metric}`, {meaning}: {first:.3f} at step {begin}, {last:.3f} at 
 {minutes} minutes and {memory} of memory for all processes, on two CPU cores with a load average of {load} ({date}).
 
 ![{metric} over the steps](curve.png)
-
-```bash
-{command}
-```
 """
 
 
@@ -177,7 +179,7 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
     if curve:
         (begin, first), *_, (end, last) = curve["points"]
         measured = MEASURED.format(
-            **{key: curve[key] for key in ("metric", "date", "command")},
+            **{key: curve[key] for key in ("metric", "date")},
             meaning=MEANINGS[curve["metric"]],
             **{"begin": begin, "first": first, "end": end, "last": last, "load": curve["load_average"]},
             minutes=minutes(curve["seconds"]),

@@ -13,7 +13,7 @@ from rlhf_suite.preflight.jobs import preflight
 
 pytestmark = pytest.mark.stack
 
-SECTIONS = [group for group in group_names() if group not in ("task", "demo", "experiment")]
+SECTIONS = [group for group in group_names() if group not in ("task", "demo", "scale", "experiment")]
 PRESETS = [(group, name) for group in SECTIONS for name in preset_names(group)]
 
 

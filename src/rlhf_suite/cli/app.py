@@ -231,11 +231,13 @@ def hydra(line: CommandLine) -> int:
     """Hand over to Hydra, which shows something; return the exit code."""
     import hydra as library
 
-    from rlhf_suite.composition.compose import menu, register
+    from rlhf_suite.composition.compose import groups_of, hydra_ready, menu, store_scales
+    from rlhf_suite.composition.presets import group_names
     from rlhf_suite.config import conf_dir
 
-    register()
-    name = menu({key_of(word) for word in line.overrides})
+    with hydra_ready():
+        store_scales([word for word in line.overrides if key_of(word) in group_names()])
+    name = menu(groups_of(line.overrides))
     sys.argv = [sys.argv[0], *map(mark_new_keys, line.for_hydra)]
     try:
         library.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(lambda config: None)()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from rlhf_suite.composition.overrides import Overrides, name_problems
 from rlhf_suite.composition.presets import (
     BEFORE_EXPERIMENT,
     CHOICES,
+    SCALE,
+    SCALES,
     generate_presets,
     group_names,
     may_set,
@@ -34,6 +36,7 @@ from rlhf_suite.composition.presets import (
     preset_names,
     task_of,
 )
+from rlhf_suite.composition.scales import scales_of
 from rlhf_suite.config import conf_dir
 from rlhf_suite.config.check.formatting import did_you_mean
 from rlhf_suite.config.check.old_names import translate_value as elsewhere
@@ -111,8 +114,32 @@ def menu(chosen: Collection[str]) -> str:
 
 def compose_overrides(overrides: list[str]) -> DictConfig:
     """Return the run with choices of presets, and Hydra's own settings under `hydra`."""
-    chosen = {word.partition("=")[0] for word in overrides}
-    return compose(menu(chosen), overrides=overrides, return_hydra_config=True)
+    store_scales(overrides)
+    return compose(menu(groups_of(overrides)), overrides=overrides, return_hydra_config=True)
+
+
+def groups_of(overrides: Iterable[str]) -> set[str]:
+    return {word.partition("=")[0] for word in overrides}
+
+
+def store_scales(overrides: Iterable[str]) -> None:
+    """Give Hydra the presets of the group `scale` for the task that the other choices of presets come to."""
+    if SCALE not in groups_of(overrides):
+        return
+    others = [word for word in overrides if not word.startswith(f"{SCALE}=")]
+    task = compose(menu(groups_of(others)), overrides=others).get("task")
+    store = ConfigStore.instance()
+    store.repo[SCALE] = Shared()
+    for name, values in scales_of(task).items():
+        store.store(group=SCALE, name=name, node=make_tree(values), package="_global_", provider=PROVIDER)
+
+
+def make_tree(values: Mapping[str, Any]) -> DictConfig:
+    """Return values by their dotted keys as a tree."""
+    tree = OmegaConf.create()
+    for key, value in values.items():
+        OmegaConf.update(tree, key, value)
+    return tree
 
 
 def search_path(folder: str) -> str:
@@ -138,9 +165,9 @@ def list_sources(overrides: list[str], folders: Iterable[str] = ()) -> list[Sour
     presets that presets choose, at the place and below the package that they have there. Choices that do not compose
     have none. `folders` are those of the user's presets, as in hydra.searchpath."""
     loader = GlobalHydra.instance().config_loader()
-    groups = {word.partition("=")[0] for word in overrides}
     try:
-        composed = loader.compute_defaults_list(menu(groups), overrides, RunMode.RUN).defaults
+        store_scales(overrides)
+        composed = loader.compute_defaults_list(menu(groups_of(overrides)), overrides, RunMode.RUN).defaults
     except COMPOSE_ERRORS:
         return []
     paths = deepcopy(loader.get_search_path())
@@ -206,6 +233,9 @@ def compose_once(*overrides: str) -> bytes | Exception:
 def blame(word: str, error: Exception, task: str | None) -> Problem:
     """Return the problem of one word that does not compose: no such preset, or one that does not fit the task."""
     key, _, value = word.lstrip("+~").partition("=")
+    if key == SCALE and value in SCALES and task is not None:
+        problem = f"{value} does not fit this task: task={task} has no demo, whose model and rows it would have"
+        return Problem(key, problem, f"remove {word}")
     missing = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
     if missing and missing.startswith(f"{key}/"):
         return no_such_preset(key, missing.removeprefix(f"{key}/"), task)

@@ -2,7 +2,8 @@
 
 The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `ds: zero3`, `actor: {adam: {lr: 1e-6}}`.
 Its values win over the presets that it chooses. The command line wins over the file, with its flags and with the
-presets that it chooses.
+presets that it chooses. With `scale=tiny` on the command line, a file tiny.yaml beside it wins over the scale: it holds
+what this run needs besides, such as a reward model.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
-from rlhf_suite.composition.compose import add_to_search_path, hydra_ready, list_sources, search_path
-from rlhf_suite.composition.overrides import flatten
-from rlhf_suite.composition.presets import group_names, names_in
+from rlhf_suite.composition.compose import add_to_search_path, guess_task, hydra_ready, list_sources, search_path
+from rlhf_suite.composition.overrides import Overrides, flatten
+from rlhf_suite.composition.presets import SCALE, group_names, names_in
 from rlhf_suite.config.check.formatting import quote
 from rlhf_suite.config.check.names import constants_of
 from rlhf_suite.config.check.problems import Problem
@@ -43,23 +44,47 @@ def with_config_file(line: CommandLine) -> CommandLine:
     if isinstance(content, Problem):
         line.problems.append(content)
         return line
-    given = {key_of(word) for word in line.overrides} | presets_keys(line)
-    words = [word for word in words_of(content) if key_of(word) not in given]
-    line.from_file = {key_of(word): str(path) for word in words}
+    choices = choices_of(line)
+    scales = [choice for choice in choices if key_of(choice) == SCALE]
+    given = {key_of(word) for word in line.overrides}
+    given |= presets_keys(line, [choice for choice in choices if choice not in scales], content)
+    beside = [file for scale in scales if (file := path.with_name(f"{scale.partition('=')[2]}.yaml")).is_file()]
+    line.from_file, words = {}, list[str]()
+    for file in [*beside, path]:  # the one that wins first
+        table = content if file == path else read(file)
+        if isinstance(table, Problem):
+            line.problems.append(table)
+            continue
+        given |= presets_keys(line, scales, content) if file == path else set()
+        chosen = [word for word in words_of(table, content.get("task")) if key_of(word) not in given]
+        line.from_file |= {key_of(word): str(file) for word in chosen}
+        given |= {key_of(word) for word in chosen}
+        words = [*chosen, *words]
     line.overrides = [*words, *line.overrides]
     return line
 
 
-def presets_keys(line: CommandLine) -> set[str]:
-    """Return the keys that the presets of the command line set."""
+def choices_of(line: CommandLine) -> list[str]:
+    """Return each preset that the command line chooses, as a word of its own."""
     groups = [word.partition("=") for word in line.overrides]
-    choices = [f"{group}={name}" for group, _, choice in groups if group in group_names() for name in names_in(choice)]
+    return [f"{group}={name}" for group, _, choice in groups if group in group_names() for name in names_in(choice)]
+
+
+def presets_keys(line: CommandLine, choices: list[str], content: dict[str, Any]) -> set[str]:
+    """Return the keys that presets of the command line set. A scale is that of the task, which the file may choose."""
     if not choices:
         return set()
     folder = line.options.get("--config-dir")
     added, folders = ([add_to_search_path(folder)], [search_path(folder)]) if folder else ([], [])
+    chosen = [*choices_of(line), *(f"{group}={name}" for group, name in content.items() if group in group_names())]
+    task, _ = guess_task(chosen, Overrides(own_presets=line.own_presets))
+    of_task = [f"task={task}"] if task else []
     with hydra_ready():
-        sources = [source for choice in choices for source in list_sources([*added, choice], folders)]
+        sources = [
+            source
+            for choice in choices
+            for source in list_sources([*added, *(of_task if key_of(choice) == SCALE else []), choice], folders)
+        ]
     return set().union(*(source.keys for source in sources))
 
 
@@ -81,9 +106,8 @@ def read(path: Path) -> dict[str, Any] | Problem:
     return {str(key): value for key, value in content.items() if key != PLAN}
 
 
-def words_of(content: dict[str, Any]) -> Iterator[str]:
-    """Return the overrides that say the same as the file."""
-    task = content.get("task")
+def words_of(content: dict[str, Any], task: object) -> Iterator[str]:
+    """Return the overrides that say the same as a file for a task."""
     flags = flags_of(task if task in TASKS else None)
     constants = constants_of(task) if task in TASKS else {}
     for key, value in flatten(content.items(), flags):

@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[str, Kind, dict[str, Any]]] = {
     "algo/advantage": ("algo.advantage.estimator", estimator, {}),
     "reward": ("reward.rule", reward_rule, {"remote_url": None, "rubric": None, "model_name_or_path": None}),
 }
+SCALE, SCALES = "scale", ("tiny",)  # presets that are made for the task of a run: composition/scales.py
 TASK = "override /task"  # the entry of a defaults list by which a preset chooses its task
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Groups that stay before the experiment, whoever chooses them.
@@ -62,7 +63,10 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
 
 
 def generate_presets(group: str) -> dict[str, dict[str, Any]]:
-    """Return the presets that are not files: for each choice of the group's flag what it sets."""
+    """Return the presets that are not files: for each choice of the group's flag what it sets. What a scale sets is
+    not said here, since it depends on the task."""
+    if group == SCALE:
+        return {name: {} for name in SCALES}
     if group not in CHOICES:
         return {}
     key, algorithms, others = CHOICES[group]
@@ -99,7 +103,7 @@ def may_set(group: str, name: str, key: str, own: Path | None = None) -> bool:
     """Return whether a preset could set a flag: it names the flag's last word, or chooses other presets."""
     file = file_of(group, name, own)
     if file is None:
-        return any(key.endswith(f".{path}") for path in generate_presets(group).get(name, ()))
+        return group == SCALE or any(key.endswith(f".{path}") for path in generate_presets(group).get(name, ()))
     values, defaults = read_preset(file)
     others = [entry for entry in defaults if entry != "_self_" and not (isinstance(entry, dict) and TASK in entry)]
     return bool(others) or key.rpartition(".")[2] in words_in(values)

@@ -177,7 +177,7 @@ class Judges:
 def read_judges(config: Run, plan: Plan) -> Judges:
     """Read how the reward models of a run are asked, and refuse those that do not say."""
     process = plan.models.get(PROCESS)
-    constants = {name: score_constants(path, config.reward) for name, path in judge_paths(config).items()}
+    constants = {name: score_constants(plan.models[name].path, config.reward) for name in judge_paths(config)}
     encoder = None
     if process is not None:
         encoder = solution_encoder(process.path, process.flag, config.reward.process.step_separator)

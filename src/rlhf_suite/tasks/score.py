@@ -23,6 +23,7 @@ from rlhf_suite.rl.judge import Judge, alone
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.scoring import REWARD_LOG, SampleScorer
+from rlhf_suite.tasks.warm_start import with_warm_starts
 
 
 def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
@@ -32,7 +33,7 @@ def run(config: Run, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     rows = source.part(*shard)
     job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
     if job.left:
-        with open_rewards(config, plan, job) as (reader, rewards):
+        with open_rewards(config, with_warm_starts(plan, config.data.dataset), job) as (reader, rewards):
             scored = ScoredChunks(config, source, reader, SampleScorer(config.reward, rewards, job.journal))
             job.write(scored.score(source.chunks(job.left, config.score.chunk_size)), "rows")
             job.journal.info(scored.bad.summary())

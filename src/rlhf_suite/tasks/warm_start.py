@@ -31,6 +31,7 @@ RECIPES = {
     "warm_start": ("sft", "_noisy"),
     "teacher": ("sft", ""),
     "prm": ("prm", "_steps"),
+    "rm": ("rm", "_pairs"),
 }
 
 

@@ -30,9 +30,10 @@ PROCESS, ENGINE, JUDGE = "reward.process", "engine", "judge"
 # By task and model the demo that a built-in model is trained by before it is used: random weights are not worth
 # strengthening, and nothing can be learned from them.
 RECIPES = {
-    "ppo": {ACTOR: "warm_start", TEACHER: "teacher", PROCESS: "prm"},
+    "ppo": {ACTOR: "warm_start", TEACHER: "teacher", PROCESS: "prm", REWARD: "rm"},
     "distill": {TEACHER: "warm_start"},
     "generate": {ACTOR: "warm_start"},
+    "score": {PROCESS: "prm", REWARD: "rm"},
 }
 IMAGE_RECIPE = "images_warm_start"
 GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimiser states want the rest
@@ -283,13 +284,13 @@ def data_ranks(run: Run, section: Ranked) -> int:
 
 def models(run: Run) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
-    sections, recipes, judges = sections_of_models(run), RECIPES.get(run.task, {}), judge_paths(run)
-    teachers = teacher_paths(run)
+    sections, judges, teachers = sections_of_models(run), judge_paths(run), teacher_paths(run)
+    paths, likes = judges | teachers, {**dict.fromkeys(judges, REWARD), **dict.fromkeys(teachers, TEACHER)}
     plans: dict[str, ModelPlan] = {}
     for name, section in sections.items():
-        path, like = (judges | teachers).get(name, section.model_name_or_path), TEACHER if name in teachers else name
-        if name == CRITIC and path is None:
-            path = next(iter(judges.values()), None)
+        path, like = paths.get(name, section.model_name_or_path), likes.get(name, name)
+        if name == CRITIC and path is None and judges:
+            path, like = next(iter(judges.values())), REWARD
         if name in (REFERENCE, CRITIC) and path is None:
             path, like = plans[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
@@ -303,7 +304,7 @@ def models(run: Run) -> dict[str, ModelPlan]:
             offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
             load_in_4bit=run.task in TRAINED and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
-            recipe=recipe_of(path, recipes.get(like)),
+            recipe=recipe_of(path, RECIPES.get(run.task, {}).get(like)),
             is_actor=stands_in,
         )
     return plans
@@ -326,9 +327,8 @@ def sections_of_models(run: Run) -> dict[str, ModelSection]:
 
 def recipe_of(path: str, recipe: str | None) -> str | None:
     """Return the demo that trains a built-in model before it is used: `recipe`, or for images that of images."""
-    if not path.startswith(BUILTIN):
-        return None
-    return IMAGE_RECIPE if path == SEEING_MODEL and recipe is not None else recipe
+    reads_images = path == SEEING_MODEL and recipe not in (None, "rm")
+    return IMAGE_RECIPE if reads_images else recipe if path.startswith(BUILTIN) else None
 
 
 def roles(run: Run) -> list[Role]:
