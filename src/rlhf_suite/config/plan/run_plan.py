@@ -223,7 +223,7 @@ def model_paths(run: Run, name: str, section: ModelSection) -> dict[str, str | N
 def ranked_sections(run: Run) -> dict[str, Ranked]:
     """Return the models that have ranks of their own, by name."""
     sections = model_sections(run).items()
-    return {name: found for name, found in sections if has_ranks(found) and not is_actor(run, name, found)}
+    return {name: model for name, model in sections if has_ranks(model) and not is_actor(run, name, model)}
 
 
 def is_actor(run: Run, name: str, section: ModelSection) -> bool:
