@@ -8,7 +8,9 @@ from contextlib import suppress
 import pytest
 
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.train_server.jobs import MAX_FETCHED, Job, Jobs
+from rlhf_suite.train_server.service import SILENT_S, Sessions
 from rlhf_suite.train_server.steps import Clock
 
 pytestmark = pytest.mark.quick
@@ -27,12 +29,12 @@ class Device:
         self.sampled = address
 
 
-def play(scene):
+def play(scene, **more):
     """Run a scene with the jobs of a device; return what the device did, and the errors that end the server."""
 
     async def run():
         device, failures = Device(), []
-        jobs = Jobs(device, failures.append, Clock())
+        jobs = Jobs(device, failures.append, Clock(), **more)
         task = asyncio.create_task(jobs.run())
         await asyncio.wait_for(scene(jobs, device), 60)
         task.cancel()
@@ -127,3 +129,56 @@ def test_answers_are_kept_until_many_others_have_been_fetched():
         assert await jobs.fetch("1", 30) and await jobs.fetch("unfetched", 30)
 
     play(scene)
+
+
+@pytest.mark.notices(
+    "a request that is sent again after its answer is gone is done again",
+    "train_server/jobs.py",
+    "if seq < line.next:",
+    "if False:",
+)
+def test_a_request_whose_answer_is_gone_is_not_done_again():
+    async def scene(jobs, device):
+        jobs.add_in_order(job(device, "a1", "a"), 1)
+        await jobs.fetch("a1", 30)
+        for number in range(MAX_FETCHED):
+            jobs.add(job(device, str(number)))
+            await jobs.fetch(str(number), 30)
+        with pytest.raises(BadRequest, match=r"seq_id=1: this request of a is over.* the next number is 2"):
+            jobs.add_in_order(job(device, "a1", "a"), 1)
+        jobs.add_in_order(job(device, "a2", "a"), 2)
+        await jobs.fetch("a2", 30)
+
+    done, _ = play(scene)
+    assert [number for number in done if number[0] == "a"] == ["a1", "a2"]
+
+
+def test_requests_behind_one_that_does_not_arrive_fail_together_and_the_next_one_is_done():
+    async def scene(jobs, device):
+        for seq in (1, 3, 4):
+            jobs.add_in_order(job(device, f"a{seq}", "a"), seq)
+        for seq in (3, 4):
+            reason = f"request {seq} was not done: request 2 has not arrived before it"
+            assert await jobs.fetch(f"a{seq}", 30) == {"error": reason, "category": "user"}
+        with pytest.raises(BadRequest, match="seq_id=2: this request of a is over"):
+            jobs.add_in_order(job(device, "a2", "a"), 2)
+        jobs.add_in_order(job(device, "a5", "a"), 5)
+        await jobs.fetch("a5", 30)
+
+    assert play(scene, gap_s=0.01)[0] == ["a1", "a5"]
+
+
+@pytest.mark.notices(
+    "a client that trains, but whose heartbeat has stopped, loses its models",
+    "train_server/service.py",
+    """        if session in self.heard:
+            self.heard[session] = self.now()
+""",
+    "",
+)
+def test_any_request_of_a_client_says_that_it_is_there():
+    times = iter([0.0, SILENT_S - 1, SILENT_S, 2 * SILENT_S - 1])
+    sessions = Sessions(lambda: next(times))
+    session = sessions.begin()
+    assert sessions.hear_of(f"{session}:train:0:17") and not sessions.hear_of("other:train:0")
+    assert not sessions.is_left(f"{session}:train:0") and sessions.is_left(f"{session}:train:0")

@@ -71,3 +71,29 @@ def test_latest_follows_the_line_of_steps_that_was_taken_last(tmp_path):
     with serving(tmp_path, *WORDS) as (_, url):
         loaded = Client(url).load(f"tinker://{model.name}/weights/latest", optimizer=True)
         assert np.array_equal(np.concatenate(loaded.compute(DATA, forward_only=True)[1]), wanted)
+
+
+WRITTEN = ("v*/*.tmp", "v*/*.tmp/actor/state_0.pt", "v*/*.tmp/manifest.json", "v*/step_000003")  # in this order
+
+
+@pytest.mark.timeout(1800)
+def test_behind_a_kill_during_a_step_latest_has_that_step_or_the_one_before(tmp_path):
+    """Each server is killed as soon as a file of the state of its third step is there."""
+    wanted, found = [], []
+    for pattern in WRITTEN:
+        with serving(tmp_path, *WORDS) as (process, url):
+            wanted = wanted or go_on(Client(url).create(), 4)
+            model = Client(url).create()
+            go_on(model, 2)
+            latest = tmp_path / "run" / "checkpoints" / model.name / "weights" / "latest"
+            model.begin(DATA, "cross_entropy")
+            model.start("optim_step", adam_params={"learning_rate": 1e-2})
+            while not any(latest.glob(pattern)):
+                assert process.poll() is None
+            process.kill()
+            process.wait(60)
+        with serving(tmp_path, *WORDS) as (process, url):
+            loaded = Client(url).load(f"tinker://{model.name}/weights/latest", optimizer=True)
+            (seen,) = go_on(loaded, 1)
+            found.append([np.array_equal(seen, one) for one in wanted].index(True))
+    assert set(found) <= {2, 3} and found[-1] == 3

@@ -22,6 +22,7 @@ from rlhf_suite.serving.http_server import Guard, Server, address_of, listen, se
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.train_server.jobs import Jobs
 from rlhf_suite.train_server.ledgers import Ledgers
 from rlhf_suite.train_server.models import Models
@@ -54,9 +55,10 @@ def run(config: Run, folder: Path, plan: Plan) -> dict[str, float]:
         journal = stack.enter_context(closing(Journal(config.logger, record, config.task)))
         plan = with_warm_starts(plan, config.data.prompt_dataset)
         started = start_client(config, plan, record, stack, has_prompts=False)
-        number = record.status()["last_step"] or 0
+        # A server that was killed had perhaps written a step's row, and not yet its number.
+        number = max([record.status()["last_step"], *(int(row["step"]) for row in read_rows(record.metrics)[-1:])])
         ledgers = Ledgers(record.rollouts, started.tokenizer, config.serve.rollouts_mb, number)
-        steps = Steps(journal, stack.enter_context(closing(ledgers)), number)
+        steps = stack.enter_context(closing(Steps(journal, stack.enter_context(closing(ledgers)), number)))
         models = Models(started, steps)
         path = model_folder(plan.models[ACTOR].path, "actor.model_name_or_path")
         base = str(config.actor.model_name_or_path), path

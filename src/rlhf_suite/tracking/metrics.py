@@ -96,7 +96,9 @@ class JsonLines:
         row |= {name: None if name in wrong else value for name, value in metrics.items()}
         line = (json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n").encode()
         with name_disk_errors(self._path):
+            size = self._path.stat().st_size
             if self._file.write(line) != len(line):
+                self._file.truncate(size)  # a row is whole or not there
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """What clients have asked for, and in which order it is done.
 
 A request gets a number at once (a future), and its answer is fetched by that number. Requests of a model are done in
-the order of their sequence numbers, also where they arrive in another one; the models take turns, but a model whose
-gradients wait for an optimiser step comes first. Samples are drawn beside all of this, as long as the engines have
-their weights; new weights come when no sample of older ones is under way.
+the order of their sequence numbers, also where they arrive in another one, and each once; those that wait in vain for
+an earlier number fail. The models take turns, but a model whose gradients wait for an optimiser step comes first.
+Samples are drawn beside all of this, as long as the engines have their weights; new weights come when no sample of
+older ones is under way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Answer = dict[str, Any] | bytes  # JSON, or a message of the protocol
 MAX_FETCHED = 256  # answers that are kept behind their first fetch: a client that has lost one asks again
 MAX_ANSWERS = 20_000  # that are kept although nobody has fetched them
+GAP_S = 120.0  # that a request waits for those with smaller numbers to arrive
 
 
 @dataclass
@@ -66,8 +68,8 @@ class Device(Protocol):
 class Jobs:
     """Does what clients ask for of a device. `fail` is told of an error after which nothing more can be done."""
 
-    def __init__(self, device: Device, fail: Callable[[RunError], None], clock: Clock) -> None:
-        self.device, self.fail, self.clock = device, fail, clock
+    def __init__(self, device: Device, fail: Callable[[RunError], None], clock: Clock, gap_s: float = GAP_S) -> None:
+        self.device, self.fail, self.clock, self.gap_s = device, fail, clock, gap_s
         self.known: OrderedDict[str, Job] = OrderedDict()
         self.fetched: OrderedDict[str, None] = OrderedDict()  # the numbers of answers, the first fetch of each
         self.lines: dict[str, Line] = {}
@@ -84,16 +86,33 @@ class Jobs:
         return known
 
     def add_in_order(self, job: Job, seq: int) -> Job:
-        """Add a request with a sequence number of its model. One that is sent again is the same request."""
-        known = self.known.setdefault(job.number, job)
-        if known is not job:
-            return known
+        """Add a request with a sequence number of its model. One that is sent again is the same request; raise
+        BadRequest where it is over and its answer is no longer kept."""
+        if job.number in self.known:
+            return self.known[job.number]
         line = self.lines.setdefault(job.model, Line())
-        line.early[max(seq, line.next)] = job
+        if seq < line.next:
+            raise BadRequest(
+                f"seq_id={seq}: this request of {job.model} is over, and its answer is no longer kept. It is not done "
+                f"again; the next number is {line.next}"
+            )
+        self.known[job.number] = line.early[seq] = job
         while line.next in line.early:
             self.append(line.early.pop(line.next))
             line.next += 1
+        if seq in line.early:
+            asyncio.get_running_loop().call_later(self.gap_s, self.give_up, line, seq)
         return job
+
+    def give_up(self, line: Line, seq: int) -> None:
+        """Fail what waits behind a number that has not arrived, since it was meant to come after that."""
+        if seq not in line.early:
+            return
+        missing = line.next
+        for number, job in sorted(line.early.items()):
+            self.close(job, BadRequest(f"request {number} was not done: request {missing} has not arrived before it"))
+        line.next = max(line.early) + 1
+        line.early.clear()
 
     def append(self, job: Job) -> None:
         """Have a request done in its turn."""

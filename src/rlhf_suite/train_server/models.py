@@ -5,13 +5,12 @@ model has some that wait for an optimiser step, its passes are done again when i
 gradients are the same, bit for bit.
 
 A state on disk is a checkpoint. `latest` is written with the optimiser step itself (ckpt.save_steps), before the client
-learns that the step was taken: no step that a client knows of is lost with the server.
+learns that the step was taken: no step that a client knows of is lost with the server. Where it cannot be written, the
+step counts all the same and the client is told so; it is written with the next one, or when the client asks again.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,12 +26,10 @@ from rlhf_suite.rl.primitives import LossRequest
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train_server.states import LATEST, SAMPLERS, SCHEME, STATES, StateFolders, address_of
 from rlhf_suite.train_server.steps import PassSums, Steps
 
 INITIAL = "base"  # what every model begins with, and what is sampled from without a model
-LATEST = "latest"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
-SCHEME, STATES, SAMPLERS = "tinker://", "weights", "sampler_weights"
 MAX_SNAPSHOTS = 16  # for the engines, that are kept in memory
 
 
@@ -45,6 +42,8 @@ class Model:
     line: int = 1  # grows where it goes on from a state: `latest` is that of the newest line of steps
     waiting: list[tuple[Experience, LossRequest]] = field(default_factory=list)  # passes with gradients that wait
     passes: PassSums = field(default_factory=PassSums)  # what these came to
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last step
+    is_due: bool = False  # the last step has to be on disk before its client may know of it, and is not yet
 
     def forget_passes(self) -> None:
         """Begin another optimiser step."""
@@ -68,7 +67,8 @@ class Models(TrainingClient):
         self._parts, self.steps = started, steps
         run = started.run
         self.run, self.policy = run, started.policy
-        self.folder = Path(run.ckpt.path) if run.ckpt.path else started.record.path / "checkpoints"
+        folder = Path(run.ckpt.path) if run.ckpt.path else started.record.path / "checkpoints"
+        self.states = StateFolders(folder, run.ckpt)
         self.models: dict[str, Model] = {}
         self.active = ""  # the model whose state the ranks hold; empty: that of a snapshot
         self.snapshots: list[str] = []  # kept weights for the engines, the oldest first
@@ -90,6 +90,8 @@ class Models(TrainingClient):
 
     def create(self, name: str, is_left: Callable[[str], bool] = lambda name: False) -> None:
         """Make a model with new adapters. Where there are too many, those go whose client `is_left`."""
+        if name in self.models:
+            raise BadRequest(f"there is a model {name} already. Go on with it")
         for left in [other for other in self.models if is_left(other)]:
             self.unload(left)
         limit = self.run.serve.max_models if self.run.ds.lora.rank > 0 else 1
@@ -137,10 +139,19 @@ class Models(TrainingClient):
         return output
 
     def update(self, name: str, adam: Adam) -> dict[str, float]:
-        """Take an optimiser step, write it to disk as ckpt.save_steps says, and return its metrics."""
+        """Take an optimiser step, write it to disk as ckpt.save_steps says, and return its metrics. Without gradients,
+        write the last step if that was due and could not be written."""
         model = self.activate(name)
-        if not model.waiting:
+        if model.waiting:
+            self.take_step(model, adam)
+        elif not model.is_due:
             raise BadRequest("optim_step: no gradients wait. Call forward_backward first")
+        else:
+            self.write_step(model)
+        return model.metrics
+
+    def take_step(self, model: Model, adam: Adam) -> None:
+        """Take an optimiser step with the gradients that wait, and write its state and its metrics."""
         metrics, passes = self.optim_step(adam), model.passes.means()
         model.forget_passes()
         if metrics["train/actor_skipped"]:
@@ -148,20 +159,31 @@ class Models(TrainingClient):
                 "optim_step: the loss or its gradient is not finite, so nothing was updated, and the gradients are "
                 "gone. Look at the data since the last step, or lower the learning rate"
             )
-        model.step += 1
+        model.step, model.metrics = model.step + 1, metrics
         every = self.run.ckpt.save_steps
-        if every > 0 and model.step % every == 0:
-            with self.on_disk("optim_step: the step was taken, but its state was not written"):
-                self.save_latest(model)
+        model.is_due |= every > 0 and model.step % every == 0
+        try:
+            self.write_step(model)
+        except BadRequest:  # the step counts
+            self.steps.log(passes | metrics)
+            raise
         self.steps.log(passes | metrics)
-        return metrics
 
-    def save_latest(self, model: Model) -> None:
-        """Write the state of a model whose client does not know yet of its last step."""
-        folder = self.folder / model.name / STATES / LATEST
-        self.saver(folder / f"v{model.line:06d}", model).save(model.step, "step")
-        for old in sorted(folder.glob("v*"))[:-1]:
-            shutil.rmtree(old)
+    def write_step(self, model: Model) -> None:
+        """Write the state of a model, if that is due, before its client knows of its last step."""
+        if not model.is_due:
+            return
+        state = self.states.path_of(address_of(model.name, STATES, LATEST), STATES)
+        advice = "optim_step without new gradients writes the state alone"
+        with (
+            self.on_disk(
+                f"optim_step: step {model.step} of the model was taken and counts, so do not send its passes again. "
+                f"Only its state is not on disk, and is lost if the server ends now; {advice}"
+            ),
+            self.states.new_version(state, model.line) as folder,
+        ):
+            self.saver(folder, model).save(model.step, "step")
+        model.is_due = False
 
     @contextmanager
     def on_disk(self, call: str) -> Iterator[None]:
@@ -185,54 +207,53 @@ class Models(TrainingClient):
         model = self.activate(name)
         if model.waiting:
             raise BadRequest("save_weights: gradients wait, which a state does not hold. Call optim_step first")
-        folder = self.folder / name / STATES / state
-        if state == LATEST or (folder.exists() and not overwrite):
+        address = address_of(name, STATES, state)
+        folder = self.states.path_of(address, STATES)
+        if state == LATEST or (self.states.versions(folder) and not overwrite):
             problem = "is the name of the server's own" if state == LATEST else "exists already"
             raise BadRequest(f"save_weights: {state} {problem}. Choose another name")
-        written = sorted(folder.glob("v*"))
-        number = int(written[-1].name[1:]) + 1 if written else 1
-        with self.on_disk("save_weights"):
-            self.saver(folder / f"v{number:06d}", model).save(model.step, "step")
-        for old in written:
-            shutil.rmtree(old)
-        return f"{SCHEME}{name}/{STATES}/{state}"
+        with self.on_disk("save_weights"), self.states.new_version(folder) as version:
+            self.saver(version, model).save(model.step, "step")
+        return address
 
     def load(self, name: str, address: str, *, with_optimizer: bool) -> None:
-        """Have a model go on from a state on disk, with new moments of the optimiser or those of the state."""
-        folder = self.find(address, STATES)
+        """Have a model go on from a state on disk, with new moments of the optimiser or those of the state. If that
+        fails, the model is what it was."""
+        folder = self.states.find(address, STATES)
         model = self.activate(name)
+        step = model.step
+        self.leave()
         self.policy.put_state(INITIAL).result()
+        try:
+            with self.on_disk("load_weights"):
+                self.read(self.saver(folder, model, with_optimizer=with_optimizer), address)
+        except BadRequest:
+            model.step = step
+            raise
+        self.policy.forget_state(name).result()
         model.forget_passes()
-        self._waiting = 0
-        with self.on_disk("load_weights"):
-            self.saver(folder, model, with_optimizer=with_optimizer).resume(show_line)
+        self.active, self._waiting, model.is_due = name, 0, False
         model.line += 1
         if not with_optimizer:
             model.step = 0
 
-    def find(self, address: str, kind: str) -> Path:
-        """Return the folder of an address (tinker://<model>/weights/<name>); raise BadRequest if there is none."""
-        parts = address.removeprefix(SCHEME).split("/")
-        if not address.startswith(SCHEME) or len(parts) != 3 or parts[1] != kind:
-            raise BadRequest(f"{address} is not an address of {kind}. Write {SCHEME}<model>/{kind}/<name>")
-        folder = self.folder.joinpath(check_name(parts[0]), kind, check_name(parts[2]))
-        versions = sorted(folder.glob("v*"))
-        folder = versions[-1] if versions else folder
-        if not folder.exists():
+    def read(self, saver: Saver, address: str) -> None:
+        """Have the ranks hold the newest state of a folder; raise BadRequest where it is damaged."""
+        newest, loaded = saver.store.list_all()[0], saver.resume(show_line)
+        if loaded != newest.step:
             raise BadRequest(
-                f"there is nothing at {address} (looked in {folder}). Save it first, or correct the address"
+                f"{address}: {newest.path} is damaged. The state before it is that of step {loaded}: delete this "
+                "folder to go on from there"
             )
-        return folder
 
     def snapshot(self, name: str, address: str, *, keeps: bool) -> dict[str, float]:
         """Bring the weights of a model to the engines, prove that they are there, and keep them as a snapshot; with
         `keeps` on disk too. Return metrics."""
         model = self.activate(name)
         if keeps:
-            folder = self.folder / name / SAMPLERS / address.rpartition("/")[2]
-            shutil.rmtree(folder, ignore_errors=True)
-            with self.on_disk("save_weights_for_sampler"):
-                self.saver(folder, model, with_optimizer=False).save(model.step, "step")
+            folder = self.states.path_of(address, SAMPLERS)
+            with self.on_disk("save_weights_for_sampler"), self.states.new_version(folder) as version:
+                self.saver(version, model, with_optimizer=False).save(model.step, "step")
         self.policy.keep_state(address, with_optimizer=False).result()
         self.snapshots = [*(other for other in self.snapshots if other != address), address]
         for oldest in self.snapshots[:-MAX_SNAPSHOTS]:
@@ -252,18 +273,11 @@ class Models(TrainingClient):
         else:
             if address.startswith(SCHEME) is False:
                 raise BadRequest("these weights are no longer kept: the server keeps the newest. Save them again")
-            folder = self.find(address, SAMPLERS)
+            folder = self.states.find(address, SAMPLERS)
             with self.on_disk("asample"):
-                self.saver(folder, Model(""), with_optimizer=False).resume(show_line)
+                self.read(self.saver(folder, Model(""), with_optimizer=False), address)
         self.save_weights_for_sampler()
         self.sampled = address
-
-
-def check_name(name: str) -> str:
-    """Return a part of an address; raise BadRequest if it could not be the name of a folder."""
-    if not NAME.fullmatch(name):
-        raise BadRequest(f"{name!r:.100} is not a name. Use letters, digits, and . _ : - between them")
-    return name
 
 
 def adam_of(given: Mapping[str, Any]) -> Adam:

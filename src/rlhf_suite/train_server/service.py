@@ -13,10 +13,11 @@ from rlhf_suite.train_server.jobs import Answer, Job, Jobs
 from rlhf_suite.train_server.ledgers import Drawn
 from rlhf_suite.train_server.losses import named_loss
 from rlhf_suite.train_server.messages import Pass, output_bytes, samples_bytes, to_batch
-from rlhf_suite.train_server.models import INITIAL, SAMPLERS, SCHEME, STATES, Models, adam_of, check_name
+from rlhf_suite.train_server.models import INITIAL, Models, adam_of
 from rlhf_suite.train_server.sampling import Engines, SampleRequest
+from rlhf_suite.train_server.states import LATEST, SAMPLERS, SCHEME, STATES, address_of, check_name
 
-SILENT_S = 300.0  # after which the models of a client are unloaded for those of others; it sends a heartbeat
+SILENT_S = 300.0  # without a request or a heartbeat, after which models of a client are unloaded for those of others
 POLL_S = 20.0  # that a request for an answer waits for it, before the client asks again
 PENDING = {"type": "try_again", "queue_state": "active"}
 
@@ -25,13 +26,38 @@ class NotFound(ValueError):
     """What is asked for is not here."""
 
 
+class Sessions:
+    """The clients of a server, and when each was last heard of. Names of models, of sampling sessions and of requests
+    begin with that of their session."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self.heard = now, dict[str, float]()
+
+    def begin(self) -> str:
+        """Return the name of a new session."""
+        session = str(uuid.uuid4())
+        self.heard[session] = self.now()
+        return session
+
+    def hear_of(self, name: str) -> bool:
+        """Take note that a client is there; return whether its session is known."""
+        session = name.partition(":")[0]
+        if session in self.heard:
+            self.heard[session] = self.now()
+        return session in self.heard
+
+    def is_left(self, model: str) -> bool:
+        """Return whether the client of a model has asked for nothing for so long that it must have ended."""
+        return self.now() - self.heard.get(model.partition(":")[0], -SILENT_S) >= SILENT_S
+
+
 class Service:
     """The sessions and sampling sessions of a server, and its calls. `base` has the names of the model: that of the
     flag, and its folder."""
 
     def __init__(self, models: Models, engines: Engines, jobs: Jobs, base: tuple[str, str]) -> None:
         self.models, self.engines, self.jobs, self.base = models, engines, jobs, base
-        self.sessions: dict[str, float] = {}  # when each was last heard of (time.monotonic)
+        self.sessions = Sessions()
         self.samplers: dict[str, str] = {}  # the weights of each sampling session
         self.clones = 0
         self.run = models.run
@@ -64,9 +90,7 @@ class Service:
         return {"supported_models": [{"model_name": name, **common} for name in dict.fromkeys(self.base)]}
 
     async def create_session(self, body: Body) -> Answer:
-        session = str(uuid.uuid4())
-        self.sessions[session] = time.monotonic()
-        return {"type": "create_session", "session_id": session}
+        return {"type": "create_session", "session_id": self.sessions.begin()}
 
     async def session_heartbeat(self, body: Body) -> Answer:
         self.check_session(body)
@@ -79,14 +103,9 @@ class Service:
     def check_session(self, body: Body) -> str:
         """Return the session of a request."""
         session = text(body, "session_id")
-        if session not in self.sessions:
+        if not self.sessions.hear_of(session):
             raise NotFound(f"there is no session {session!r:.100}. Sessions end with the server: make a new client")
-        self.sessions[session] = time.monotonic()
         return session
-
-    def is_left(self, model: str) -> bool:
-        """Return whether the client of a model has not been heard of for so long that it must have ended."""
-        return time.monotonic() - self.sessions.get(model.partition(":")[0], 0.0) > SILENT_S
 
     def check_base(self, name: object) -> None:
         """Refuse another model than that of the server."""
@@ -104,7 +123,7 @@ class Service:
             raise BadRequest(f"optimizer_config: {kind!r:.40} is not here. This server trains by adamw")
 
         async def work() -> Answer:
-            await self.jobs.in_thread(lambda: self.models.create(name, self.is_left))
+            await self.jobs.in_thread(lambda: self.models.create(name, self.sessions.is_left))
             return {"model_id": name, "type": "create_model"}
 
         return self.future(self.jobs.add(Job(f"{name}:0", work, name, phase="create_model")))
@@ -145,7 +164,7 @@ class Service:
     async def weights_info(self, body: Body) -> Answer:
         """Return what a state on disk is of; its address is checked."""
         address = text(body, "tinker_path")
-        self.models.find(address, SAMPLERS if f"/{SAMPLERS}/" in address else STATES)
+        self.models.states.find(address, SAMPLERS if f"/{SAMPLERS}/" in address else STATES)
         rank = self.run.ds.lora.rank
         return {"base_model": self.base[0], "is_lora": rank > 0, "lora_rank": rank}
 
@@ -193,10 +212,15 @@ class Service:
         name = f"{self.check_session(body)}:train:{whole(body, 'model_seq_id')}" if is_new else text(body, "model_id")
 
         def load() -> None:
-            self.models.find(address, STATES)
+            self.models.states.find(address, STATES)
             if is_new:
-                self.models.create(name, self.is_left)
-            self.models.load(name, address, with_optimizer=with_optimizer)
+                self.models.create(name, self.sessions.is_left)
+            try:
+                self.models.load(name, address, with_optimizer=with_optimizer)
+            except BadRequest:
+                if is_new:
+                    self.models.unload(name)
+                raise
 
         async def work() -> Answer:
             await self.jobs.in_thread(load)
@@ -215,7 +239,7 @@ class Service:
             if body.get("kind", "snapshot") != "snapshot":
                 problem = "kind=inflight changes the weights of samples under way, which this server does not do"
                 raise BadRequest(f"save_weights_for_sampler: {problem}. Use kind=snapshot")
-            address = session if state is None else f"{SCHEME}{name}/{SAMPLERS}/{check_name(state)}"
+            address = session if state is None else address_of(name, SAMPLERS, state)
             await self.jobs.in_thread(lambda: self.models.snapshot(name, address, keeps=state is not None))
             if state is not None:
                 return {"path": address, "type": "save_weights_for_sampler"}
@@ -231,7 +255,7 @@ class Service:
         if address is None:
             self.check_base(body.get("base_model"))
         elif address not in self.models.snapshots:
-            self.models.find(address, SAMPLERS)
+            self.models.states.find(address, SAMPLERS)
         self.samplers[session] = INITIAL if address is None else address
         return {"type": "create_sampling_session", "sampling_session_id": session}
 
@@ -261,6 +285,7 @@ class Service:
         """Draw samples of a prompt, and compute the log-probs of its tokens if they are asked for."""
         weights, asked = self.weights_of(body), SampleRequest.of(body)
         asked.settings(())
+        self.sessions.hear_of(str(body.get("sampling_session_id")))
         number = f"{body.get('sampling_session_id', INITIAL)}:{body.get('seq_id', uuid.uuid4().hex)}"
         names = [f"{number}:{n}" for n in range(asked.count)]  # by which a client says which samples it trains on
 
@@ -285,6 +310,7 @@ class Service:
     ) -> Answer:
         """Add a request of a model, whose time counts for a phase, and return its future. What is wrong with it is the
         answer to its future, since the next request waits for this number."""
+        self.sessions.hear_of(name)
         self.models.model(name)
         if isinstance(seq, bool) or not isinstance(seq, int) or seq < 1:
             raise BadRequest(f"seq_id={seq!r:.40} is not the number of a request, from 1")
@@ -297,8 +323,12 @@ class Service:
     async def retrieve_future(self, body: Body) -> Answer:
         """Return the answer to a request, once it is there; PENDING if that takes longer than a request may wait."""
         number = text(body, "request_id")
+        self.sessions.hear_of(number)
         try:
             answer = await self.jobs.fetch(number, POLL_S)
         except KeyError:
-            raise NotFound(f"there is no request {number!r:.200}, or its answer is no longer kept") from None
+            raise NotFound(
+                f"there is no request {number!r:.200}, or its answer is no longer kept. Requests end with the server; "
+                f"what a model was behind its last optimiser step is at {SCHEME}<model>/{STATES}/{LATEST}"
+            ) from None
         return PENDING | {"request_id": number} if answer is None else answer

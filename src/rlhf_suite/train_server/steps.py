@@ -13,6 +13,7 @@ import numpy as np
 
 from rlhf_suite.data.batch import require_column
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.disk import DiskError
 from rlhf_suite.rl.datum import LossOutput
 from rlhf_suite.rl.primitives import CROSS_ENTROPY
 from rlhf_suite.tracking.journal import Journal
@@ -105,14 +106,33 @@ class PassSums:
 
 class Steps:
     """Writes the metrics of the optimiser steps of all models, in the order in which they were taken, and the samples
-    before each."""
+    before each. A full disk delays rows until there is room again."""
 
     def __init__(self, journal: Journal, ledgers: Ledgers, number: int) -> None:
         self.journal, self.ledgers, self.number, self.clock = journal, ledgers, number, Clock()
+        self.unwritten: list[tuple[int, dict[str, float]]] = []
         journal.open(number, 0)
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write the metrics of a step, with the seconds of each phase since the one before it."""
         self.number += 1
-        self.journal.seconds.update(self.clock.take())
-        self.journal.log(self.number, metrics | self.ledgers.end_step())
+        timings = {f"timing/{phase}": seconds for phase, seconds in self.clock.take().items()}
+        timings["timing/step_total"] = sum(timings.values())
+        self.unwritten.append((self.number, metrics | self.ledgers.end_step() | timings))
+        self.write()
+
+    def write(self) -> None:
+        """Write the rows that wait for it."""
+        try:
+            while self.unwritten:
+                self.journal.write(*self.unwritten[0], always=False)
+                step, metrics = self.unwritten.pop(0)
+                self.journal.progress.show_step(step, metrics)
+                self.journal.folder.record_step(step)
+        except DiskError as error:
+            self.journal.warn(f"Warning: {len(self.unwritten)} rows of metrics wait to be written: {error}")
+
+    def close(self) -> None:
+        """Try once more to write what waits."""
+        if self.unwritten:
+            self.write()
