@@ -177,8 +177,12 @@ def test_requests_behind_one_that_does_not_arrive_fail_together_and_the_next_one
     "",
 )
 def test_any_request_of_a_client_says_that_it_is_there():
-    times = iter([0.0, SILENT_S - 1, SILENT_S, 2 * SILENT_S - 1])
-    sessions = Sessions(lambda: next(times))
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
     session = sessions.begin()
+    now[0] = SILENT_S - 1
     assert sessions.hear_of(f"{session}:train:0:17") and not sessions.hear_of("other:train:0")
-    assert not sessions.is_left(f"{session}:train:0") and sessions.is_left(f"{session}:train:0")
+    now[0] = 2 * SILENT_S - 2
+    assert not sessions.is_left(f"{session}:train:0") and sessions.is_left("other:train:0")
+    now[0] += 1
+    assert sessions.is_left(f"{session}:train:0")
