@@ -30,7 +30,7 @@ ROOMS = {
         "weight_sync/receiver.py",
         "weight_sync/read_back.py",
     ),
-    "deepspeed": ("train/strategy.py", "train/state_moves.py"),
+    "deepspeed": ("train/strategy.py", "train/state_moves.py", "train/optim.py"),
     "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/"),
     "omegaconf": ("foreign_files.py", "run_folders/", "cli/", "sweeps/", "preflight/", "composition/", "config/check/"),
     "submitit": ("sweeps/slurm_jobs.py",),

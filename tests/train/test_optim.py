@@ -13,8 +13,7 @@ from steps import Setup, build, one_step, same, train
 
 from rlhf_suite.config.declarations.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.config.plan.run_plan import ModelPlan
-from rlhf_suite.models.load import load_model
-from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
+from rlhf_suite.train.optim import adamw
 from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.strategy import load_trained
 
@@ -66,31 +65,6 @@ def test_the_step_uses_the_scheduled_rate(ranks, folder, batch):
 
 def reference_direction(folder, batch):
     return reference(folder, "next token", batch)
-
-
-@pytest.mark.notices(
-    "norms and biases decay", "train/optim.py", '"weight_decay": 0.0, ', '"weight_decay": config.adam.weight_decay, '
-)
-def test_norms_and_biases_do_not_decay(folder, batch):
-    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
-
-    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
-    decayed, exempt = parameter_groups(model, TrainedModelConfig.of("ppo", adam=AdamConfig(weight_decay=0.1)))
-    assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.1, 0.0)
-    assert {p.ndim for p in decayed["params"]} == {2}
-    assert {p.ndim for p in exempt["params"]} == {1}
-    assert len(decayed["params"]) + len(exempt["params"]) == len(list(model.parameters()))
-
-
-def test_muon_takes_the_hidden_matrices_only(folder):
-    from rlhf_suite.config.declarations.ds import DeepSpeedConfig
-
-    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig.of("sft", param_dtype="fp32"))
-    mark_muon_parameters(model.named_parameters())
-    others = {name for name, p in model.named_parameters() if not p.use_muon}
-    assert {"model.score.weight", "model.model.embed_tokens.weight", "model.model.norm.weight"} <= others
-    taken = {name for name, p in model.named_parameters() if p.use_muon}
-    assert len(taken) == 2 * 7, "q, k, v, o, gate, up, down of two layers"
 
 
 @pytest.mark.parametrize(("size", "zero"), [(1, 0), (1, 2), (1, 3), (2, 0), (2, 2), (2, 3)])

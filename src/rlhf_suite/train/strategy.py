@@ -121,10 +121,9 @@ class TrainedModel:
         optimizer: torch.optim.Optimizer | None = None
         settings = engine_config(self.ds, config.max_norm, self.world, needs_whole_gradients=config.optim == "muon")
         if config.optim == "muon":
-            optim.mark_muon_parameters(module.named_parameters())
-            settings["optimizer"] = optim.muon_config(config)
+            optimizer = optim.muon(module, config)
         elif self.ds.adam_offload and self.ds.cpu_adam == "deepspeed":
-            optimizer = deepspeed_adamw(module, config)
+            optimizer = optim.cpu_adamw(module, config)
         else:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -347,25 +346,6 @@ def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **mo
     if world.mesh.tensor > 1:
         engine.first_dataloader_check.remove()  # it compares batches in a way that ours do not have
     return engine
-
-
-def deepspeed_adamw(module: nn.Module, config: TrainedModelConfig) -> torch.optim.Optimizer:
-    """Return AdamW as DeepSpeed computes it in host memory.
-
-    Raises:
-        UserError: it cannot be compiled here.
-    """
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    adam = config.adam
-    try:
-        return DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)
-    except RuntimeError as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise UserError(
-            f"ds.cpu_adam=deepspeed: DeepSpeedCPUAdam cannot be compiled here ({reason}). It needs a C++ compiler and "
-            "ninja. Install them, or set ds.cpu_adam=torch"
-        ) from error
 
 
 def mark_leaf_modules(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, *, must_have: bool) -> None:

@@ -58,7 +58,7 @@ class AdamConfig:
     """Peak learning rate; with optim=muon, the rate of the parameters that Muon does not train"""
     betas: list[float] = flag([0.9, 0.95], "Decay rates of the two moments", ge=0, lt=1)
     eps: float = flag(1e-8, "Added to the denominator", gt=0)
-    weight_decay: float = flag(0.0, "Decoupled weight decay; biases and norms are exempt", ge=0)
+    weight_decay: float = flag(0.0, "Decoupled weight decay; biases, norms and other vectors are exempt", ge=0)
 
 
 @dataclass
