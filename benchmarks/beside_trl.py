@@ -13,6 +13,7 @@ import json
 import math
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ def measure(arguments: argparse.Namespace, task: str, way: str) -> Line:
     try:
         return measure_trl(one) if way == "TRL" else supervised.measure(one)
     except RuntimeError as error:
+        print(error, file=sys.stderr)
         return {"error": str(error).splitlines()[-1]}
 
 

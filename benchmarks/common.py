@@ -120,7 +120,11 @@ class Run:
 def suite_run(arguments: Sequence[str], folder: Path) -> Run:
     """`python run.py <arguments>` with `folder` as the run folder, watched to its end."""
     command = [sys.executable, str(ROOT / "run.py"), *arguments, f"hydra.run.dir={folder}", "logger.progress=false"]
-    usage = watch(command, folder.with_suffix(".log"))
+    try:
+        usage = watch(command, folder.with_suffix(".log"))
+    except RuntimeError as error:  # the folder is removed, and the traceback with it
+        traceback = folder / "error.log"
+        raise RuntimeError(f"{error}\n{traceback.read_text() if traceback.exists() else ''}".strip()) from None
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if any(key.startswith("train/") for key in row)]  # the others are evaluations
     return Run(usage, [row for row in trained if "timing/step_total" in row])
