@@ -291,7 +291,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Regenerate docs/flags.md from the flags."""
+    """Write the reference of flags and metrics: docs/flags.md, docs/flags and docs/metrics.md."""
     ready(session)
     session.run(PYTHON, "-m", "rlhf_suite.config.export", external=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -10,8 +11,8 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.cli import main
 from rlhf_suite.config import conf_dir
-from rlhf_suite.config.declarations.runs import TASKS
-from rlhf_suite.config.export import DOCS, markdown, metrics
+from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.config.export import DOCS, pages
 from rlhf_suite.config.schema import schema
 
 SCHEMA = schema()
@@ -36,8 +37,20 @@ def read(file):
 
 
 def test_the_reference_is_fresh():
-    assert (DOCS / "flags.md").read_text() == markdown(), "run: python -m rlhf_suite.config.export"
-    assert (DOCS / "metrics.md").read_text() == metrics(), "run: python -m rlhf_suite.config.export"
+    written = {f"flags/{file.name}": file.read_text() for file in (DOCS / "flags").glob("*.md")}
+    written |= {name: (DOCS / name).read_text() for name in ("flags.md", "metrics.md")}
+    assert written == pages(), "run: python -m rlhf_suite.config.export"
+
+
+def test_every_flag_is_on_one_page_of_the_reference():
+    rows = [
+        key
+        for text in pages().values()
+        for key in re.findall(r"^\| `([\w.]+)` \| .* \| .* \| .* \| .* \|$", text, re.M)
+    ]
+    keys = [key for key in flags_of(None) if key != "task"]
+    assert sorted({*rows} & {*keys}) == sorted(keys)
+    assert len({*rows}) == len(rows)
 
 
 def test_the_schema_is_what_its_command_prints(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,9 +25,9 @@ PAGES = [
     ROOT / "llms.txt",
     *sorted(ROOT.glob("*/README.md")),
     *sorted(ROOT.glob("experiments/**/*/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
-WRITTEN = [page for page in PAGES if page.name not in GENERATED]
+WRITTEN = [page for page in PAGES if page.name not in GENERATED and page.parent.name != "flags"]
 FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments", "docker")
 # `path/to/` and `presets/` stand for folders of the reader.
 FILE = re.compile(r"(?<![\w/.<-])(?!path/to/|presets/)((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
@@ -114,8 +115,9 @@ def test_the_readme_is_short():
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
-    named = re.findall(r"([\w.]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    named = re.findall(r"([\w./]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    docs = ROOT / "docs"
+    assert sorted(named) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
 LONGEST_PAGE = 1500  # words, of a page that is read from its beginning to its end
@@ -137,5 +139,14 @@ def test_pages_that_are_read_from_their_beginning_are_short():
     ],
 )
 def test_links_to_files_outside_of_the_site_become_their_paths(text, shown):
+    assert site_text("data.md", text) == shown
+
+
+def test_a_page_in_a_folder_of_the_site_leads_to_the_pages_above_it():
+    assert site_text("flags/data.md", "[a](../data.md) and [b](../../run.py)") == "[a](../data.md) and b (`run.py`)"
+
+
+def site_text(page: str, text: str) -> str:
+    """Return what the hook of the site makes of the text of a page, which is named by its path below docs/."""
     hook = runpy.run_path(str(ROOT / "docs" / "site.py"))
-    assert hook["on_page_markdown"](text, page=None) == shown
+    return hook["on_page_markdown"](text, page=SimpleNamespace(file=SimpleNamespace(src_uri=page)))

@@ -111,7 +111,8 @@ def test_the_site_offers_a_page_in_its_languages(page, language, links):
 
 def test_the_site_leaves_out_the_line_of_languages():
     text = (ROOT / "docs" / "first_run.zh.md").read_text()
-    assert SITE["on_page_markdown"](text, page=None).startswith("# ")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="first_run.zh.md"))
+    assert SITE["on_page_markdown"](text, page=page).startswith("# ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The reference that is generated: `python -m rlhf_suite.config.export` writes docs/flags.md and docs/metrics.md."""
+"""The reference that is generated: `python -m rlhf_suite.config.export` writes docs/flags.md,
+the pages of docs/flags and docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -19,23 +20,89 @@ HEADER = ("| flag | default | type | tasks | meaning |", "| --- | --- | --- | --
 HEADER_OF_SETTINGS = ("| flag | default | type | meaning |", "| --- | --- | --- | --- |")
 NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.export -->"
 GROUPS = {"supervised": SUPERVISED, "loops": LOOPS}
+OF_RUN = "run"  # the page of flags without a section
+NAMES = "; ".join(f"`{name}` are the tasks {', '.join(tasks)}" for name, tasks in GROUPS.items())
+COLUMNS = f"""\
+Where tasks differ in a default, a type, a meaning or a condition, a line that begins with their names says so, and the
+line above is that of the others. {NAMES}."""
+BACK = f"[All sections](../flags.md). {COLUMNS}"
 INTRODUCTION = f"""\
-`python run.py --help task=<task> [prefix]` prints the flags of a task. Where tasks differ in a default, a type, a
-meaning or a condition, lines that begin with their names say so, and the line above is that of the others.
+Every flag, with its default, type and meaning: one page per section. In a terminal, `python run.py --help task=<task>`
+prints those of a task, and `python run.py --help task=<task> actor.adam` those whose names begin so.
 
-{chr(10).join(f"- {name}: {', '.join(tasks)}" for name, tasks in GROUPS.items())}"""
+{COLUMNS}"""
 
 
-def markdown() -> str:
-    """Return the tables of all flags by section, each flag once with the tasks that have it."""
-    lines = [NOTE, "", "# Flags", "", INTRODUCTION]
+def pages() -> dict[str, str]:
+    """Return the text of each page of the reference by its path below docs/: an index of the flags, a page for each
+    section with what is below it, and the metrics."""
+    shown = {name: section_page(name, declared) for name, declared in sections_of_pages().items()}
+    texts = {f"flags/{name or OF_RUN}.md": page for name, page in sorted(shown.items())}
+    texts |= {"flags/hydra_launcher.md": launchers_page(), "flags/algorithms.md": algorithms_page()}
+    return {"flags.md": index(), **texts, "metrics.md": metrics()}
+
+
+def index() -> str:
+    """Return the page that leads to the pages of all sections."""
+    lines = [NOTE, "", "# Flags", "", INTRODUCTION, "", "| section | what it is about | flags |", "| --- | --- | --- |"]
+    for name, declared in sorted(sections_of_pages().items()):
+        title = f"`{name}`" if name else "the run itself"
+        below = ", ".join(f"`{section}`" for section in declared if section != name)
+        count = sum(map(len, declared.values()))
+        lines.append(
+            join_cells(
+                f"[{title}](flags/{name or OF_RUN}.md)",
+                title_of(declared[name]),
+                f"{count}, with {below}" if below else str(count),
+            )
+        )
+    kinds = ", ".join(kind.title for kind in KINDS.values() if [*algorithms(kind)])
+    count = sum(len(settings_of(name)) for name in LAUNCHERS)
+    lines.append(
+        join_cells(
+            f"[`{PREFIX}`](flags/hydra_launcher.md)", "How jobs are started: on this machine or by Slurm", str(count)
+        )
+    )
+    lines.append(join_cells("[algorithms](flags/algorithms.md)", f"What flags choose by name: {kinds}", ""))
+    return "\n".join(lines) + "\n"
+
+
+def sections_of_pages() -> dict[str, dict[str, dict[str, dict[str, FlagInfo]]]]:
+    """Return `sections()` by the first word of their names."""
+    groups: dict[str, dict[str, dict[str, dict[str, FlagInfo]]]] = {}
     for section, flags in sorted(sections().items()):
-        lines += ["", f"## `{section}`" if section else "## The run itself", "", *HEADER]
-        lines += [row(key, infos) for key, infos in flags.items()]
+        groups.setdefault(section.partition(".")[0], {})[section] = flags
+    return groups
+
+
+def title_of(flags: Mapping[str, Mapping[str, FlagInfo]]) -> str:
+    """Return what a section is about, which its class says."""
+    info = next(info for infos in flags.values() for info in infos.values())
+    return " ".join((info.owner.__doc__ or "").split())
+
+
+def section_page(name: str, declared: Mapping[str, dict[str, dict[str, FlagInfo]]]) -> str:
+    """Return the page of a section and of those below it, each flag once with the tasks that have it."""
+    lines = [NOTE, "", f"# Flags of `{name}`" if name else "# Flags of the run itself", "", BACK]
+    for section, flags in declared.items():
+        lines += ["", f"## `{section}`", "", f"{title_of(flags)}."] if section else []
+        lines += ["", *HEADER, *(row(key, infos) for key, infos in flags.items())]
+    return "\n".join(lines) + "\n"
+
+
+def launchers_page() -> str:
+    """Return the page of the launchers of sweeps and jobs."""
+    lines = [NOTE, "", f"# Settings of `{PREFIX}`", "", "[All sections](../flags.md)."]
     for name, settings in LAUNCHERS.items():
-        lines += ["", f"## `{PREFIX}`: {settings.__doc__}", "", *HEADER_OF_SETTINGS, *map(setting, settings_of(name))]
-    for algorithm in KINDS.values():
-        lines += algorithms(algorithm)
+        lines += ["", f"## {settings.__doc__}", "", *HEADER_OF_SETTINGS, *map(setting, settings_of(name))]
+    return "\n".join(lines) + "\n"
+
+
+def algorithms_page() -> str:
+    """Return the page of the suite's own algorithms, with a table for each kind."""
+    lines = [NOTE, "", "# Algorithms that flags choose by name", "", "[All sections](../flags.md)."]
+    for kind in KINDS.values():
+        lines += algorithms(kind)
     return "\n".join(lines) + "\n"
 
 
@@ -48,7 +115,8 @@ def algorithms(algorithm: Kind) -> Iterator[str]:
         return
     yield from ("", f"## {algorithm.title[0].upper()}{algorithm.title[1:]}", "")
     yield f"Chosen by {', '.join(f'`{key}`' for key in flags)}."
-    yield f"Your own: `<file.py>:<function>` with `{algorithm.signature('<function>')}` (docs/own_code.md)."
+    own = f"`<file.py>:<function>` with `{algorithm.signature('<function>')}`"
+    yield f"[Your own](../own_code.md): {own}."
     if algorithm.names():
         yield from ("", "| name | meaning | needs | flags that it reads |", "| --- | --- | --- | --- |")
     for name, declaration in algorithm.builtin().items():
@@ -129,6 +197,16 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+def write() -> None:
+    """Write all pages of the reference, and remove those of sections that are gone."""
+    texts = pages()
+    (DOCS / "flags").mkdir(exist_ok=True)
+    for file in (DOCS / "flags").glob("*.md"):
+        if f"flags/{file.name}" not in texts:
+            file.unlink()
+    for path, text in texts.items():
+        (DOCS / path).write_text(text)
+
+
 if __name__ == "__main__":
-    (DOCS / "flags.md").write_text(markdown())
-    (DOCS / "metrics.md").write_text(metrics())
+    write()
