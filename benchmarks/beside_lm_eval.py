@@ -74,9 +74,10 @@ def main() -> None:
     """Compare and print one JSON line for each reading."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--harness", required=True, help="the Python of an environment with lm_eval[math]")
+    parser.add_argument("--kinds", nargs="+", choices=[*MAKERS], default=[*MAKERS], help="of answers; all by default")
     parser.add_argument("--save", action="store_true", help="add the lines to results/beside_lm_eval.jsonl")
     arguments = parser.parse_args()
-    rows = {name: [*made_rows(make)] for name, make in MAKERS.items()}
+    rows = {name: [*made_rows(make)] if name in arguments.kinds else [] for name, make in MAKERS.items()}
     command = [arguments.harness, "-c", HARNESS]
     done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -86,6 +87,8 @@ def main() -> None:
     ours = own_verdicts(rows)
     for reading, verdicts in theirs["verdicts"].items():
         members = rows[reading.split(" ")[0]]
+        if not members:
+            continue
         pairs = [*zip(members, ours[reading], verdicts, strict=True)]
         different = [row | {"suite": own, "harness": other} for row, own, other in pairs if own != other]
         result = {
@@ -167,8 +170,9 @@ def make_aime(generator: random.Random) -> tuple[str, str]:
     right = generator.randint(0, 999)
     given = right if generator.random() < 0.7 else generator.randint(0, 999)
     forms = ("So \\boxed{@}.", "$\\boxed{@}$", "We try \\boxed{1}; no, \\boxed{@}", "\\boxed{ @ }", "The answer is $@$",
-             "I do not know.")  # fmt: skip
-    return str(right), generator.choice(forms).replace("@", str(given))
+             "So \\boxed{m+n=@}.", "\\boxed{\\text{@}}", "The answer is @.", "**@**", "I do not know.")  # fmt: skip
+    spelling = generator.choice([f"{given}", f"{given}", f"{given:03d}", f"{given}."])
+    return str(right), generator.choice(forms).replace("@", spelling)
 
 
 # Arguments of each kind of instruction of IFEval, and parts of responses that may follow it.
