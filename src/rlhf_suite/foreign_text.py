@@ -11,6 +11,10 @@ from pathlib import Path
 
 LIMIT = 1000
 SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|PIN", re.IGNORECASE)  # of environment variables
+# Of fields of requests and of parameters of addresses: api_key, access-token
+SECRET_FIELD = re.compile(
+    r"(?:.*[._-])?(?:api)?(?:key|token|secret|password|passwd|authorization|auth|signature|sig)", re.IGNORECASE
+)
 SHORTEST_SECRET, LONGEST_SECRET = 6, 4096  # characters
 PASSWORD_OF_ADDRESS = re.compile(r"(?<=://)[^\s/@]*@")
 NOT_OF_USER = (Path(__file__).parent, Path(traceback.__file__).parent)  # the suite, and the library of Python

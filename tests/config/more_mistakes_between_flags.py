@@ -87,6 +87,13 @@ MORE_BETWEEN_FLAGS = [
     (JUDGE + "reward.judge.model=null", "reward.judge.model", "which model is asked"),
     (JUDGE + "reward.judge.url=null reward.judge.model=null", "reward.judge.model", "no judge is named"),
     (JUDGE + "reward.judge.num_engines=2", "reward.judge.num_engines", "has no effect"),
+    (JUDGE + "'reward.judge.url=\"http://a/v1?api_key=x\"'", "reward.judge.url", "holds api_key in its query"),
+    (
+        JUDGE + "'reward.judge.body={extra: {Authorization: x}}'",
+        "reward.judge.body.extra.Authorization",
+        "export RLHF_",
+    ),
+    (JUDGE + "'reward.judge.body={seed: nan}'", "reward.judge.body.seed", "nan is not a number of JSON"),
     (
         JUDGE + "reward.judge.mode=yes_no 'reward.judge.body={logprobs: false}'",
         "reward.judge.body.logprobs",

@@ -16,9 +16,8 @@ from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.judge import JudgeReward
 from rlhf_suite.rewards.judge_calls import JudgeCalls
-from rlhf_suite.rewards.judge_model import JudgeServers
+from rlhf_suite.rewards.judge_model import JudgeServers, address_of
 from rlhf_suite.rewards.questions import number_of
-from rlhf_suite.rewards.rubric import RubricError, make_harmless, read_rubric
 from rlhf_suite.rewards.sources import Rewards
 
 FINE = {"correct": 10, "polite": 5}
@@ -343,31 +342,19 @@ def test_no_more_requests_are_under_way_than_allowed(serve, judge):
     assert server.most_under_way <= 2
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("No response.", "write {response} where it belongs"),
-        ("{response}\n{respons}", "line 2: {respons} is not a placeholder; did you mean {response}?"),
-        ("{response}\n# Criteria\n- a\n", "line 3: a criterion is written"),
-        ("{response}\n# Criteria\n- a (x): b\n", "line 3: the weight 'x' is not a number"),
-        ("{response}\n# Criteria\n- a (-1): b\n", "line 3: the weight '-1' is not a number"),
-        ("{response}\n# Criteria\n- a (nan): b\n", "line 3: the weight 'nan' is not a number"),
-        ("{response}\n# Criteria\n- a (inf): b\n", "line 3: the weight 'inf' is not a number"),
-        ("{response}\n# Criteria\n- a: b\n- a: c\n", "line 4: the criterion a stands twice"),
-        ("{response}\n# Criteria\n- a (0): b\n", "every criterion has the weight 0"),
-    ],
-)
-def test_a_rubric_that_cannot_be_meant_is_refused_with_its_line(text, reason):
-    with pytest.raises(RubricError) as raised:
-        read_rubric(text)
-    assert reason in str(raised.value)
+def test_a_server_that_moved_is_not_followed_and_its_new_address_is_named(serve, judge):
+    """The texts go nowhere but to the address that was named."""
+    other = serve(fine)
+    server = serve(lambda body: (307, b"<html>moved</html>"), headers={"Location": other.base})
+    (outcome,) = judge(server).score([row("a")])
+    assert isinstance(outcome, RewardFailure) and not other.seen and len(server.seen) == 1
+    assert f"HTTP 307: it moved to {other.base}. Write that in reward.judge.url" in outcome.reason
 
 
-def test_a_rubric_may_hold_lists_and_braces_of_its_own():
-    text = (
-        "- a list\n\\boxed{response} {x} {answer} {response}\n## Criteria\n- a (weight 2): b\n  c\n* d: e\n## End\n- f"
-    )
-    assert read_rubric(text).weights == {"a": 2.0, "d": 1.0}
+@pytest.mark.parametrize("url", ["http://h:1/v1", "http://h:1/v1/", "http://h:1/v1/chat/completions"])
+@pytest.mark.parametrize("query", ["", "?api-version=3"])
+def test_a_query_stays_behind_the_path_of_chat_completions(url, query):
+    assert address_of(url + query) == f"http://h:1/v1/chat/completions{query}"
 
 
 def test_judges_are_sources_beside_others_and_an_evaluation_shares_their_verdicts(serve, tmp_path):
@@ -396,8 +383,3 @@ def test_reward_key_names_a_criterion(serve, tmp_path):
     with closing(Rewards(RewardConfig.of("generate", reward_key="kind", **flags), tmp_path / "log")) as rewards:
         (outcome,), _ = rewards.score([row()])
         assert isinstance(outcome, RewardFailure) and "correct, polite" in outcome.reason
-
-
-def test_a_long_text_is_cut_in_the_middle_with_a_mark():
-    assert make_harmless("a" * 60 + "b" * 60, 100) == "a" * 50 + "\n[20 characters are cut out here]\n" + "b" * 50
-    assert make_harmless("a" * 100, 100) == "a" * 100

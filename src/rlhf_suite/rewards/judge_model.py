@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
@@ -77,7 +78,7 @@ class JudgeServers:
         self.concurrency = http.concurrency
         self.is_yes_no = config.mode == "yes_no"
         self.gave_log_probs = set[str]()  # the servers that did
-        self.servers = Servers([url.rstrip("/").removesuffix(PATH) + PATH for url in urls(config.url)])
+        self.servers = Servers([address_of(url) for url in urls(config.url)])
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Ask]:
@@ -123,6 +124,12 @@ class JudgeServers:
         content = json.dumps({name: value for name, value in fields.items() if value is not None})
         limit = BASE_BYTES + BYTES_PER_TOKEN * config.max_new_tokens
         return Request(content.encode(), limit, "a verdict", config.key_env, "reward.judge.url")
+
+
+def address_of(url: str) -> str:
+    """Return the address of a server's chat completions; `url` may name it already, and may have a query."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/").removesuffix(PATH) + PATH, fragment=""))
 
 
 def read_reply(answer: Any, asked_chars: int, retries: int = 0) -> Reply:

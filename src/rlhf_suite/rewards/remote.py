@@ -242,13 +242,13 @@ async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: R
         GivenUp: there is no such answer.
         RunError: the server refuses the token.
     """
-    asked = None
+    asked = moved = None
     try:
         # a deadline for the whole: httpx's own limits each piece of an answer
         async with asyncio.timeout(timeout_s):
             async with client.stream("POST", url, content=request.content) as response:
                 status, is_fine = response.status_code, response.status_code == httpx.codes.OK
-                asked = response.headers.get("Retry-After")
+                asked, moved = response.headers.get("Retry-After"), response.headers.get("Location")
                 content = await read_body(response, request.limit if is_fine else QUOTED, whole=is_fine)
     except (httpx.TimeoutException, TimeoutError):
         reason = f"{url}: no answer within {timeout_s:g} s (reward.http.timeout_s)"
@@ -259,6 +259,9 @@ async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: R
         raise give_up(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
     if status in REFUSED:
         raise RunError(f"{url}: HTTP {status}. Export the server's token as {request.token}")
+    if moved is not None and 300 <= status < 400:
+        # The body is not sent to another address than the one that was named.
+        raise give_up(f"{url}: HTTP {status}: it moved to {moved}. Write that in {request.flag}", passing=False)
     if not is_fine:
         raise give_up(f"{url}: HTTP {status}: {quote_answer(content)}", passing=status in PASSING, asked=asked)
     try:

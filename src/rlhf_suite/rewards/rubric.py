@@ -37,6 +37,10 @@ WORD = re.compile(r"(?<!\w)\{([a-z_]+)\}")
 HEADING = re.compile(r"#+\s*(?P<title>.*?)\s*#*\s*")
 CRITERION = re.compile(r"[-*] +(?P<name>[A-Za-z][\w-]{0,99})(?: *\((?P<weight>[^)]*)\))? *: *\S.*")
 ITEM = re.compile(r"[-*] ")
+TITLE = re.compile(r"\W*criteria\W*", re.IGNORECASE)  # a line that may be meant as the heading
+FORM = "a criterion is written '- <name> (<weight>): <what is asked>', at the beginning of a line"
+TAKEN = ("errors", "timeouts", "retries", "reason")  # by metrics and columns of every reward
+MAX_WEIGHT, MAX_TEXT = 1e6, 1 << 20
 LIKE = 0.7  # how near a word in braces is to a placeholder that was meant
 ONLY = "score"  # the criterion of a rubric that names none
 KEPT = "\n\t\u200c\u200d"
@@ -100,6 +104,8 @@ def read_rubric(text: str) -> Rubric:
     Raises:
         RubricError: it is not one.
     """
+    if len(text) > MAX_TEXT:
+        raise RubricError(f"it has {len(text):,} characters, and a rubric has at most {MAX_TEXT:,}")
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         for word in WORD.findall(line):
@@ -114,20 +120,40 @@ def read_rubric(text: str) -> Rubric:
 def read_weights(lines: Sequence[str]) -> dict[str, float]:
     """Return the weights of the criteria that stand as a list below the heading "Criteria"; none without it."""
     weights: dict[str, float] = {}
-    within = False
+    within, opened = False, 0
     for number, line in enumerate(lines, 1):
         if heading := HEADING.fullmatch(line):
             within = heading["title"].lower() == "criteria"
+            opened = number if within else opened
         elif within and ITEM.match(line):
-            criterion = CRITERION.fullmatch(line.rstrip())
-            if criterion is None:
-                raise RubricError(f"line {number}: a criterion is written '- <name> (<weight>): <what is asked>'")
-            if criterion["name"] in weights:
-                raise RubricError(f"line {number}: the criterion {criterion['name']} stands twice")
-            weights[criterion["name"]] = read_weight(number, criterion["weight"])
+            name, weight = read_criterion(number, line)
+            if name in weights:
+                raise RubricError(f"line {number}: the criterion {name} stands twice")
+            weights[name] = weight
+        elif TITLE.fullmatch(line):
+            refuse_title(number, lines)
+    if opened and not weights:
+        raise RubricError(f"line {opened}: no criterion stands below this heading: {FORM}")
     if weights and not any(weights.values()):
         raise RubricError("every criterion has the weight 0")
     return weights
+
+
+def refuse_title(number: int, lines: Sequence[str]) -> None:
+    """Refuse a line that is meant as the heading, as the list below it shows, and is not one."""
+    below = next(filter(str.strip, lines[number:]), "")
+    if CRITERION.fullmatch(below.rstrip()):
+        raise RubricError(f"line {number}: criteria stand below a heading: write '## Criteria'")
+
+
+def read_criterion(number: int, line: str) -> tuple[str, float]:
+    """Return the name and the weight of the criterion in line `number`."""
+    criterion = CRITERION.fullmatch(line.rstrip())
+    if criterion is None:
+        raise RubricError(f"line {number}: {FORM}")
+    if criterion["name"] in TAKEN:
+        raise RubricError(f"line {number}: reward/{criterion['name']} is the suite's own: choose another name")
+    return criterion["name"], read_weight(number, criterion["weight"])
 
 
 def read_weight(number: int, text: str | None) -> float:
@@ -136,8 +162,9 @@ def read_weight(number: int, text: str | None) -> float:
         weight = 1.0 if text is None else float(text.strip().removeprefix("weight").strip(" :="))
     except ValueError:
         weight = -1.0
-    if not 0 <= weight < math.inf:
-        raise RubricError(f"line {number}: the weight {printable(text or '', 40)!r} is not a number of 0 or more")
+    if not 0 <= weight <= MAX_WEIGHT:
+        said = printable(text or "", 40)
+        raise RubricError(f"line {number}: the weight {said!r} is not a number from 0 to {MAX_WEIGHT:,.0f}")
     return weight
 
 

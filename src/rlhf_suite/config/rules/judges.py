@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.reward import urls
@@ -12,7 +13,7 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import LOOPS, REWARDED
 from rlhf_suite.config.plan.run_plan import has_judge
 from rlhf_suite.config.rules.rewards import list_named, url_problems
-from rlhf_suite.foreign_text import SECRET_NAMES
+from rlhf_suite.foreign_text import SECRET_FIELD, SECRET_NAMES, printable
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # What engines of the run take of reward.judge.body, with the least and the largest value.
@@ -47,8 +48,9 @@ def judge_is_named(run: Run) -> Iterator[Problem]:
         return
     server = "add reward.judge.url=http://<host>:<port>/v1"
     if not urls(judge.url) and not has_judge(run):
-        problem = "no judge is named that scores by the rubric"
-        yield Problem("reward.judge.url", problem, f"{server}; only task=ppo has engines for a judge")
+        problem, model = "no judge is named that scores by the rubric", judge.model or "<folder of a chat model>"
+        fix = f"serve it, as by 'vllm serve {model} --port 8000', and {server}; only task=ppo has engines for a judge"
+        yield Problem("reward.judge.url", problem, fix)
     yield from url_problems("reward.judge.url", urls(judge.url), judge.key_env)
     if not judge.model and has_judge(run):
         fix = f"{server} and reward.judge.model=<its name there>, or reward.judge.model=<model folder> alone"
@@ -79,6 +81,26 @@ def engines_take_the_fields(run: Run) -> Iterator[Problem]:
     elif judge.mode == "yes_no" and list_rubrics(run) and "logprobs" in judge.body:
         problem = "is a field that the suite writes where reward.judge.mode=yes_no"
         yield Problem("reward.judge.body.logprobs", problem, "remove it: the score is read from log-probabilities")
+
+
+@rule(tasks=REWARDED)
+def fields_can_be_sent_and_kept(run: Run) -> Iterator[Problem]:
+    """Refuse fields of requests that would put a key into the run folder, or that JSON does not have."""
+    key = "reward.judge.body"
+    for name, value in walk(run.reward.judge.body):
+        if SECRET_FIELD.fullmatch(name.rpartition(".")[2]):
+            problem = "is the name of a secret, which would be written into the run folder"
+            yield Problem(f"{key}.{name}", problem, f"remove it, and export {run.reward.judge.key_env}")
+        elif not has_judge(run) and isinstance(value, float) and not math.isfinite(value):
+            yield Problem(f"{key}.{name}", f"{value} is not a number of JSON", "write a finite number, or remove it")
+
+
+def walk(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a table and of those in it, by their names with dots."""
+    for name, value in table.items():
+        yield f"{above}{printable(str(name), 40)}", value
+        if isinstance(value, Mapping):
+            yield from walk(value, f"{above}{name}.")
 
 
 @rule(tasks=REWARDED)

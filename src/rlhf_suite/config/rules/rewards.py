@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
@@ -22,7 +22,7 @@ from rlhf_suite.config.declarations.reward import (
 )
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SCORED, SCORED_TEXTS
-from rlhf_suite.foreign_text import printable
+from rlhf_suite.foreign_text import SECRET_FIELD, printable
 from rlhf_suite.registry import reward_rule
 
 NAME = re.compile(r"[\w-]+")
@@ -152,10 +152,15 @@ def url_problems(key: str, servers: list[str], variable: str = TOKEN) -> Iterato
 
 
 def password_problems(key: str, url: str, fix: str) -> Iterator[Problem]:
-    """Yield a problem of an address with a name or a password of a user."""
-    if urlsplit(url).username is not None or urlsplit(url).password is not None:
+    """Yield a problem of an address with a name or a password of a user, or with a key in its query."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
         problem = "holds a user name or password, which would be written into the run folder"
         yield Problem(key, problem, fix)
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if SECRET_FIELD.fullmatch(name):
+            problem = f"holds {printable(name, 40)} in its query, which would be written into the run folder"
+            yield Problem(key, problem, fix)
 
 
 def what_is_wrong(url: str) -> str | None:
