@@ -62,7 +62,7 @@ def test_a_flag_of_the_file_may_be_swept(tmp_path):
         ("- a\n- b\n", "--config", "does not hold a table of flags"),
         ("task: sft\nactor:\n  adam:\n    rl: 1\n", "actor.adam.rl", "has no such flag"),
         ("task: sft\nactor:\n  adam:\n    lr: fast\n", "actor.adam.lr", "'fast' is not a float"),
-        ("task: ppp\n", "task", "there is no preset task/ppp"),
+        ("task: ppp\n", "task", "there is no task ppp"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_problem(tmp_path, content, key, said):

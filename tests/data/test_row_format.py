@@ -19,6 +19,9 @@ def twice(row):
 def chosen(row):
     return row if row["text"] != "b" else None
 
+def no_rows(row):
+    return [row] if row["text"] != "b" else []
+
 def wrong(row):
     return row["text"]
 
@@ -50,8 +53,9 @@ def encoded(file, function):
 
 def test_a_row_may_become_several_or_none(file):
     assert encoded(file, "twice")[0] == ["a", "A", "b", "B", "c", "C"]
-    items, bad = encoded(file, "chosen")
-    assert items == ["a", "c"] and "data.row_format returned None" in bad.summary()
+    for function, returned in (("chosen", "None"), ("no_rows", "[]")):
+        items, bad = encoded(file, function)
+        assert items == ["a", "c"] and f"data.row_format returned {returned}" in bad.summary()
 
 
 def test_what_is_not_a_dict_and_what_raises_are_reasons_of_the_row(file):

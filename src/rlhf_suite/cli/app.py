@@ -116,11 +116,10 @@ def dispatch(line: CommandLine) -> int:
 
 def explain(line: CommandLine, checked: Preflight) -> int:
     """Print tables about the run, or about the first one of a sweep; return the exit code."""
-    from rich.console import Console
-
     from rlhf_suite.api.explanation import show_explanation
+    from rlhf_suite.tracking.tables import open_console
 
-    problems = show_explanation(Console(), line, checked)
+    problems = show_explanation(open_console(), line, checked)
     return refuse(problems) if problems else 0
 
 

@@ -92,12 +92,11 @@ def plan(asked: Namespace) -> int:
 def print_plan(line: CommandLine, checked: Preflight, devices: Devices | None = None) -> int:
     """Print the plan of a checked run, or of the first one of a sweep, for `devices` (None: those of this machine);
     return the exit code."""
-    from rich.console import Console
-
     from rlhf_suite.api import plans
+    from rlhf_suite.tracking.tables import open_console
 
     planned = plans.plan_run(line, checked, devices or plans.Devices())
-    planned.show(Console())
+    planned.show(open_console())
     if checked.first_of_several:
         print(checked.first_of_several)
     return FINE if planned.fits else FAULTY

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from rlhf_suite.composition.presets import group_names, preset_names
+from rlhf_suite.composition.split_words import NUMBER, join_words
 from rlhf_suite.config.check.formatting import did_you_mean, quote
 from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED
 from rlhf_suite.config.check.problems import Problem
@@ -16,7 +16,6 @@ from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX, settings
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"), "-") | {0x2014: "--"}
-NUMBER = re.compile(r"-\.?\d[\w.+-]*")
 # Hydra's launchers of submitit, which are followed by those here, and their settings of other names.
 SUBMITIT = {
     "hydra/launcher=submitit_slurm": "hydra/launcher=slurm",
@@ -73,7 +72,10 @@ def words_of_options(options: Mapping[str, str]) -> list[str]:
 def parse(argv: list[str]) -> CommandLine:
     """Sort the words. Words without `=` are kept apart: after --help they are prefixes, otherwise mistakes."""
     line = CommandLine()
-    for word in merge_values([with_plain_dashes(word) for word in argv]):
+    words = [with_plain_dashes(word) for word in argv]
+    if not {"--help", "-h"} & {*words}:
+        words, line.problems = join_words(words)
+    for word in merge_values(words):
         name, _, value = word.partition("=")
         name = ALIASES.get(name, name)
         if word in SWITCHES:

@@ -45,6 +45,7 @@ from rlhf_suite.config.check.references import guard_environment
 from rlhf_suite.config.declarations.flags import flat
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.run_folders.record import schema
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -276,6 +277,8 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     other = elsewhere(CHOICES[key][0], value) if key in CHOICES else None
     if other:
         fix = f"write {key}={other}"
+    elif algorithm := word_of_algorithm(key, value):
+        fix = f"write {algorithm}"
     elif meant:
         fix = f"did you mean {meant}={value}?"
     elif close:
@@ -285,7 +288,25 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     named = next((f"{key}.{name}" for name in NAMES_A_MODEL if f"{key}.{name}" in flags), None)
     if named and not meant:
         fix += f"; for a {'model' if named.endswith('path') else 'data set'} write {named}={value}"
-    return Problem(key, f"there is no preset {key}/{value}", fix, tuple(filter(None, (meant or named,))), "name")
+    problem = f"there is no task {value}" if key == "task" else f"there is no preset {key}/{value}"
+    return Problem(key, problem, fix, tuple(filter(None, (meant or named,))), "name")
+
+
+def word_of_algorithm(key: str, value: str) -> str | None:
+    """Return what chooses the algorithm that was taken for a task, as in `task=grpo` and `task=ipo`, or the task that
+    was taken for an experiment; None for other names."""
+    name = value.lower().replace("-", "_")
+    if key == "experiment":
+        return f"task={name}" if name in TASKS else None
+    if key != "task":
+        return None
+    if name in preset_names("experiment"):
+        return f"experiment={name}"
+    for task in TRAINED:
+        for info in flags_of(task).values():
+            if info.meta.algorithms is not None and name in (info.meta.choices or ()):
+                return f"task={task} {info.key}={name}"
+    return None
 
 
 def one_line(reason: str) -> str:

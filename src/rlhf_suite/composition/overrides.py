@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -205,4 +206,6 @@ def several_values(override: Override) -> Problem:
         meant = f"a list is '{key}=[{value}]'"
     elif base is str:
         meant = f"""write '{key}="{value.replace('"', "")}"' for one text"""
+    elif re.fullmatch(r"-?\d{1,3}(,\d{3})+", value):
+        meant = f"write {key}={value.replace(',', '')} for one number"
     return Problem(key, f"{value} are several values", f"{meant}; a sweep needs -m")

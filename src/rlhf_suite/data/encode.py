@@ -39,7 +39,7 @@ class FormattedEncoder(Generic[Encoded]):
     """An encoder whose rows first go through a user's own function, `data.row_format`.
 
     The function gets the columns of a row as a dict and returns the columns that the encoder reads: a dict, a list of
-    dicts if one row gives several, or None to leave the row out.
+    dicts if one row gives several, or None or an empty list to leave the row out.
     """
 
     encoder: Encoder[Encoded]
@@ -56,8 +56,8 @@ class FormattedEncoder(Generic[Encoded]):
             made = row_format.load(self.name)(dict(row.values))
         except Exception as error:
             raise RowError(row.where, f"data.row_format raised {type(error).__name__}: {error}") from error
-        if made is None:
-            raise LeftOut(row.where, "data.row_format returned None")
+        if made is None or made == []:
+            raise LeftOut(row.where, f"data.row_format returned {made}")
         items: list[Encoded] = []
         for values in made if isinstance(made, list) else [made]:
             if not isinstance(values, dict):

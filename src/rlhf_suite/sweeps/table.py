@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.run_folders.sweep_folder import Job, Sweep, read
 from rlhf_suite.sweeps.slurm_jobs import look
-from rlhf_suite.tracking.tables import show_table
+from rlhf_suite.tracking.tables import open_console, show_table
 
 if TYPE_CHECKING:
     from rlhf_suite.report.sweep_data import SweptRun
@@ -41,7 +40,7 @@ def finish(folder: Path) -> int:
     sweep = read(folder)
     assert sweep is not None, "launch writes it"
     rows = [row(job, sweep.list_varied_words(job)) for job in sweep.jobs]
-    show_table(Console(), Text(str(folder)), COLUMNS, rows)
+    show_table(open_console(), Text(str(folder)), COLUMNS, rows)
     write_text(folder / "summary.md", markdown(rows))
     if not sweep.is_single and any((sweep.folder_of(job) / "metrics.jsonl").exists() for job in sweep.jobs):
         from rlhf_suite.report.html import try_writing

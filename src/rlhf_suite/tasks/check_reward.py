@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,7 @@ from rlhf_suite.rewards.sources import Rewards, list_sources
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import Progress
+from rlhf_suite.tracking.tables import open_console
 
 SAME = 1e-6  # scores that differ by less are equal
 AGAIN = "again"  # the folder of a judge's second verdicts in the logs
@@ -52,7 +52,7 @@ def run(config: Run, folder: Path) -> dict[str, float]:
     Raises:
         RunError: a row has no score.
     """
-    given, log, console = rows(config), RunFolder(folder).logs / REWARD_LOG, Console()
+    given, log, console = rows(config), RunFolder(folder).logs / REWARD_LOG, open_console()
     with closing(Rewards(config.reward, log)) as rewards:
         progress = Progress(LoggerConfig(), config.task, len(given), 0, console.is_terminal)
         checked = list[Checked]()

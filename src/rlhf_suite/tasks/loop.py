@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rlhf_suite.config.declarations.runs import Run
@@ -28,6 +27,7 @@ from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_start
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.metrics import MetricLogger
+from rlhf_suite.tracking.tables import open_console
 from rlhf_suite.train.output import final_folder
 
 COLUMNS = {
@@ -146,7 +146,7 @@ def run_loop(config: Run, folder: Path, recipe: Recipe) -> dict[str, float]:
         loop = Loop(config, steps, recipe, sinks)
         metrics = loop.run(first_model(config))
         if config.logger.progress:
-            Console().print(table(loop.metrics))
+            open_console().print(table(loop.metrics))
         return metrics
 
 

@@ -1,7 +1,8 @@
-"""Tables on the console in which no name of a flag is broken, so that it can be copied."""
+"""The console, and tables on it in which no name of a flag is broken, so that it can be copied."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
@@ -12,7 +13,17 @@ from rich.text import Text
 
 FLAG = re.compile(r"[a-z]\w*(?:[./]\w+)+(?==)|[a-z]\w*(?:\.\w+)+")
 WIDTH = 120  # characters of a line of a text
+UNBOUNDED = 100_000  # characters of a line that nothing has to fit
 BREAKABLE = 12  # characters of a word that is not a flag, in the narrowest column
+
+
+def open_console() -> Console:
+    """Return the console of the output. What is not a terminal, such as a pipe or a file, has lines of any length: no
+    value in a table is broken there, unless COLUMNS says how wide it is."""
+    console = Console()
+    if not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
+        console.width = UNBOUNDED
+    return console
 
 
 def as_text(show: Callable[[Console], object]) -> str:

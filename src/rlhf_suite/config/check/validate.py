@@ -58,18 +58,31 @@ def wrong_type(info: FlagInfo, value: Any) -> Problem:
 def suggestion(info: FlagInfo, value: Any) -> str:
     """Return what the user most likely meant by a value of the wrong type."""
     text, expected = str(value), info.type
-    if text.lower() in NULLS and expected.optional:
-        return f"write {info.before_value}null"
+    if text.lower() in NULLS and expected.base is not str:
+        known = f"{info.before_value}{example(info) if info.default is not None else f'<{expected.base.__name__}>'}"
+        return f"write {info.before_value}null, or {known}" if expected.optional else f"write {known}"
     if expected.base is list and not isinstance(value, list | dict):
         several = isinstance(info.default, list) and len(info.default) > 1
         return f"write '{info.before_value}{example(info) if several else f'[{text}]'}'"
     if expected.base is str and isinstance(value, bool | float | int):
         return f"""write '{info.before_value}"{text}"'"""
-    if expected.base is int and isinstance(value, float) and value.is_integer():
-        return f"write {info.before_value}{int(value)}"
+    if expected.base in (int, float) and (number := meant_number(text, expected.base)) is not None:
+        return f"write {info.before_value}{number}"
     if expected.base is bool:
         return f"write {info.before_value}true or {info.before_value}false"
     return f"write {info.before_value}<{expected.name}>, e.g. {info.before_value}{example(info)}"
+
+
+def meant_number(text: str, base: type) -> float | int | None:
+    """Return the number that a text means: with a percent sign, separators or spaces in it."""
+    plain = text.strip().replace(" ", "").replace("_", "").replace(",", "")
+    try:
+        number = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or (base is int and not number.is_integer()):
+        return None
+    return int(number) if base is int else number
 
 
 def example(info: FlagInfo) -> str:
@@ -91,6 +104,9 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         yield wrong_type(info, value)
         return
+    if isinstance(value, str) and means_nothing(info, value):
+        yield no_name(info, value)
+        return
     if value == "" and is_path(info):
         known = f"{info.before_value}<path>"
         fix = f"write {info.before_value}null, or {known}" if info.type.optional else f"write {known}"
@@ -103,6 +119,18 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         return
     for item in value if isinstance(value, list) else [value]:
         yield from item_problems(info, item)
+
+
+def means_nothing(info: FlagInfo, text: str) -> bool:
+    """Return whether a text is one that other programs read as nothing, and no value of the flag."""
+    is_value = bool(info.meta.choices) or any(need.off == text for need in info.meta.needs)
+    return text != "" and text.lower() in NULLS and not is_value
+
+
+def no_name(info: FlagInfo, value: str) -> Problem:
+    """Return the problem of a text such as None, which other programs read as nothing."""
+    fix = "null" if info.type.optional else "<text>"
+    return Problem(info.key, f"{value!r} is read as a text, not as no value", f"write {info.before_value}{fix}")
 
 
 def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
