@@ -109,13 +109,22 @@ def test_the_metrics_of_a_pair_say_margin_and_log_probs():
 @pytest.mark.notices(
     "a tie of two answers counts as right",
     "losses/preference.py",
-    "(chosen > rejected).float()",
-    "(chosen >= rejected).float()",
+    "0.5 * (chosen == rejected)",
+    "1.0 * (chosen == rejected)",
 )
-def test_a_tie_is_not_right():
+@pytest.mark.notices(
+    "a tie of two answers counts as wrong",
+    "losses/preference.py",
+    "0.5 * (chosen == rejected)",
+    "0.0 * (chosen == rejected)",
+)
+def test_a_tie_counts_half_as_in_the_area_under_the_curve():
+    """So a policy that is its own reference, or a head of zeros, has 0.5 before it is trained."""
     same = answers([-2.0, -3.0])
     metrics = preference_term(same, same, torch.ones(2), AlgoConfig.of("dpo")).metrics
-    assert float(metrics["acc"].total) == 0 and float(metrics["acc"].count) == 2
+    assert float(metrics["acc"].total) == 1 and float(metrics["acc"].count) == 2
+    scores = reward_term(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.ones(2), "sigmoid").metrics
+    assert float(scores["acc"].total) == 1 and float(scores["acc"].count) == 2
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "logexp"])

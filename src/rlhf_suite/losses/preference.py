@@ -86,8 +86,8 @@ def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config:
     """Sum over counted pairs of the loss named `algo.loss` + `algo.nll_loss_coef` x (-log pi(y_c) / |y_c|).
 
     `counted` [P] of 0 and 1. Metrics, means over pairs: `loss`, `nll_loss`, `acc` (the chosen answer has the higher
-    reward), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref), `reward_margin` their difference, and
-    `chosen_logps`, `reject_logps` = log pi.
+    reward; equal rewards count half), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref), `reward_margin`
+    their difference, and `chosen_logps`, `reject_logps` = log pi.
     """
     same_shape(chosen.log_probs, rejected.log_probs, counted)
     nll = -chosen.mean_log_probs
@@ -139,8 +139,9 @@ def reward_term(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor, counted: Tensor) -> dict[str, Mean]:
-    """Of the rewards of P pairs."""
-    right = (chosen > rejected).float()
+    """Of the rewards of P pairs. Two equal rewards prefer neither answer, so `acc` counts half of the pair, as `auc`
+    does: a policy that is its own reference has 0.5."""
+    right = (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
     rewards = {"chosen_reward": chosen, "reject_reward": rejected, "reward_margin": chosen - rejected}
     return pair_means({"acc": right, **rewards}, counted)
 

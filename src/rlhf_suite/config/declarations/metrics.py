@@ -45,7 +45,11 @@ METRICS: dict[str, Metric] = {
     "entropy_coef": Metric("Coefficient of the entropy bonus in this step, where actor.entropy_target steers it"),
     "entropy": Metric("Mean entropy of the policy at each token, in nats"),
     # what a model can do
-    "acc": Metric("Share of pairs, steps or tokens of which the model prefers the right one", HIGHER, is_share=True),
+    "acc": Metric(
+        "Share of pairs, steps or tokens of which the model prefers the right one; equal rewards count half",
+        HIGHER,
+        is_share=True,
+    ),
     "auc": Metric("How often a good answer or step ranks above a bad one", HIGHER, is_share=True),
     "reward": Metric("Mean reward that is trained on, after shaping; in an evaluation the mean reward", HIGHER),
     "score": Metric("Mean of what the sources of rewards say, before shaping", HIGHER),
