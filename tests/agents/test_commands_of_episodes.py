@@ -94,9 +94,9 @@ def test_a_command_may_post_its_reward(run_command):
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (python(ASK + "sys.exit('the tests broke')"), "agent.command ended with exit code 1: the tests broke"),
+        (python(ASK + "sys.exit('the tests broke')"), "agent.command ended with exit code 1: the tests broke$"),
         (python(ASK + "os.kill(os.getpid(), 11)"), "exit code 139|exit code -11"),
-        ("no-such-program", "exit code 127: .*no-such-program"),
+        ("no-such-program", r"exit code 127: .*no-such-program.* \(before any turn of the model\)$"),
         ("true", "agent.command ended without a turn of the model"),
     ],
     ids=["crash", "signal", "missing", "silent"],

@@ -47,6 +47,12 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
     ' | algorithm_needs(\n    "agent.kind", registry.agent, "columns"\n)',
     "",
 )
+@pytest.mark.notices(
+    "agent.on_error may not say how many failures a run takes",
+    "config/declarations/reward.py",
+    '| is_one_of("agent.on_error", "drop", "zero")',
+    "",
+)
 @pytest.mark.parametrize(
     "line",
     [
@@ -61,6 +67,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=environment train.agent_func_path=PAYS {CHAT} {RULE} agent.add_reward=true",
         f"agent.kind=tools 'agent.tools=[\"mcp:python server.py\"]' {CHAT} {RULE}",
         f"agent.kind=python {RULE} agent.python_style=fence",
+        *(f"agent.kind=python {RULE} agent.on_error={word} reward.max_error_rate=0.9" for word in ("zero", "drop")),
         f"agent.kind=python {RULE} agent.python_url=http://localhost:8080",
         "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2 agent.max_concurrent=4",

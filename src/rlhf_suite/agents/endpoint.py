@@ -314,6 +314,8 @@ class EndpointAgent:
             if chat.failed.done():
                 raise
             why = f" (the endpoint had said: {chat.refused})" if chat.refused else ""
+            if of_command is not None and not (why or chat.session.num_turns):
+                why = " (before any turn of the model)"
             said = str(error) if isinstance(error, ProgramFailure) else f"run_agent failed: {describe(error)}"
             raise ProgramFailure(f"{said}{why}") from error
         finally:

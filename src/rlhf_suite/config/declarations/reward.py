@@ -185,7 +185,13 @@ class RewardConfig(NormalizationConfig, SourceConfig):
     on_error: str = flag("stop", choices=("stop", "drop"), tasks=BY_MODEL)
     """What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is
     dropped"""
-    max_error_rate: float = flag(0.5, ge=0, le=1, when=is_one_of(".on_error", "drop"), tasks=BY_MODEL)
+    max_error_rate: float = flag(
+        0.5,
+        ge=0,
+        le=1,
+        when=is_one_of(".on_error", "drop") | is_one_of("agent.on_error", "drop", "zero"),
+        tasks=BY_MODEL,
+    )
     """End the run when a larger share of a batch's samples has no reward"""
     process: ProcessRewardConfig = group(ProcessRewardConfig, tasks=(*RL, "score"))
     clip_range: list[float] = flag([-10.0, 10.0], tasks=RL)
