@@ -243,7 +243,7 @@ def test_a_run_goes_on_with_as_many_failures_as_it_may_have_and_ends_with_more(s
     assert samples.rewards.tolist() == [1, 2]
     with pytest.raises(RunError, match=r"4 of 6 samples have no reward.*reward\.max_error_rate=0\.5"):
         score("1", "2", "x", "x", "x", "x", **limit)
-    with pytest.raises(RunError, match=r"none of 6 .*no group is left"):
+    with pytest.raises(RunError, match=r"none of 6 .*the newest is error: .*no group is left. Repair the reward"):
         score("x", "x", "x", "x", "x", "x", on_error="drop", max_error_rate=1.0)
 
 

@@ -58,6 +58,7 @@ class SampleScorer:
 
     def __init__(self, config: RewardConfig, rewards: Rewards | None, journal: Journal) -> None:
         self.config, self.rewards, self.journal = config, rewards, journal
+        self.failed_by = ""  # the reason of the newest failure
 
     def score_batch(self, groups: Sequence[Sequence[tuple[str, Sample]]]) -> list[list[Scored] | None]:
         """Score all samples of a batch, each with its place in a file. Return None for a group that has a failure, and
@@ -94,7 +95,7 @@ class SampleScorer:
             for row, outcome in zip(rows, outcomes, strict=True):
                 if isinstance(outcome, RewardFailure):
                     file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
-        first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
+        self.failed_by = first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
         report = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
         log = logs / REWARD_LOG
         if log.exists() and log.stat().st_size:
@@ -105,13 +106,17 @@ class SampleScorer:
 
     def check_error_rate(self, failures: float, samples: float, has_rewards: bool = True) -> None:
         """End the run if too many of the samples of a batch failed, or all of its groups are left out."""
+        reasons = f"logs/{FAILURES} has the reasons"
+        if self.failed_by:
+            reasons += f", the newest is {self.failed_by}"
         if not has_rewards:
             raise RunError(
-                f"none of {samples:g} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
+                f"none of {samples:g} samples has a reward ({reasons}); no group is left. Repair the reward, and "
+                "continue the run"
             )
         if failures > self.config.max_error_rate * samples:
             raise RunError(
-                f"{failures:g} of {samples:g} samples have no reward (logs/{FAILURES} has the reasons); that is more "
+                f"{failures:g} of {samples:g} samples have no reward ({reasons}); that is more "
                 f"than reward.max_error_rate={self.config.max_error_rate:g}"
             )
 

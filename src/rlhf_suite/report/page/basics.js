@@ -45,8 +45,9 @@ function show(value) {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
-// Return seconds as people write them: 8 s, 3 min 20 s, 2 h 5 min.
+// Return seconds as people write them: under 1 ms, 8 s, 3 min 20 s, 2 h 5 min.
 function duration(seconds) {
+  if (seconds > 0 && seconds < 0.001) return "under 1 ms";
   const whole = Math.round(seconds);
   if (whole < 60) return `${seconds < 10 ? Number(seconds.toPrecision(2)) : whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
