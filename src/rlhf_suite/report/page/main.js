@@ -17,7 +17,7 @@ function header({ title, runs, sweep: swept, up }) {
   document.title = name;
   document.getElementById("name").textContent = name;
   if (runs.length === 1) document.getElementById("badge").replaceWith(badge(run.status));
-  const about = runs.length === 1 ? [`task=${run.task}`, run.status.started?.slice(0, 16).replace("T", " "), run.status.host && `on ${run.status.host}`] : [`${runs.length} runs`, ...(swept ? [`${swept.groups.length} combinations of flags`] : [])];
+  const about = runs.length === 1 ? [`task=${run.task}`, run.status.started?.slice(0, 16).replace("T", " "), run.status.host && `on ${run.status.host}`] : [`${runs.length} runs`, ...(swept ? [`${swept.groups.length} combination${swept.groups.length === 1 ? "" : "s"} of flags`] : [])];
   document.getElementById("about").replaceChildren(...(up ? [element("a", { href: up }, "← All runs"), " · "] : []), about.filter(Boolean).join(" · "));
 }
 

@@ -117,6 +117,9 @@ function filters(read, pairs, state, fill) {
     choice("Order", orders, set("order"), { chosen: state.order }));
 }
 
+// Return the title of a text beside the response, such as "Reason of the reward" for reward/reason.
+const titleOf = (name) => capital(plain(name.replace(/^reward\/(.*)$/, "$1 of the reward")));
+
 // Return the numbers of the samples that fit the filters, in the order that was asked for.
 function selected(read, pairs, state) {
   const words = state.words.toLowerCase().split(/\s+/).filter(Boolean), [by, way] = state.order.split(" ");
@@ -159,7 +162,7 @@ function sampleView(read, at, before, choose) {
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
-    read.others.filter((name) => name !== "role" && read.text(name, at)).map((name) => [element("h3", {}, capital(plain(name))), box(read.text(name, at))]),
+    read.others.filter((name) => name !== "role" && read.text(name, at)).map((name) => [element("h3", {}, titleOf(name)), box(read.text(name, at))]),
     before === undefined && read.turns(at).length ? [element("h3", {}, "Turns"), read.turns(at).map((turn, place) => turnView(turn, place, read.owners(at)))] : null,
     tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at), read.turns(at), read.text("ending", at) === "compacted")] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, with their rewards"), element("div.keys", {}, peers.map((other) =>

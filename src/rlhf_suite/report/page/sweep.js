@@ -35,6 +35,7 @@ function sweepParts(names, groups, { metric, statistic }, least) {
   const intervals = known ? `Intervals are Student's below ten runs of a row, else percentile bootstraps; a row of fewer than ${least} runs has none.` : `A row of ${least} runs or more would have intervals.`;
   const columns = [
     ...names.map((name, place) => ({ title: short(names)[place], titled: true, code: true, cell: (group) => group.values[place] ?? "–", sort: (group) => sortable(group.values[place]) })),
+    ...(names.length ? [] : [{ title: "flags", cell: () => "all runs" }]),
     number("runs", (group) => group.metrics[metric].values.length),
     number("mean", of("mean")), ...range("interval"), number("IQM", of("iqm")), ...range("iqm_interval"),
     number("lowest", (group) => Math.min(...of("values")(group))), number("highest", (group) => Math.max(...of("values")(group))),
