@@ -41,6 +41,7 @@ EXAMPLES = {
     "nim": Example("agent/turns", "turns", "the first player wins", "train/first/pass_rate"),
     "calculator": Example("agent/calls", "calls", "the sum is right"),
     "chat_client": Example("agent/calls", "calls", "the sum is right"),
+    "harnesses": Example("agent/calls", "calls", "the digit is above 4"),
     "fences": Example("agent/python_calls", "calls", "the sum is right"),
 }
 

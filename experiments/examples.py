@@ -63,6 +63,15 @@ EXAMPLES = (
     ),
     Example("agents/fences", AGENT),
     Example(
+        "agents/harnesses",
+        (
+            f"{AGENT[0][:-1]}, where Codex is installed.",
+            CURVES,
+            "`tests/e2e/test_ledgers_of_harnesses.py`, on demand: each sampled token is trained on once.",
+            "[Harnesses]({docs}agents_harnesses.md) has what was seen of them.",
+        ),
+    ),
+    Example(
         "agents/when_to_call",
         (AGENT[0], CURVES.replace("agents.py", "when_to_call.py").replace("agent_curves", "when_to_call")),
     ),

@@ -73,7 +73,6 @@ has those of each command. [Bring your agent]({docs}agents.md) and [own code]({d
 """
 # Pages that are written by hand: what they show, minutes, memory, and what checks them.
 WRITTEN = {
-    "agents/harnesses": "mini-swe-agent, Codex and Claude Code, unchanged, as agents. | | | its page says it",
     "real_data": "Every supervised task on real rows, with intervals on new questions. | | | its page has the figures",
 }
 PAGE = """# {name}

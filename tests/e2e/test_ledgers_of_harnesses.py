@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -24,11 +23,15 @@ from transformers import AutoTokenizer
 
 from rlhf_suite.data.trajectory import MODEL
 
-pytestmark = pytest.mark.proof
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from examples import commands_of  # noqa: E402
+
+pytestmark = pytest.mark.proof
 NOTES = ROOT / "tests" / "recording"
 STEPS, PROMPTS, SAMPLES = 3, 4, 2
-HARNESS_S = 6 * jobs.DEADLINE_S  # the prompts of harnesses are long
+HARNESS_S = 6 * jobs.DEADLINE_S
 HARNESSES = {
     "mini_swe_agent": "harnesses/mini/bin/mini",
     "codex": "harnesses/node_modules/.bin/codex",
@@ -148,14 +151,16 @@ def test_every_sampled_token_is_trained_on_once_whatever_a_program_does_to_its_h
 
 
 def teach(name: str, home: Path) -> Path:
-    """Return a model that ends its turns and begins calls of the tool of a harness: it is taught as the page of the
-    recipes says, but by short texts alone, which takes seconds. It need not do its task."""
-    subprocess.run([sys.executable, RECIPES / "files.py", home, name], cwd=ROOT, check=True)
-    text = (RECIPES / "README.md").read_text().replace("\\\n", " ")
-    (line,) = re.findall(r"^python run.py (task=sft .*)$", text, re.MULTILINE)
+    """Return a model that calls the tool of a harness and ends its turns, taught as the page of the recipes says."""
+    subprocess.run([sys.executable, RECIPES / "agent.py", home, name], cwd=ROOT, check=True)
+    return learn(home)
+
+
+def learn(home: Path, *more: str) -> Path:
+    """Return the model of a folder that was taught its texts by the command of the page, with `more` words."""
+    (line,) = [command for command in commands_of(RECIPES / "agent.py") if "task=sft" in command]
     words = shlex.split(line.replace("/tmp/harness", str(home)).replace(f"run_dir={home}/sft", "launch.timeout_s=600"))
-    short = [word for word in words if not word.startswith(("data.max_len=", "train.max_epochs="))]
-    jobs.run(home / "sft", [*short, "data.max_len=1024", "train.max_steps=100"])
+    jobs.run(home / "sft", [*words[2:], *more], deadline_s=HARNESS_S)
     return home / "sft" / "model"
 
 
@@ -167,7 +172,13 @@ def test_every_token_that_is_sampled_for_a_harness_is_trained_on_once(name, runs
     home.mkdir()
     model = teach(name, home)
     more = [f"actor.model_name_or_path={model}", f"data.prompt_dataset={home}/asked.jsonl", "train.max_steps=1"]
-    few = ["rollout.batch_size=2", "rollout.n_samples_per_prompt=2", "train.batch_size=4", "rollout.max_new_tokens=400"]
+    few = [
+        "rollout.batch_size=2",
+        "rollout.n_samples_per_prompt=2",
+        "train.batch_size=4",
+        "train.micro_batch_size=2",
+        "rollout.max_new_tokens=400",
+    ]
     line = ["--config", str(RECIPES / f"{name}.yaml"), *more, *few, "launch.timeout_s=600"]
     books, folder = run_noted(runs, f"{name}_run", line, monkeypatch)
     books.check(record_property)
@@ -182,7 +193,7 @@ def continued(name: str, command: str) -> str:
     """Return the command of a recipe and those that go on behind it."""
     lines = [command]
     for words in CONTINUED[name]:
-        limited = f"{words} -c model_auto_compact_token_limit=3000 "
+        limited = f"{words} -c model_auto_compact_token_limit=300 "
         again = command.replace("exec ", limited, 1).replace('"$AGENT_PROMPT"', "")
         lines.append(again if words.startswith("exec") else words)
     return "\n".join(lines)
@@ -200,8 +211,14 @@ def test_summaries_and_sub_agents_of_a_harness_are_trained_on_once(name, runs, m
     recipe["agent"] |= {"command": continued(name, recipe["agent"]["command"]), "max_turns": 60}
     (home / "run.yaml").write_text(yaml.safe_dump(recipe))
     more = [f"actor.model_name_or_path={model}", f"data.prompt_dataset={home}/asked.jsonl", "train.max_steps=1"]
-    few = ["rollout.batch_size=2", "rollout.n_samples_per_prompt=2", "train.batch_size=4", "rollout.max_new_tokens=60"]
-    line = ["--config", str(home / "run.yaml"), *more, *few, "data.max_len=49152", "launch.timeout_s=600"]
+    few = [
+        "rollout.batch_size=2",
+        "rollout.n_samples_per_prompt=2",
+        "train.batch_size=4",
+        "train.micro_batch_size=2",
+        "rollout.max_new_tokens=60",
+    ]
+    line = ["--config", str(home / "run.yaml"), *more, *few, "data.max_len=16384", "launch.timeout_s=600"]
     books, _ = run_noted(runs, f"{name}_continued_run", line, monkeypatch)
     books.check(record_property)
     texts = Counter[str]()

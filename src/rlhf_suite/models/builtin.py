@@ -9,6 +9,7 @@ tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,11 @@ def create_tiny(path: Path, seed: int = 0) -> None:
     create(path, SHAPES["tiny"], seed)
 
 
-def create(path: Path, shape: Shape, seed: int = 0) -> None:
-    """Write a model folder with random weights. Equal seeds give equal weights."""
+def create(path: Path, shape: Shape, seed: int = 0, words: Sequence[str] = ()) -> None:
+    """Write a model folder with random weights. Equal seeds give equal weights. Each of `words` is one token."""
     sees = shape.family == "idefics3"
     tokenizer = byte_tokenizer(sees)
+    tokenizer.add_tokens(list(words))
     config, model_class = vision_config(shape, tokenizer) if sees else text_config(shape, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
