@@ -116,7 +116,14 @@ LINE = {
 
 
 def test_the_page_compares_with_what_was_published():
-    tests = {**LINE, "row": "tests", "passed": ["a"], "failed": {"b": "1 != 2"}, "skipped": {"c": "ray is missing"}}
+    tests = {
+        **LINE,
+        "row": "tests",
+        "date": "2026-11-28T05:56:37+0000",
+        "passed": ["a"],
+        "failed": {"b": "1 != 2"},
+        "skipped": {"c": "ray is missing"},
+    }
     page = gpu_kit.page_of([tests, LINE, {**LINE, "row": "other", "error": "OutOfMemoryError: 80 GB"}])
     assert "## NVIDIA H100 80GB HBM3, torch 2.13.0\n" in page
     assert "| rl-0.6b-16k | liger | torch | 23,792 | 0.689 | 99 % | 45.7 % | 12.0, 12.3 | 11896, 12.5 | 2.00 |" in page

@@ -12,7 +12,7 @@ from rlhf_suite.planner.checkpointing import FREE, with_decisions
 from rlhf_suite.planner.devices import find_device
 from rlhf_suite.planner.estimate import estimate
 from rlhf_suite.planner.needs import Target
-from rlhf_suite.planner.table import say_checkpointing
+from rlhf_suite.planner.table import say_decisions
 
 H100 = find_device("h100-80")
 ON_H100 = Target(H100, H100.memory, None)
@@ -44,7 +44,7 @@ def test_activations_are_kept_where_they_fit_with_a_reserve(run):
     assert estimate(run, small).checkpointing == {"actor": True}
     assert estimate(run, large).peak == needed
     assert estimate(run, small).peak == peak(run, ON_H100, actor=True)
-    assert [*say_checkpointing(estimate(run, small))] == [
+    assert [*say_decisions(estimate(run, small))] == [
         f"By the plan the actor recomputes activations in the backward pass ({SWITCH}=null)."
     ]
 
@@ -56,8 +56,8 @@ def test_a_machine_decides_by_the_memory_of_all_processes(run):
     large = estimate(run, Target(None, round(kept.peak / (1 - FREE)) + 1, None))
     small = estimate(run, Target(None, round(kept.peak / (1 - FREE)) - 1, None))
     assert (large.checkpointing, small.checkpointing) == ({"actor": False}, {"actor": True})
-    assert [*say_checkpointing(large)] == []  # what one expects
-    assert [*say_checkpointing(small)] == [
+    assert [*say_decisions(large)] == []  # what one expects
+    assert [*say_decisions(small)] == [
         f"By the plan the actor recomputes activations in the backward pass ({SWITCH}=null)."
     ]
 

@@ -79,8 +79,10 @@ def batches(run: Run, plan: WorkerPlan) -> Rows:
     limit = trained_micro_batches(train)
     if limit.tokens is not None:
         times_ranks = f" x {sequence} ranks" if sequence > 1 else ""
-        tokens = limit.tokens * sequence
-        yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{times_ranks} needs", f"<= {tokens} tokens"
+        tokens = f"<= {limit.tokens * sequence} tokens"
+        if plan.device == "cuda" and train.max_tokens_per_gpu is None:
+            tokens += ", or more by the plan of its GPUs"
+        yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{times_ranks} needs", tokens
     if limit.rows is not None:
         how = f"/ train.micro_batch_size = {share} / {limit.rows}"
         yield "micro-batches per rank and optimiser step", how, f"{share // limit.rows}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from rlhf_suite.config.declarations.ds import load_settings
 from rlhf_suite.config.declarations.models import TrainedModelConfig
@@ -33,6 +34,7 @@ from rlhf_suite.models.judge import JUDGE_FLAG, judge_engines, judge_length, jud
 from rlhf_suite.models.load import checkpoint_precision, model_config, model_folder
 from rlhf_suite.models.rows import rows_of
 from rlhf_suite.planner import memory
+from rlhf_suite.planner.budget import decide_budget, with_budget
 from rlhf_suite.planner.checkpointing import Decisions, decide, models_to_decide, with_decisions
 from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
@@ -54,7 +56,9 @@ def estimate(run: Run, target: Target) -> Estimate:
     plan = resolve(run, target.machine, route_bytes(run))
     decisions = decide_checkpointing(run, plan, target)
     run = with_decisions(run, decisions)
-    planner = Planner(run, plan, target)
+    planner_of = partial(Planner, plan=plan, target=target)
+    budget = decide_budget(run, target, lambda run: planner_of(run).seconds(ACTOR), lambda run: planner_of(run).peak())
+    planner = planner_of(with_budget(run, budget))
     processes = planner.processes()
     return Estimate(
         target,
@@ -73,6 +77,7 @@ def estimate(run: Run, target: Target) -> Estimate:
         judge=planner.judge if JUDGE in processes else None,
         judge_longest=judge_length(run) if JUDGE in processes else 0,
         checkpointing=decisions,
+        budget=budget,
     )
 
 
@@ -80,9 +85,7 @@ def decide_checkpointing(run: Run, plan: WorkerPlan, target: Target) -> dict[str
     """Return for each model that a run leaves open whether it recomputes activations on these devices."""
 
     def peak(decisions: Decisions) -> int:
-        planner = Planner(with_decisions(run, decisions), plan, target)
-        processes = planner.processes()
-        return peak_of(target, planner.devices(processes), planner.host(processes))
+        return Planner(with_decisions(run, decisions), plan, target).peak()
 
     def supports(name: str) -> bool:
         use = Planner(run, plan, target).use(plan.models[name])
@@ -125,6 +128,11 @@ class Planner:
     def processes(self) -> dict[str, Process]:
         """Return one process of each kind that a run has, by its name."""
         return {role.name: self.process(role) for pool in self.plan.placement.pools for role in pool.roles}
+
+    def peak(self) -> int:
+        """Return the bytes of the fullest device, or of the machine."""
+        processes = self.processes()
+        return peak_of(self.target, self.devices(processes), self.host(processes))
 
     def devices(self, processes: dict[str, Process]) -> tuple[DeviceUse, ...]:
         """Return which processes share devices."""
@@ -351,14 +359,18 @@ class Planner:
     def silences(self) -> dict[str, float]:
         """Return for how many seconds a process may show no sign of life: each micro-batch and each response is one."""
         seconds: dict[str, float] = {}
-        for name, model in self.plan.models.items():
-            section = self.section(name)
-            if section is not None and self.target.flops is not None:
-                operations = self.operations_of_passes(model, section) * self.tokens(name).total
-                seconds[f"a micro-batch of the {name}"] = operations / self.target.flops
+        for name in self.plan.models:
+            if self.section(name) is not None and self.target.flops is not None:
+                seconds[f"a micro-batch of the {name}"] = self.seconds(name)
         if self.run.task in RL and self.target.device is not None:
             seconds["the first responses of an engine"] = self.decoding(self.target.device)[0]
         return seconds
+
+    def seconds(self, name: str) -> float:
+        """Return the seconds that the longest micro-batch of a trained model computes for."""
+        section, flops = self.section(name), self.target.flops
+        assert section is not None and flops is not None
+        return self.operations_of_passes(self.plan.models[name], section) * self.tokens(name).total / flops
 
     def at_once(self) -> float:
         """Return the sequences that an engine would run at one time, if its KV cache had the room."""

@@ -94,6 +94,7 @@ class Estimate:
     judge: EngineMemory | None  # of its engines; None: the run has none
     judge_longest: int  # reward.judge.max_len
     checkpointing: dict[str, bool]  # of models whose run leaves that to the plan: whether they recompute activations
+    budget: int | None  # tokens of a micro-batch; None: the run says so itself, or has no GPU
 
     @property
     def num_devices(self) -> int:

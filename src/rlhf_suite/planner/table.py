@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from rlhf_suite.planner.budget import BUDGET
 from rlhf_suite.planner.needs import Estimate, Process, gib
 from rlhf_suite.planner.remedies import Words
 
@@ -33,20 +34,22 @@ def show(console: Console, estimate: Estimate) -> None:
         rows = ((name, "", duration(seconds)) for name, seconds in estimate.times.items())
         console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
     kind = f"{gib(estimate.target.usable)} of {device.name if device else 'this machine'}"
-    for line in (*say_deadline(estimate), f"The actor's batches: {estimate.rows}.", *say_checkpointing(estimate)):
+    for line in (*say_deadline(estimate), f"The actor's batches: {estimate.rows}.", *say_decisions(estimate)):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(estimate.peak)} of {kind}.")
     console.print("It fits." if estimate.fits else "It does not fit: " + "; ".join(estimate.problems) + ".")
 
 
-def say_checkpointing(estimate: Estimate) -> Iterator[str]:
-    """Yield what the plan decides about the recomputation of activations, where the flag is null. That a CPU keeps them
-    is what one expects, and is not said."""
+def say_decisions(estimate: Estimate) -> Iterator[str]:
+    """Yield what the plan decides where flags are null: whether activations are recomputed, and the tokens of a micro-
+    batch. That a CPU keeps activations is what one expects, and is not said."""
     for name, recomputes in estimate.checkpointing.items():
         if not recomputes and estimate.target.device is None:
             continue
         does = "recomputes activations in the backward pass" if recomputes else "keeps its activations, which fit"
         yield f"By the plan the {name} {does} ({name}.gradient_checkpointing_enable=null)."
+    if estimate.budget is not None:
+        yield f"By the plan a micro-batch has at most {estimate.budget} tokens ({BUDGET}=null)."
 
 
 def say_deadline(estimate: Estimate) -> Iterator[str]:

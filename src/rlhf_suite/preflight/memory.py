@@ -83,17 +83,18 @@ def fit_to_driver(run: Run, driver: Driver | None) -> tuple[Run, list[str]]:
 def decide_by_plan(run: Run, target: Target) -> tuple[Run, list[str]] | None:
     """Return the run with what its plan for these devices decides, and what to say of it; None if the planner cannot
     read a model of the run: loading it says what is wrong."""
+    from rlhf_suite.planner.budget import with_budget
     from rlhf_suite.planner.checkpointing import with_decisions
     from rlhf_suite.planner.estimate import estimate
-    from rlhf_suite.planner.table import say_checkpointing, say_deadline
+    from rlhf_suite.planner.table import say_deadline, say_decisions
 
     try:
         planned = estimate(run, target)
     except UserError:
         return None
-    remarks = [*say_checkpointing(planned), *map(say_what_does_not_fit, planned.problems)]
+    remarks = [*say_decisions(planned), *map(say_what_does_not_fit, planned.problems)]
     remarks += say_deadline(planned) if planned.is_late else ()
-    return with_decisions(run, planned.checkpointing), remarks
+    return with_budget(with_decisions(run, planned.checkpointing), planned.budget), remarks
 
 
 def say_what_does_not_fit(problem: str) -> str:

@@ -41,9 +41,9 @@ class TrainConfig(Section):
     )
     """Form balanced micro-batches by a token budget; null: where no number of sequences is written; true: also where
     one is; false: never"""
-    max_tokens_per_gpu: int = flag(4096, ge=1, resume=SHAPE, when=BUDGETED)
+    max_tokens_per_gpu: int | None = flag(None, ge=1, resume=SHAPE, when=BUDGETED)
     """Token budget of a micro-batch, for each rank that holds a part of its tokens. Padding counts; a longer
-    row raises the budget of its step to its own length"""
+    row raises the budget of its step to its own length. null: 4096; on GPUs the plan may decide for up to 16384"""
     max_epochs: int = flag(2, ge=1, defaults=dict.fromkeys(("rm", "dpo", "kto", "prm", "distill", *RL), 1))
     """Passes over the data, in task=ppo over each rollout batch"""
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)

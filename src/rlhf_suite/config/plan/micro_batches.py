@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from rlhf_suite.config.declarations.rollout import RolloutConfig
 from rlhf_suite.config.declarations.train import TrainConfig
 
+LEAST_TOKENS = 4096  # of a micro-batch, where no flag says otherwise and no plan has decided for more
+
 
 @dataclass(frozen=True)
 class MicroBatches:
@@ -30,8 +32,8 @@ def rollout_micro_batches(rollout: RolloutConfig, train: TrainConfig) -> MicroBa
     return _choose(train, rollout.micro_batch_size, rollout.max_tokens_per_gpu or train.max_tokens_per_gpu)
 
 
-def _choose(train: TrainConfig, rows: int | None, tokens: int) -> MicroBatches:
+def _choose(train: TrainConfig, rows: int | None, tokens: int | None) -> MicroBatches:
     """Return the limit by rows where their number is written and train.dynamic_batch_enable is not."""
     if rows is None or train.dynamic_batch_enable:
-        return MicroBatches(tokens=tokens)
+        return MicroBatches(tokens=tokens or LEAST_TOKENS)
     return MicroBatches(rows=rows)
