@@ -116,6 +116,8 @@ def test_the_readme_is_short():
 
 def test_every_page_is_in_the_navigation_of_the_site():
     named = re.findall(r"([\w./]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert [name for name in named if name.startswith("about")] == ["about.md", "about.zh.md", "about.ja.md"]  # README
+    named = [name for name in named if not name.startswith("about")]
     docs = ROOT / "docs"
     assert sorted(named) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
@@ -133,7 +135,7 @@ def test_pages_that_are_read_from_their_beginning_are_short():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("see [real data](../experiments/real_data/README.md#a)", "see real data (`experiments/real_data/README.md`)"),
+        ("see [real data](../experiments/real_data/README.md#a)", "see [real data](experiments/real_data/README.md#a)"),
         ("see [`run.py`](../run.py) and [data](data.md)", "see `run.py` and [data](data.md)"),
         ("```\n[a](../b)\n```\n[a](../b)", "```\n[a](../b)\n```\na (`b`)"),
     ],
@@ -144,6 +146,18 @@ def test_links_to_files_outside_of_the_site_become_their_paths(text, shown):
 
 def test_a_page_in_a_folder_of_the_site_leads_to_the_pages_above_it():
     assert site_text("flags/data.md", "[a](../data.md) and [b](../../run.py)") == "[a](../data.md) and b (`run.py`)"
+
+
+def test_readme_and_the_pages_of_examples_are_pages_of_the_site():
+    assert site_text("index.md", "[what it promises](../README.md#status)") == "[what it promises](about.md#status)"
+    assert site_text("about.md", "![a page](docs/report.png) [first run](docs/first_run.md)") == (
+        "![a page](report.png) [first run](first_run.md)"
+    )
+    recipe, page = "experiments/recipes/ppo_8b/README.md", "docs/benchmarks.md"
+    assert site_text("gallery.md", f"[ppo_8b](../{recipe})") == f"[ppo_8b]({recipe})"
+    assert site_text(recipe, f"[a](../../../{page}) [curve](curve.png) [code](recipe.yaml)") == (
+        "[a](../../../benchmarks.md) [curve](curve.png) code (`experiments/recipes/ppo_8b/recipe.yaml`)"
+    )
 
 
 def site_text(page: str, text: str) -> str:

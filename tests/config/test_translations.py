@@ -91,7 +91,7 @@ def test_a_page_begins_with_its_languages(page):
 
 def test_the_site_has_every_translation_in_the_order_of_the_english_pages():
     for code in TRANSLATIONS:
-        assert pages_below(LANGUAGES[code]) == [in_language(Path(name), code).name for name in LEARN]
+        assert pages_below(LANGUAGES[code]) == [in_language(Path(name), code).name for name in ("about.md", *LEARN)]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,8 @@ def test_the_site_has_every_translation_in_the_order_of_the_english_pages():
         ("first_run.md", "en", ["first_run.html", "first_run.zh.html", "first_run.ja.html"]),
         ("first_run.ja.md", "ja", ["first_run.html", "first_run.zh.html", "first_run.ja.html"]),
         ("flags.md", "en", []),
+        ("flags/data.md", "en", []),
+        ("about.zh.md", "zh", ["about.html", "about.zh.html", "about.ja.html"]),
     ],
 )
 def test_the_site_offers_a_page_in_its_languages(page, language, links):

@@ -3,6 +3,7 @@ the pages of docs/flags and docs/metrics.md."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from rlhf_suite.config.declarations.task_groups import LOOPS, SUPERVISED
 from rlhf_suite.registry import KINDS, Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
-HEADER = ("| flag | default | type | tasks | meaning |", "| --- | --- | --- | --- | --- |")
+HEADER = ("| flag | default | type | meaning, and tasks that have it |", "| --- | --- | --- | --- |")
 HEADER_OF_SETTINGS = ("| flag | default | type | meaning |", "| --- | --- | --- | --- |")
 NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.export -->"
 GROUPS = {"supervised": SUPERVISED, "loops": LOOPS}
+CODE = re.compile(r"`[^`]*`|<br>|<")
 OF_RUN = "run"  # the page of flags without a section
 NAMES = "; ".join(f"`{name}` are the tasks {', '.join(tasks)}" for name, tasks in GROUPS.items())
 COLUMNS = f"""\
@@ -153,7 +155,7 @@ def row(key: str, infos: Mapping[str, FlagInfo]) -> str:
             meaning += f". {said[0].upper()}{said[1:]}" if is_same else f"<br>*{named}*: {said}"
     default = by_task({task: f"`{spell(info.default)}`" for task, info in infos.items()})
     kind = by_task({task: describe_type(info) for task, info in infos.items()})
-    return join_cells(f"`{key}`", default, kind, name_tasks(infos), meaning)
+    return join_cells(f"`{key}`", default, kind, f"{meaning}<br>**Tasks**: {name_tasks(infos)}")
 
 
 def by_task(texts: Mapping[str, str]) -> str:
@@ -179,7 +181,17 @@ def setting(info: FlagInfo) -> str:
 
 
 def join_cells(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
+    """Return a row of a table. Angles outside of code, as in <file.py>, are no HTML; a new line in a cell is <br>."""
+    return (
+        "| "
+        + " | ".join(CODE.sub(escape_angles, cell).replace("|", "\\|").replace("\n", "\\n") for cell in cells)
+        + " |"
+    )
+
+
+def escape_angles(part: re.Match[str]) -> str:
+    """Return a span of code or a line break as it is, and any other angle as a character."""
+    return part[0] if len(part[0]) > 1 else "&lt;"
 
 
 def metrics() -> str:
