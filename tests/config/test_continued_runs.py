@@ -66,6 +66,30 @@ def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name
     assert problems(checked, ppo, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
 
 
+@pytest.mark.notices(
+    "the remedy names a flag that the user may not set",
+    "run_folders/resume.py",
+    'if change.key not in ("task", OWN_CODE)',
+    'if change.key != "task"',
+)
+def test_an_own_file_that_was_edited_or_dropped_is_named_and_what_is_told_can_be_done(checked, tmp_path):
+    """What a run records of own files, their digests, is no flag: the user restores the file."""
+    own = tmp_path / "my own.py"
+    own.write_text("def f(moment, config):\n    return 1.0\n")
+    line = f"{PPO} 'actor.lr_scheduler=\"{own}:f\"'"
+    folder = earlier(tmp_path / "run", checked(line).runs[0]).path
+    (dropped,) = problems(checked, folder, PPO)
+    assert f"own_code: {own} is no longer used" in dropped and "earlier values (actor.lr_scheduler=" in dropped
+    own.write_text("def f(moment, config):\n    return 0.5\n")
+    (edited,) = problems(checked, folder, line)
+    assert f"own_code: {own} has other contents" in edited and f"with the earlier contents of {own}, or" in edited
+    (both,) = problems(checked, folder, f"{line} train.seed=7")
+    assert f"values (train.seed=42) and the earlier contents of {own}, or" in both
+    for problem in (dropped, edited, both):
+        assert "own_code=" not in problem and "sha256" not in problem
+    assert problems(checked, folder, f"{line} ckpt.allow_changes=[own_code]") == []
+
+
 PADDED = "train.micro_batch_size=8 train.dynamic_batch_enable=false train.max_tokens_per_gpu=16192"
 
 

@@ -28,6 +28,7 @@ UNIVERSAL = "ds.use_universal_ckpt"
 UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, ValueError, LookupError, AttributeError, AssertionError)
 # The parts that Muon's momentum is saved in depend on these flags of `ds`, and on the ranks of the model.
 STAGE = "ds.zero_stage"
+OWN_CODE = "own_code"  # what a run writes itself: its own files, each with its digest
 MUON_SHAPE = (STAGE, "ds.zpg", "ds.adam_offload")
 
 
@@ -45,7 +46,22 @@ class Change:
         """Return whether no checkpoint can be loaded with another value."""
         return self.kind == FIXED
 
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the own files that differ, each with how."""
+        before, now = (
+            {entry.rpartition(" sha256:")[0] or entry.rpartition(" (")[0]: entry for entry in entries or []}
+            for entries in (self.before, self.now)
+        )
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return {
+            name: "is new" if name not in before else "is no longer used" if name not in now else "has other contents"
+            for name in names
+        }
+
     def __str__(self) -> str:
+        if self.key == OWN_CODE:
+            return f"{OWN_CODE}: {', '.join(f'{name} {how}' for name, how in self.files.items())}"
         return f"{self.key}: {show_value(self.before)} -> {show_value(self.now)}"
 
 
@@ -95,8 +111,7 @@ def refusal(differing: Collection[Change], run: Run, allowed: Collection[str], s
     if not refused:
         return None
     problem = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
-    words = " ".join(f"{change.key}={spell(change.before)}" for change in refused if change.key != "task")
-    back = f"continue it with the earlier values ({words})" if words else "continue it with the earlier values"
+    back = f"continue it with the earlier {what_was(refused)}"
     if any(change.is_fixed for change in refused):
         fixed = [change.key for change in refused if change.is_fixed]
         muon = any(resume_of(key, run.task) == SHAPE for key in fixed)
@@ -111,6 +126,23 @@ def refusal(differing: Collection[Change], run: Run, allowed: Collection[str], s
     if any(change.key in LENGTHS for change in refused):
         fix += "; the learning-rate schedule is then that of the new number of steps"
     return Problem("ckpt.load_enable", problem, fix)
+
+
+def what_was(refused: Collection[Change]) -> str:
+    """Return what to go back to: the values of flags, and the contents of own files, which no flag says."""
+    words = " ".join(
+        f"{change.key}={spell(change.before)}" for change in refused if change.key not in ("task", OWN_CODE)
+    )
+    edited = [
+        name
+        for change in refused
+        if change.key == OWN_CODE
+        for name, how in change.files.items()
+        if words == "" or how == "has other contents"
+    ]
+    values = f"values ({words})" if words else "" if edited else "values"
+    contents = f"contents of {', '.join(edited)}" if edited else ""
+    return " and the earlier ".join(part for part in (values, contents) if part)
 
 
 def load_earlier(path: Path) -> Run | Problem:
