@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import types
 
@@ -138,3 +139,24 @@ def test_a_stop_that_a_library_turned_into_another_exit_is_recorded_as_a_stop(mo
     status = RunFolder(tmp_path).status()
     assert (status["state"], status["error"]) == ("stopped", "stopped by SIGTERM")
     assert "SystemExit" not in capsys.readouterr().err
+
+
+PRESS = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, path, target=None):
+        if name == "rlhf_suite.cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+from rlhf_suite.cli.__main__ import command
+command()
+"""
+
+
+@pytest.mark.notices(
+    "Ctrl-C in the first second shows a traceback", "cli/__init__.py", "except KeyboardInterrupt:", "except EOFError:"
+)
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback():
+    ended = subprocess.run([sys.executable, "-c", PRESS, "--help"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
