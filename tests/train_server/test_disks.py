@@ -220,3 +220,16 @@ def test_a_damaged_newest_state_is_not_replaced_by_an_older_one_unasked(client, 
         client.load(address, optimizer=True)
     shutil.rmtree(damaged)
     assert np.array_equal(log_probs(client.load(address, optimizer=True)), seen[0])
+
+
+def test_the_state_of_a_model_that_is_gone_is_named(client):
+    model = client.create()
+    model.compute(DATA)
+    model.step()
+    client.wait(client.post("unload_model", model_id=model.name))
+    address = f"tinker://{model.name}/weights/latest"
+    with pytest.raises(Refused, match=f"there is no model {model.name}.* Its last state is at {address}"):
+        model.step()
+    assert client.load(address, optimizer=True).name
+    with pytest.raises(Refused, match=r"there is no model \.\./x\. Create one: models end with the server$"):
+        client.post("get_info", model_id="../x")

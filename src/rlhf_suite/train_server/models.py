@@ -26,7 +26,7 @@ from rlhf_suite.rl.primitives import LossRequest
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.train.saving import Saver, TrainingRows
-from rlhf_suite.train_server.states import LATEST, SAMPLERS, SCHEME, STATES, StateFolders, address_of
+from rlhf_suite.train_server.states import LATEST, NAME, SAMPLERS, SCHEME, STATES, StateFolders, address_of
 from rlhf_suite.train_server.steps import PassSums, Steps
 
 INITIAL = "base"  # what every model begins with, and what is sampled from without a model
@@ -85,7 +85,10 @@ class Models(TrainingClient):
     def model(self, name: str) -> Model:
         """Return a model; raise BadRequest if there is none."""
         if name not in self.models:
-            raise BadRequest(f"there is no model {name}. Create one: models end with the server")
+            said = f"there is no model {name:.200}. Create one: models end with the server"
+            latest = f"{SCHEME}{name}/{STATES}/{LATEST}"
+            has_state = NAME.fullmatch(name) and self.states.versions(self.states.path_of(latest, STATES))
+            raise BadRequest(f"{said}. Its last state is at {latest}" if has_state else said)
         return self.models[name]
 
     def create(self, name: str, is_left: Callable[[str], bool] = lambda name: False) -> None:
