@@ -29,7 +29,7 @@ def compiled():
 
 @pytest.mark.notices(
     "DeepSpeed's AdamW in host memory has betas of its own",
-    "train/strategy.py",
+    "train/optim.py",
     "lr=adam.lr, betas=adam.betas, eps=adam.eps",
     "lr=adam.lr, eps=adam.eps",
 )
