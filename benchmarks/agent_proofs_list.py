@@ -371,4 +371,20 @@ ROWS = (
         (),
         ("all rows have the agent of agent.kind",),
     ),
+    Row(
+        "Harnesses that people use play the episodes, unchanged, and a model learns in one. One that crashes, hangs or "
+        "cannot reach the endpoint is a failure that is counted and named, and the run goes on.",
+        (
+            "tests/agents/test_commands_of_episodes.py",
+            "tests/agents/test_endpoint_apis.py",
+            "tests/config/test_agent_flags.py::test_whole_agents_have_no_problem",
+            "tests/e2e/test_failing_harnesses.py",
+        ),
+        (Cell("agent_curves.md", "example", "[harnesses]", f"Codex: digits above 4 {RIGHT}"),),
+        (
+            "a program that crashed is one that has finished",
+            "a call of a tool in a namespace loses the namespace",
+            "agent.on_error may not say how many failures a run takes",
+        ),
+    ),
 )
