@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.cli import main
 from rlhf_suite.config import conf_dir
-from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.config.declarations.runs import TASKS
 from rlhf_suite.config.export import DOCS, pages
 from rlhf_suite.config.schema import schema
 
@@ -48,12 +48,6 @@ def test_no_text_of_the_reference_is_taken_for_html():
     assert "&lt;file.py>:&lt;function>" in scheduler
     plain = [re.sub("`[^`]*`|<br>", "", line) for line in lines]
     assert [line for line in plain if "<" in line] == []
-
-
-def test_every_flag_is_on_one_page_of_the_reference():
-    keys = [key for key in flags_of(None) if key != "task"]
-    rows = [key for text in pages().values() for key in re.findall(r"^\| `([\w.]+)` \| .* \| .* \| .* \|$", text, re.M)]
-    assert sorted(row for row in rows if row in keys) == sorted(keys)
 
 
 def test_the_schema_is_what_its_command_prints(capsys):

@@ -233,14 +233,14 @@ from rlhf_suite.composition.arguments import parse
 from rlhf_suite.cli.complete import candidates
 from rlhf_suite.cli.help import print_help
 from rlhf_suite.preflight.jobs import preflight
-from rlhf_suite.config.export import markdown
+from rlhf_suite.config.export import pages
 line = "task=ppo demo=ppo correction=tis {flag}="
 print(preflight(parse(shlex.split(line + "fresh " + {read!r}))).problems)
 print(preflight(parse(shlex.split(line + "fresh {unread}"))).problems)
 print(preflight(parse(shlex.split(line + "frech"))).problems)
 print(candidates("run.py task=ppo {flag}=fr"))
 print_help(parse("--help task=ppo {flag}".split()))
-print([line for line in markdown().splitlines() if "`fresh`" in line])
+print([line for text in pages().values() for line in text.splitlines() if "`fresh`" in line])
 """
     environment = {"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     command = [sys.executable, "-c", code]
