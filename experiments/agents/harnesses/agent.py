@@ -159,7 +159,7 @@ def main(folder: Path, harness: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     create(
         folder / "start",
-        Shape(max_length=8192),
+        Shape(max_length=16384),
         words=[*words_of(recorded), *written(harness, DIGITS).split(DIGITS), DONE],
     )
     rows = {
