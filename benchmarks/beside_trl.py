@@ -1,5 +1,6 @@
 """The default layout (packed rows) beside padded rows and TRL, on the same rows in the same steps, one after the other
-in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made.
+in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made. A
+GRPO step has 8 prompts x 8 samples x 128 new tokens, which TRL has written by transformers and the suite by vLLM.
 
 Every measurement is a line; the table at the end has the medians over the rounds: tokens per CPU second, or with
 `--device cuda` per second, and the most memory of the run's processes, or of the GPU.
@@ -15,13 +16,17 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import ppo
 import supervised
 from common import ROOT, Run, common_arguments, model_of, publish, scratch, watch
 
-TASKS = ("sft", "rm", "dpo", "kto")
+TASKS = ("sft", "rm", "dpo", "kto", "grpo")
+NEW_TOKENS = 128  # of a response of GRPO
 WAYS = ("default", "padded", "TRL")
+SAMPLES = 8  # of a prompt of GRPO
 Line = dict[str, Any]
 
 
@@ -45,6 +50,8 @@ def main() -> None:
     for task in arguments.tasks:
         for _ in range(arguments.rounds):
             for way in arguments.ways:
+                if (task, way) == ("grpo", "padded"):
+                    continue
                 row = measure(arguments, task, way)
                 line = {"task": task, "way": way, "device": arguments.device, "recompute": arguments.recompute}
                 publish("beside_trl", line | row, arguments.save)
@@ -59,7 +66,7 @@ def table(found: dict[tuple[str, str], list[Line]], rate: str, memory: str, ways
     head = [f"{way}: tokens/s, GB | {ways[0]} / {way}: speed, memory" for way in ways]
     lines = [f"| task | {' | '.join(head)} |", "|---" * (1 + 2 * len(ways)) + "|"]
     for task in dict.fromkeys(task for task, _ in found):
-        pairs = [(median(found[task, way], rate), median(found[task, way], memory)) for way in ways]
+        pairs = [tuple(median(found.get((task, way), []), name) for name in (rate, memory)) for way in ways]
         cells = [
             f"{speed:,.0f}, {held / 1024:.1f} | {pairs[0][0] / speed:.2f} x, {pairs[0][1] / held:.2f} x"
             for speed, held in pairs
@@ -77,8 +84,11 @@ def measure(arguments: argparse.Namespace, task: str, way: str) -> Line:
     """Return what one run comes to; under `error` why it came to nothing, which memory may be."""
     one = copy.copy(arguments)
     one.task, one.mode, one.cached, one.budget = task, way, False, supervised.FULL
-    one.batch = supervised.TASKS[task].batch
     try:
+        if task == "grpo":
+            one.samples, one.new_tokens = SAMPLES, NEW_TOKENS
+            return grpo_of_trl(one) if way == "TRL" else ppo.grpo(one)
+        one.batch = supervised.TASKS[task].batch
         return measure_trl(one) if way == "TRL" else supervised.measure(one)
     except RuntimeError as error:
         print(error, file=sys.stderr)
@@ -98,16 +108,32 @@ def measure_trl(arguments: argparse.Namespace) -> Line:
         order = BatchOrder(len(rows), batch, supervised.SEED)
         ordered = [rows[index] for step in range(arguments.steps) for index in order.indices(step)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ordered))
-        (folder / "run").mkdir()
-        script = [arguments.trl, str(ROOT / "benchmarks" / "trl_run.py"), arguments.task, model]
-        os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
-        rest = [str(folder / "rows.jsonl"), str(folder / "run"), str(batch), str(arguments.lengths[1] + 1)]
-        rest += [arguments.device]
-        rest += ["recompute"] if arguments.recompute else []
-        usage = watch([*script, *rest], folder / "run.log")
-        steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    counted = sum(tokens[warmup:])
-    return Run(usage, steps).rates(warmup, counted, batch * (arguments.steps - warmup))
+        run = trl_run(arguments, folder, batch, arguments.lengths[1] + 1)
+    return run.rates(warmup, sum(tokens[warmup:]), batch * (arguments.steps - warmup))
+
+
+def grpo_of_trl(arguments: argparse.Namespace) -> Line:
+    """Return what steps of TRL's GRPO come to, which has the responses written by transformers."""
+    from rlhf_suite.data.builtin import reverse
+
+    samples, warmup = ppo.PROMPTS * arguments.samples, arguments.warmup
+    with scratch() as folder:
+        rows = [{"prompt": reverse(number)[0]} for number in range(ppo.PROMPTS * arguments.steps)]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        run = trl_run(arguments, folder, samples, arguments.new_tokens)
+    counted = sum(ppo.new_tokens(row, samples) for row in run.steps[warmup:])
+    return run.rates(warmup, counted, samples * (arguments.steps - warmup))
+
+
+def trl_run(arguments: argparse.Namespace, folder: Path, batch: int, longest: int) -> Run:
+    """Train by TRL on the rows.jsonl of a folder."""
+    (folder / "run").mkdir()
+    os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
+    words = [arguments.trl, ROOT / "benchmarks" / "trl_run.py", arguments.task, model_of(arguments)]
+    words += [folder / "rows.jsonl", folder / "run", batch, longest, arguments.device]
+    words += ["recompute"] if arguments.recompute else []
+    usage = watch([str(word) for word in words], folder / "run.log")
+    return Run(usage, [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()])
 
 
 if __name__ == "__main__":
