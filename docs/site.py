@@ -59,6 +59,11 @@ def lead_within_site(page: str, link: re.Match[str]) -> str:
     return text if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
 
 
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Return the content of a page; that of the reference of flags has a class, for its tables on phones."""
+    return f'<div class="flags">{html}</div>' if page.file.src_uri.startswith("flags/") else html
+
+
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Return a page whose search needs no network: the theme takes from one what worker.js does."""
     here = relpath("worker.js", Path(page.file.dest_uri).parent)

@@ -1,5 +1,11 @@
-// The search runs in a worker, which browsers refuse to pages that are files: there an empty frame does its work.
+// What browsers refuse to pages that are files. The search runs in a worker: there an empty frame does its work.
+// The menu of languages reads sitemap.xml, to stay at the same page: its links lead to that page already.
 if (location.protocol === "file:") {
+  const open = XMLHttpRequest.prototype.open;
+  XMLHttpRequest.prototype.open = function (method, url, ...others) {
+    const isSitemap = String(url).endsWith("/sitemap.xml");
+    return open.call(this, method, isSitemap ? "data:application/xml,<urlset/>" : url, ...others);
+  };
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
