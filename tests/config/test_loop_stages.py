@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
+from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, judge_run, score_run, sft_run
 from rlhf_suite.config.rules.check_run import check
+from rlhf_suite.preflight.inspections import rewards
 from rlhf_suite.preflight.inspections.named_files import inspect_named
+from rlhf_suite.sandbox.jail import Offer
 
 
 @pytest.fixture
@@ -41,8 +43,8 @@ def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(l
 @pytest.mark.notices(
     "a loop evaluates with the temperature of its training",
     "config/plan/loop_stages.py",
-    "n_samples_per_prompt=1, temperature=0.0)",
-    "n_samples_per_prompt=1)",
+    ", temperature=held_out.temperature",
+    "",
 )
 @pytest.mark.notices(
     "a loop evaluates on as many rows as it trains on",
@@ -58,6 +60,41 @@ def test_an_evaluation_answers_the_held_out_prompts_once_and_greedily(loop):
     assert (run.data.prompt_dataset, run.data.prompt_split) == ("held out", "test")
     assert (run.data.skip_samples, run.data.max_samples) == (0, 30)
     assert (run.rollout.temperature, run.rollout.n_samples_per_prompt) == (0.0, 1)
+
+
+def test_an_evaluation_may_sample_several_answers(loop):
+    loop.eval.temperature, loop.eval.n_samples_per_prompt = 1.0, 4
+    run = evaluate_run(loop, "model")
+    assert (run.rollout.temperature, run.rollout.n_samples_per_prompt) == (1.0, 4)
+
+
+def test_a_rule_judges_held_out_answers_by_itself_whatever_the_reward_is(loop):
+    loop.reward.model_name_or_path, loop.reward.normalize_enable, loop.eval.rule = "org/rm", True, "exact_match"
+    run = judge_run(loop, "answers.jsonl")
+    assert list(check(run, ())) == []
+    assert (run.reward.rule, run.reward.model_name_or_path, run.data.dataset) == ("exact_match", None, "answers.jsonl")
+    assert (run.data.input_key, run.data.output_key, run.data.label_key) == ("prompt", "response", "label")
+
+
+def test_a_rule_of_held_out_answers_that_compares_needs_a_label(loop):
+    loop.eval.rule = "exact_match"
+    assert "eval.label_key" in {problem.key for problem in check(loop, ())}
+    loop.eval.label_key = "answer"
+    assert "eval.label_key" not in {problem.key for problem in check(loop, ())}
+    loop.eval.label_key, loop.eval.rule = None, "format"
+    assert "eval.label_key" not in {problem.key for problem in check(loop, ())}
+
+
+def test_a_rule_of_held_out_answers_reads_the_flags_of_rules_and_needs_what_rules_need(loop, tmp_path, monkeypatch):
+    loop.reward.model_name_or_path, loop.reward.rules.math_boxed, loop.data.label_key = "org/rm", True, "answer"
+    unread = "reward.rules.math_boxed"
+    assert unread in {problem.key for problem in check(loop, [unread])}
+    loop.eval.rule = "math"
+    assert unread not in {problem.key for problem in check(loop, [unread])}
+    assert judge_run(loop, "answers.jsonl").reward.rules.math_boxed
+    loop.eval.rule = "code"
+    monkeypatch.setattr(rewards, "offer", lambda: Offer(None, ("namespaces",)))
+    assert {problem.key for problem in rewards.programs_have_a_jail(loop, tmp_path)} == {"eval.rule"}
 
 
 def test_only_a_model_that_learns_rewards_is_asked_for_one(loop):

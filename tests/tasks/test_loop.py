@@ -7,19 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf_suite.config import conf_dir
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.declarations.loop import LoopConfig, LoopEvalConfig
 from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
+from rlhf_suite.config.plan.loop_stages import Share, dpo_run, evaluate_run, generate_run, judge_run, score_run, sft_run
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
 from rlhf_suite.run_folders.record import fingerprint, save
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
-from rlhf_suite.tasks.loop import apart, shares_of
+from rlhf_suite.tasks.loop import apart, shares_of, with_trained_judge
+from rlhf_suite.tasks.warm_start import warm_folder
 from rlhf_suite.tracking.metrics import read_rows
 
 DATA = DataConfig.of("rejection_sampling", prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
@@ -145,7 +147,22 @@ def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_
     assert [row["score"] for row in rows_of(tmp_path / "iter_0/rows.jsonl")] == pytest.approx(written)
 
 
-def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
+@pytest.mark.notices(
+    "the scores of a reward model count as right answers",
+    "tasks/loop.py",
+    "or self.config.reward.model_name_or_path is None:",
+    "or True:",
+    cases="None",
+)
+@pytest.mark.notices(
+    "a reward model says which held-out answers are right, though there is a rule",
+    "tasks/loop.py",
+    'verdicts = [row["score"] for row',
+    '_ = [row["score"] for row',
+    cases="exact_match",
+)
+@pytest.mark.parametrize("rule", [None, "exact_match"])
+def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path, rule):
     sections = SECTIONS | {
         "reward": RewardConfig.of("rejection_sampling", model_name_or_path="org/rm"),
         "data": replace(DATA, max_len=20_000),
@@ -153,7 +170,7 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
     config = Run.of(
         "rejection_sampling",
         **sections,
-        eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
+        eval=LoopEvalConfig(dataset="builtin:reverse_eval", rule=rule),
         loop=LoopConfig.of("rejection_sampling", num_iterations=1),
     )
     answered = generate_run(config, "org/first", 0, Share(0, 2048))
@@ -168,9 +185,42 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
         done(tmp_path / f"evaluate_{i}", evaluate_run(config, model))
         scored = score_run(config, tmp_path / f"evaluate_{i}/generations.jsonl")
         done(tmp_path / f"evaluate_{i}_score", scored, [[float(i)], [-1.0]])
-    assert rejection_sampling.run(config, tmp_path)["eval/reward"] == 0.0
+        if rule is not None:
+            answers = tmp_path / f"evaluate_{i}_score/scores.jsonl"
+            done(tmp_path / f"evaluate_{i}_rule", judge_run(config, answers), [[1.0], [0.75], [0.0], [float(i)]])
+    metrics = rejection_sampling.run(config, tmp_path)
+    assert (metrics["eval/reward"], metrics.get("eval/pass1")) == (0.0, None if rule is None else 0.75)
     assert rows_of(tmp_path / "iter_0/rows.jsonl") == [{"input": "q0", "output": "a1", "score": 7.5}]
     assert json.loads((tmp_path / "loop.json").read_text())["metrics"][0]["train/reward"] == 2.25
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (
+            "builtin:sort",
+            ['data.dataset="builtin:sort_pairs"', "eval.dataset=null", "train.max_steps=null"],
+        ),
+        ("builtin:reverse", []),
+    ],
+)
+@pytest.mark.notices(
+    "the built-in reward model of a loop is trained on other rows than its prompts",
+    "tasks/loop.py",
+    'warm_start(path, "rm", prompts=config.data.prompt_dataset)',
+    'warm_start(path, "rm")',
+    cases="sort",
+)
+def test_a_built_in_reward_model_is_trained_on_pairs_of_the_tasks_of_the_prompts(tmp_path, monkeypatch, prompts, words):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = warm_folder("builtin:tiny", conf_dir() / "demo" / "rm.yaml", words)
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text("{}")
+    reward = RewardConfig.of("rejection_sampling", model_name_or_path="builtin:tiny")
+    config = Run.of(
+        "rejection_sampling", **SECTIONS | {"reward": reward, "data": replace(DATA, prompt_dataset=prompts)}
+    )
+    assert score_run(with_trained_judge(config), "answers.jsonl").reward.model_name_or_path == str(kept)
 
 
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):

@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.table import Table
 
+from rlhf_suite.config.declarations.loop import held_out_rule
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.plan.loop_stages import Share, evaluate_run, generate_run, score_run
+from rlhf_suite.config.plan.loop_stages import Share, evaluate_run, generate_run, judge_run, score_run
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
@@ -107,15 +108,22 @@ class Loop:
         return str(stage.status().get("outputs", {}).get("actor", output or stage.model))
 
     def evaluate(self, iteration: int, model: str, target: float | None) -> None:
-        """Log the share of held-out prompts whose greedy answer is right, and the mean score."""
+        """Log the mean reward of the answers to held-out prompts, and the share of them that is right: by eval.rule, or
+        by the reward where it is not a reward model, whose scores have no bound."""
         if self.config.eval.dataset is None:
             return
         self.say(iteration, "evaluating" + ("" if target is None else f", asked for a reward of {target:g}"))
         run = evaluate_run(self.config, model, target)
         answers, _ = self.answers(f"evaluate_{iteration}", f"evaluate_{iteration}_score", run)
-        scores = [row["score"] for row in read_lines(answers)]
-        passed = sum(score > 0.5 for score in scores) / len(scores)
-        self.log(iteration, {"eval/pass1": passed, "eval/reward": sum(scores) / len(scores)})
+        rewards = [row["score"] for row in read_lines(answers)]
+        metrics, verdicts = {"eval/reward": sum(rewards) / len(rewards)}, rewards
+        has_rule = held_out_rule(self.config.eval) is not None
+        if has_rule:
+            stage = self.steps.run(f"evaluate_{iteration}_rule", judge_run(self.config, answers))
+            verdicts = [row["score"] for row in read_lines(stage.path / "scores.jsonl")]
+        if has_rule or self.config.reward.model_name_or_path is None:
+            metrics["eval/pass1"] = sum(score > 0.5 for score in verdicts) / len(verdicts)
+        self.log(iteration, metrics)
 
     def answers(self, name: str, scorer: str, run: Run) -> tuple[Path, float]:
         """Return the file of the scored answers and their mean score. A reward model scores them in its own stage."""
@@ -139,6 +147,7 @@ class Loop:
 
 def run_loop(config: Run, folder: Path, recipe: Recipe) -> dict[str, float]:
     """Run or continue a loop and return its last metrics; the model is in `<folder>/model`."""
+    config = with_trained_judge(config)
     with (
         stages(folder, list_allowed_changes(config)) as steps,
         closing(MetricLogger(config.logger, RunFolder(folder), 0)) as sinks,
@@ -153,6 +162,16 @@ def run_loop(config: Run, folder: Path, recipe: Recipe) -> dict[str, float]:
 def first_model(config: Run) -> str:
     """The model that the first iteration starts from; a built-in one is warmed up."""
     return warm_start(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
+
+
+def with_trained_judge(config: Run) -> Run:
+    """Return the loop with the folder of its reward model; a built-in one is trained on pairs of the built-in tasks of
+    the prompts, as in task=ppo. The rows of the stage that scores would not say which tasks these are."""
+    path = config.reward.model_name_or_path
+    if path is None:
+        return config
+    judge = warm_start(path, "rm", prompts=config.data.prompt_dataset)
+    return replace(config, reward=replace(config.reward, model_name_or_path=judge))
 
 
 def shares_of(config: Run) -> list[Share]:

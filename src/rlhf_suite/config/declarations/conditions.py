@@ -121,10 +121,13 @@ class Need:
 
 
 def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
-    """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
+    """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule. Flags of
+    reward.rule are those of eval.rule too, which judges held-out answers of a loop."""
     section, _, name = flag.rpartition(".")
     table = f"{section}.sources."  # made once: this runs for each need of a run, over all of its flags
     named = [key for key in values if key.startswith(table) and key.rpartition(".")[2] == name]
+    if flag == "reward.rule" and "eval.rule" in values:
+        named.append("eval.rule")
     return [values[key] for key in (flag, *named)]
 
 

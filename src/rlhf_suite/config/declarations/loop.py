@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_suite import registry
 from rlhf_suite.config.declarations.conditions import Need, is_null
 from rlhf_suite.config.declarations.eval import HELD_OUT
 from rlhf_suite.config.declarations.flags import flag
@@ -36,12 +37,24 @@ class LoopConfig(Section):
 
 @dataclass
 class LoopEvalConfig:
-    """Held-out prompts, answered greedily and scored before the first iteration and after each"""
+    """Held-out prompts, answered and scored before the first iteration and after each"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
     split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
     max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
+    n_samples_per_prompt: int = flag(1, "Answers to each held-out prompt", ge=1, when=HELD_OUT)
+    temperature: float = flag(0.0, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT)
+    rule: str | None = flag(None, algorithms=registry.reward_rule, when=HELD_OUT)
+    """A rule that judges held-out answers beside the reward, and gives eval/pass1; null: the reward gives it, but a
+    reward model does not, since its scores have no bound"""
     input_key: str | None = flag(None, when=HELD_OUT)
     """Column of the prompt in the held-out sources; null: data.input_key"""
     label_key: str | None = flag(None, when=HELD_OUT)
     """Column of the label in the held-out sources; null: data.label_key"""
+
+
+def held_out_rule(section: object) -> str | None:
+    """Return the rule that judges the held-out answers of a loop, from the section `eval` of any task."""
+    if isinstance(section, LoopEvalConfig) and section.dataset is not None:
+        return section.rule
+    return None

@@ -11,6 +11,7 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.generate import ScoreConfig
+from rlhf_suite.config.declarations.loop import held_out_rule
 from rlhf_suite.config.declarations.models import ActorConfig
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.config.declarations.runs import (
@@ -39,7 +40,7 @@ def generate_run(run: Run, model: str, iteration: int, share: Share, target: flo
 
 
 def evaluate_run(run: Run, model: str, target: float | None = None) -> Run:
-    """Return the run that scores the likeliest answer to each held-out prompt."""
+    """Return the run that answers the held-out prompts as `eval` says, and scores the answers."""
     held_out = run.eval
     data = run.data.as_of(
         "generate",
@@ -51,9 +52,10 @@ def evaluate_run(run: Run, model: str, target: float | None = None) -> Run:
         input_key=held_out.input_key or run.data.input_key,
         label_key=held_out.label_key or run.data.label_key,
     )
-    return _answers(
-        run, model, data=data, rollout=run.rollout.as_of("generate", n_samples_per_prompt=1, temperature=0.0)
+    rollout = run.rollout.as_of(
+        "generate", n_samples_per_prompt=held_out.n_samples_per_prompt, temperature=held_out.temperature
     )
+    return _answers(run, model, data=data, rollout=rollout)
 
 
 def sft_run(run: Run, model: str, rows: Path | str, output: str | None) -> Run:
@@ -93,6 +95,15 @@ def score_run(run: Run, answers: Path | str) -> Run:
     )
 
 
+def judge_run(run: Run, answers: Path | str) -> Run:
+    """Return the run in which eval.rule scores an output of `evaluate_run`, whatever the reward says of it."""
+    data = DataConfig.of("score", dataset=str(answers), label_key="label", on_bad_row=run.data.on_bad_row)
+    given = run.reward
+    settings = {name: getattr(given, name) for name in ("rules", "timeout_s", "num_processes", "num_retries")}
+    reward = RewardConfig.of("score", rule=held_out_rule(run.eval), **settings)
+    return Run.of("score", data=data, reward=reward, launch=run.launch.as_of("score"))
+
+
 def _answers(run: Run, model: str, **sections: Any) -> Run:
     # A model scores in a stage of its own.
     by_model = run.reward.model_name_or_path is not None
@@ -124,7 +135,8 @@ def _build_training(run: Run, task: str, model: str, output: str | None) -> dict
 
 
 ROWS = "builtin:reverse_pairs"  # stands for the rows that a loop will write
-HELD_OUT = ("data.prompt_dataset", "data.prompt_split", "data.input_key", "data.label_key")
+HELD_OUT: tuple[str, ...] = ("data.prompt_dataset", "data.prompt_split", "data.input_key", "data.label_key")
+HELD_OUT += ("rollout.n_samples_per_prompt", "rollout.temperature")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 from rlhf_suite.config.check.problems import Problem, rule
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 from rlhf_suite.config.declarations.flag_types import spell
+from rlhf_suite.config.declarations.loop import held_out_rule
 from rlhf_suite.config.declarations.reward import (
     TOKEN,
     NamedSourceConfig,
@@ -33,12 +34,15 @@ FIX = (
 
 
 def list_named(run: Run) -> Mapping[str, SourceConfig]:
-    """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
+    """Return every source by the key of its section: `reward` itself, or the entries of reward.sources; and in a loop
+    `eval`, whose rule judges held-out answers."""
     if run.task in RL and run.replays:
         return {}
+    rule_of_held_out = held_out_rule(run.eval) if run.has("eval") else None
+    held_out = {"eval": SourceConfig(rule=rule_of_held_out)} if rule_of_held_out is not None else {}
     if run.reward.sources:
-        return {key_of(name): source for name, source in run.reward.sources.items()}
-    return {key_of(""): run.reward}
+        return {key_of(name): source for name, source in run.reward.sources.items()} | held_out
+    return {key_of(""): run.reward} | held_out
 
 
 def list_given(key: str, source: SourceConfig) -> list[str]:
@@ -185,6 +189,14 @@ def rule_has_what_it_needs(run: Run) -> Iterator[Problem]:
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
             problem = f"{key}.rule={source.rule} compares with a label"
             yield Problem("data.label_key", problem, "add data.label_key=<column of the right answer>")
+
+
+@rule(tasks=LOOPS)
+def rule_of_held_out_answers_has_what_it_needs(run: Run) -> Iterator[Problem]:
+    name, label = held_out_rule(run.eval), run.eval.label_key or run.data.label_key
+    if name is not None and label is None and reward_rule.needs(name, "label"):
+        problem = f"eval.rule={name} compares with a label"
+        yield Problem("eval.label_key", problem, "add eval.label_key=<column of the right answer>")
 
 
 @rule(tasks=SCORED_TEXTS)
