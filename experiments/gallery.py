@@ -69,7 +69,7 @@ evaluations count scores above 0.5, which mean nothing for a tiny reward model.
 """
 OTHERS = """
 The minutes are those of all commands of the page, on two CPU cores beside other work; where there are none, the page
-has those of each command. [Bring your agent]({docs}agents.md) and [own code]({docs}own_code.md) say more.
+has those of each command. [Agents]({docs}agents.md) and [own code]({docs}own_code.md) say more.
 """
 # Pages that are written by hand: what they show, minutes, memory, and what checks them.
 WRITTEN = {

@@ -19,7 +19,7 @@ from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.run_folders.sweep_folder import Job, Sweep, choose_metric, extend_sweep
 from rlhf_suite.sweeps.launchers import jobs_of, places
 from rlhf_suite.sweeps.local_jobs import gpu_slots, run_here
-from rlhf_suite.sweeps.slurm_jobs import GONE_POLLS, watch
+from rlhf_suite.sweeps.slurm_jobs import GONE_POLLS, submit, watch
 from rlhf_suite.sweeps.table import finish
 
 SITE = """# @package _global_
@@ -219,6 +219,18 @@ def watched(tmp_path, jobs, states):
     seen = []
     watch(sweep, {f"7_{job.number}": job for job in jobs}, 0.0, lambda numbers: seen.append(numbers) or next(polls))
     return len(seen)
+
+
+@pytest.mark.notices(
+    "where Slurm is not installed, the message asks whether it is",
+    "sweeps/slurm_jobs.py",
+    'if shutil.which("srun") is None:',
+    "if False:",
+)
+def test_a_machine_without_slurm_is_told_from_a_refusal(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"srun is not found: this machine has no Slurm.* on a login node"):
+        submit(Sweep(tmp_path, [a_job(tmp_path, 0)]), [], {"max_num_timeout": 1}, len)
 
 
 def test_a_slurm_job_is_over_when_its_run_says_done(tmp_path):

@@ -70,3 +70,16 @@ def test_a_table_ends_as_the_conversion_does(capsys):
     assert main(["migrate", "--table", f"{PPO} --no_such_flag 1"]) == 1
     assert "| --no_such_flag 1 | LOST: --no_such_flag 1: no counterpart is known |" in capsys.readouterr().out
     assert main(["migrate", "--table"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file or directory. Check the path"), (b"\xff\xfe", "is not text in UTF-8. Name the shell script")],
+)
+def test_a_script_that_cannot_be_read_is_one_sentence_with_a_remedy(tmp_path, capsys, content, said):
+    script = tmp_path / "train_ppo.sh"
+    if content is not None:
+        script.write_bytes(content)
+    assert main(["migrate", str(script)]) == 2
+    error = capsys.readouterr().err
+    assert said in " ".join(error.split()) and "Errno" not in error and len(error.splitlines()) == 1

@@ -112,7 +112,7 @@ def doctor(asked: Namespace) -> int:
         print(printable(str(finding), LINE_LIMIT, keep_lines=True), flush=True)
         states.append(finding.state)
     faults, notes = states.count(FAULT), states.count(NOTE)
-    print(f"{len(states)} findings: {faults} faults, {notes} notes")
+    print(f"{len(states)} findings, of which faults: {faults}, notes: {notes}")
     return FAULTY if faults else FINE
 
 

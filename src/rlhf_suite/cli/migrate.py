@@ -24,8 +24,13 @@ def convert(words: Sequence[str], as_table: bool) -> int:
     """Print what becomes of the commands in a script, or of the command that the words are; return the exit code."""
     try:
         commands = commands_in(text_of(words))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{words[0]} cannot be read: {error}") from error
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{words[0]} is not text in UTF-8. Name the shell script, or write the command itself"
+        ) from None
+    except OSError as error:
+        problem = f"{words[0]} cannot be read (seen from {Path.cwd()}): {error.strerror}"
+        raise UserError(f"{problem}. Check the path and its permissions, or write the command itself") from None
     if not commands:
         raise UserError(f"No command of OpenRLHF is in it. Known are: {', '.join(ENTRIES)}")
     return max(show(converted(command), command, as_table) for command in commands)

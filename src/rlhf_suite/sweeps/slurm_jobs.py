@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,10 +105,15 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main)
     """Submit the jobs as one array. Return them by their Slurm ids.
 
     Raises:
-        UserError: Slurm refuses the array.
+        UserError: Slurm is not here, or refuses the array.
     """
     import submitit
 
+    if shutil.which("srun") is None:  # as submitit finds it
+        problem = "hydra/launcher=slurm: nothing was submitted, because srun is not found: this machine has no Slurm"
+        raise UserError(
+            f"{problem}. Write the command on a login node of the cluster, or leave hydra/launcher=slurm out"
+        )
     folder = sweep.folder / ".submitit" / "%j"
     resources = dict(resources)
     retries, python = resources.pop("max_num_timeout"), resources.pop("slurm_python", None)
