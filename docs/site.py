@@ -60,8 +60,12 @@ def lead_within_site(page: str, link: re.Match[str]) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Return the content of a page; that of the reference of flags has a class, for its tables on phones."""
-    return f'<div class="flags">{html}</div>' if page.file.src_uri.startswith("flags/") else html
+    """Return the content of a page; that of the reference of flags has a class, for its tables on phones. The search
+    shows flags first, and proofs, which name every flag somewhere, last."""
+    is_flags = page.file.src_uri.startswith("flags/")
+    if is_flags or (page.ancestors and page.ancestors[-1].title == "Proofs"):
+        page.meta["search"] = {"boost": 3 if is_flags else 0.1}
+    return f'<div class="flags">{html}</div>' if is_flags else html
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

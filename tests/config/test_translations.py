@@ -111,6 +111,18 @@ def test_the_site_offers_a_page_in_its_languages(page, language, links):
     assert [link["link"] for link in config.extra["alternate"]] == links
 
 
+@pytest.mark.parametrize(
+    ("page", "part", "boost"),
+    [("flags/train.md", "Reference", 3), ("mutations.md", "Proofs", 0.1), ("rl.md", "How-to", None)],
+)
+def test_the_search_shows_flags_first_and_proofs_last(page, part, boost):
+    shown = SimpleNamespace(
+        file=SimpleNamespace(src_uri=page), ancestors=[SimpleNamespace(title=part)], meta=dict[str, dict]()
+    )
+    SITE["on_page_content"]("<p>text</p>", page=shown)
+    assert shown.meta.get("search", {}).get("boost") == boost
+
+
 def test_the_site_leaves_out_the_line_of_languages():
     text = (ROOT / "docs" / "first_run.zh.md").read_text()
     page = SimpleNamespace(file=SimpleNamespace(src_uri="first_run.zh.md"))
