@@ -176,3 +176,63 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent():
         return await answered(port, HEAD + b"Content-Length: 99999\r\n\r\n")
 
     assert during(app_of(max_bytes=1000), clients).startswith("HTTP/1.1 413")
+
+
+BODY = b" " * 20_000_000  # more than the buffers between two processes hold
+SIZE = b"Content-Length: %d\r\n" % len(BODY)
+CLOSE = b"Connection: close\r\n"
+EARLY = {  # requests that are refused when their head has arrived
+    "too large": (HEAD + SIZE + b"\r\n" + BODY, "413"),
+    "too large, to be closed": (HEAD + CLOSE + SIZE + b"\r\n" + BODY, "413"),
+    "too large, of HTTP 1.0": (HEAD.replace(b"1.1", b"1.0") + SIZE + b"\r\n" + BODY, "413"),
+    "too large, in one chunk": (
+        HEAD + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY),
+        "413",
+    ),
+    "no route": (HEAD.replace(b"/get", b"/other") + CLOSE + SIZE + b"\r\n" + BODY, "404"),
+    "foreign host": (HEAD.replace(b"localhost", b"evil.org") + CLOSE + SIZE + b"\r\n" + BODY, "421"),
+}
+
+
+@pytest.mark.notices(
+    "a refused request is not read to its end, so its client sees a reset connection",
+    "serving/http_server.py",
+    'and not message.get("more_body", False) and not self.is_whole:',
+    "and message is None:",
+)
+@pytest.mark.parametrize("case", EARLY)
+def test_a_client_that_sends_all_before_it_reads_is_told_why_it_is_refused(case):
+    request, status = EARLY[case]
+
+    async def clients(port):
+        reader, writer = await sent(port, request)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        return answer.split()[1].decode()
+
+    assert during(app_of(max_bytes=1000), clients) == status
+
+
+@pytest.mark.notices(
+    "a large request over a slow line never arrives",
+    "serving/http_server.py",
+    "self.reading_since + READ_S + self.received / BYTES_PER_S",
+    "self.reading_since + READ_S",
+)
+def test_a_large_request_over_a_slow_line_arrives(monkeypatch, clock):
+    monkeypatch.setattr(http_server, "READ_S", 60.0)
+    monkeypatch.setattr(http_server, "BYTES_PER_S", 1)
+
+    async def clients(port):
+        body = b'{"x": "%s"}' % (b"a" * 500)
+        reader, writer = await sent(port, whole(body)[:400])
+        await asyncio.sleep(0.05)  # it has arrived
+        for _ in range(4):
+            clock.forward(61.0)
+            await asyncio.sleep(0.01)  # what is due by now happens before
+        writer.write(whole(body)[400:])
+        line = await reader.readline()
+        writer.close()
+        return line.decode().strip()
+
+    assert during(app_of(), clients) == "HTTP/1.1 200 OK"

@@ -120,9 +120,7 @@ class ChatServer:
                 refused = Refused(str(error))
             if chat is not None:
                 chat.refused = refused.message
-            return JSONResponse(
-                api.refuse(refused), refused.status, {"connection": "close"} if refused.status == 413 else {}
-            )
+            return JSONResponse(api.refuse(refused), refused.status)
 
         return answer
 

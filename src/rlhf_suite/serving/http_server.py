@@ -4,7 +4,8 @@ A handler gets the JSON object of a request and the address of its client, and r
 raises `BadRequest` for a mistake of the caller (HTTP 422). When a client closes its connection, its handler is
 cancelled. When the server is stopped, requests under way may finish.
 
-uvicorn waits for the rest of a request without a limit. Here a connection has READ_S seconds to send a whole request.
+uvicorn waits for the rest of a request without a limit. Here a connection has READ_S seconds to send a whole request,
+and a second more for each BYTES_PER_S that have arrived, so that a large request may come over a slow line.
 Where MAX_CONNECTIONS are open already, the one that has waited longest to send its request is closed for a new one, so
 idle connections cannot lock others out.
 """
@@ -27,7 +28,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlhf_suite.config.declarations.tools import THIS_MACHINE, ServeConfig
@@ -40,6 +41,7 @@ Handler = Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 GRACE_S = 30  # for requests under way when the server is to stop
 READ_S = 30.0  # for a connection to send a whole request, headers and body
+BYTES_PER_S = 64 << 10  # that a large request must come with
 MAX_CONNECTIONS = 512
 CLIENT_GONE = Response(status_code=499)  # for a client that has closed its connection; it is never sent
 
@@ -66,7 +68,7 @@ def make_app(path: str, handler: Handler, lifespan: Lifespan | None, max_bytes: 
         except ClientDisconnect:
             return CLIENT_GONE
         except TooLarge as error:
-            return JSONResponse({"error": str(error)}, 413, {"connection": "close"})
+            return JSONResponse({"error": str(error)}, 413)
         except BadRequest as error:
             return JSONResponse({"error": str(error)}, 422)
         return CLIENT_GONE if response is None else JSONResponse(response)
@@ -118,6 +120,34 @@ async def answer_while_connected(request: Request, answer: Awaitable[T]) -> T | 
         gone.cancel()
 
 
+class Exchange:
+    """The messages of a request and of its response, which ends when the request has been read to its end.
+
+    A response may be given before that, as one that refuses a large request is. Where a connection is then closed, the
+    system resets it because of the unread bytes, and a client that is still sending sees the reset in place of the
+    response. So the rest is read and dropped, within the time that `Protocol` gives to a request.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.receive_next, self.send_next = receive, send
+        self.is_whole = False  # the request has been read to its end, or its client is gone
+
+    async def receive(self) -> Message:
+        """Return the next message of the client."""
+        message = await self.receive_next()
+        self.is_whole = self.is_whole or not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response; all of its bytes go out before the rest of the request is read."""
+        if message["type"] == "http.response.body" and not message.get("more_body", False) and not self.is_whole:
+            await self.send_next({**message, "more_body": True})
+            while not self.is_whole:
+                await self.receive()
+            message = {"type": "http.response.body", "body": b""}
+        await self.send_next(message)
+
+
 class Guard:
     """Lets requests through that have the token or, if the server has no token, that name this machine as the host.
 
@@ -135,13 +165,13 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = self.refusal(scope)
+        exchange, refusal = Exchange(receive, send), self.refusal(scope)
         if refusal is not None:
-            await refusal(scope, receive, send)
+            await refusal(scope, exchange.receive, exchange.send)
             return
         self.under_way += 1
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, exchange.receive, exchange.send)
         finally:
             self.under_way -= 1
 
@@ -207,12 +237,14 @@ class Protocol(H11Protocol):
     """A connection that is closed unless its request arrives in time.
 
     `reading_since` is the time since which a request is awaited; it is None while a request is being answered.
+    `received` counts the bytes since then.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deadline: asyncio.TimerHandle | None = None
         self.reading_since: float | None = None
+        self.received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -230,6 +262,7 @@ class Protocol(H11Protocol):
         min(waiting, key=lambda connection: connection.reading_since or 0.0, default=self).end()
 
     def data_received(self, data: bytes) -> None:
+        self.received += len(data)
         super().data_received(data)
         self.watch()
 
@@ -247,8 +280,17 @@ class Protocol(H11Protocol):
         if is_whole or self.transport.is_closing():
             self.stop_watch()
         elif self.deadline is None:
-            self.reading_since = self.loop.time()
-            self.deadline = self.loop.call_later(READ_S, self.end)
+            self.reading_since, self.received = self.loop.time(), 0
+            self.deadline = self.loop.call_later(READ_S, self.end_if_late)
+
+    def end_if_late(self) -> None:
+        """Close the connection, unless so much has arrived that the rest may take longer."""
+        assert self.reading_since is not None
+        due = self.reading_since + READ_S + self.received / BYTES_PER_S
+        if due > self.loop.time():
+            self.deadline = self.loop.call_at(due, self.end_if_late)
+        else:
+            self.end()
 
     def stop_watch(self) -> None:
         """Stop the timer."""

@@ -92,9 +92,7 @@ def make_route(call: Call, max_bytes: int) -> Callable[[Request], Awaitable[Resp
         except ClientDisconnect:
             result = None
         except TooLarge as error:
-            return JSONResponse(
-                {"detail": f"{error} (serve.max_request_mb). Send less in a request"}, 413, {"connection": "close"}
-            )
+            return JSONResponse({"detail": f"{error} (serve.max_request_mb). Send less in a request"}, 413)
         except (BadRequest, UserError, NotFound) as error:
             return JSONResponse({"detail": str(error)}, 404 if isinstance(error, NotFound) else 422)
         return CLIENT_GONE if result is None else response_of(result)
