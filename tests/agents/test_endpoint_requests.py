@@ -159,7 +159,7 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
 @pytest.mark.notices(
     "a client that sends slowly keeps its connection",
     "serving/http_server.py",
-    "self.loop.call_later(READ_S, self.end)",
+    "self.loop.call_later(READ_S, self.end_if_late)",
     "self.loop.call_later(READ_S * 1000, self.end)",
 )
 def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenizer, monkeypatch):

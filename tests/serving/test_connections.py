@@ -236,3 +236,29 @@ def test_a_large_request_over_a_slow_line_arrives(monkeypatch, clock):
         return line.decode().strip()
 
     assert during(app_of(), clients) == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.notices(
+    "an endless body is read without end behind its refusal",
+    "serving/http_server.py",
+    "if self.cycle is None or not self.cycle.response_started:",
+    "if data:",
+)
+def test_an_endless_body_is_not_read_without_end_behind_its_refusal(monkeypatch, clock):
+    monkeypatch.setattr(http_server, "READ_S", 60.0)
+    monkeypatch.setattr(http_server, "BYTES_PER_S", 1000)
+
+    async def clients(port):
+        reader, writer = await sent(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"a" * 2000 + b"\r\n")
+        refusal = await reader.readline()
+        for _ in range(50):
+            with suppress(ConnectionError):
+                writer.write(b"%x\r\n%s\r\n" % (10**5, b"a" * 10**5))  # 100 seconds, if it bought any
+                await writer.drain()
+            clock.forward(20.0)
+            await asyncio.sleep(0.01)
+            if writer.is_closing():
+                return refusal
+        pytest.fail("the connection is open still")
+
+    assert during(app_of(max_bytes=1000), clients).startswith(b"HTTP/1.1 413")

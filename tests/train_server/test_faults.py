@@ -157,3 +157,21 @@ def test_two_models_may_save_under_one_name(client):
     models = [client.create(), client.create()]
     paths = {model.ask("save_weights", path="best")["path"] for model in models}
     assert paths == {f"tinker://{model.name}/weights/best" for model in models}
+
+
+@pytest.mark.notices(
+    "behind a request that is too large the next one waits two minutes, and fails",
+    "train_server/routes.py",
+    "refuse(error.beginning or await beginning_of(request), reason)",
+    "pass",
+    limit_s=200,
+)
+def test_behind_a_request_that_is_too_large_the_next_one_is_done(server, client):
+    """The server of this module takes a MiB in a request."""
+    model = client.create()
+    loss, _ = model.compute(DATA)
+    large = [shifted([5] * 60)] * 4000
+    with pytest.raises(Refused, match="413: the request is larger than 1048576 bytes"):
+        model.begin(large, "cross_entropy")
+    again, _ = model.compute(DATA, forward_only=True)
+    assert again == pytest.approx(loss)

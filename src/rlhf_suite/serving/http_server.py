@@ -51,7 +51,11 @@ class BadRequest(ValueError):
 
 
 class TooLarge(ValueError):
-    """The request has more bytes than the limit."""
+    """The request has more bytes than the limit. `beginning` are those that have been read."""
+
+    def __init__(self, reason: str, beginning: bytes = b"") -> None:
+        super().__init__(reason)
+        self.beginning = beginning
 
 
 def make_app(path: str, handler: Handler, lifespan: Lifespan | None, max_bytes: int) -> FastAPI:
@@ -87,7 +91,7 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise TooLarge(reason)
+            raise TooLarge(reason, bytes(body))
     return bytes(body)
 
 
@@ -262,7 +266,8 @@ class Protocol(H11Protocol):
         min(waiting, key=lambda connection: connection.reading_since or 0.0, default=self).end()
 
     def data_received(self, data: bytes) -> None:
-        self.received += len(data)
+        if self.cycle is None or not self.cycle.response_started:  # what is sent behind a refusal buys no time
+            self.received += len(data)
         super().data_received(data)
         self.watch()
 

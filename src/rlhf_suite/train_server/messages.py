@@ -7,6 +7,7 @@ at i. In the suite they stand at the token itself, which is one place further.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from rlhf_suite.rl.datum import token_ids
 from rlhf_suite.rl.primitives import CROSS_ENTROPY
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.train_server.losses import NamedLoss
-from rlhf_suite.train_server.wire import Field, Schema, decode, encode, make_map
+from rlhf_suite.train_server.wire import Field, Schema, decode, encode, make_map, read_fields
 
 SPARSE: Schema = {1: Field("values", "bytes"), 2: Field("rows", "bytes"), 3: Field("columns", "bytes")}
 TENSOR: Schema = {
@@ -76,6 +77,17 @@ class Pass:
     loss_fn: str
     settings: Mapping[str, float | str]
     forward_only: bool
+
+    @staticmethod
+    def whose(beginning: bytes) -> tuple[str, int]:
+        """Return the model and the sequence number of a request of which only the beginning is there; 0 where it is
+        not that of such a request."""
+        fields: dict[int, int | bytes] = {}
+        with suppress(BadRequest):  # it ends too early, within the data
+            for number, _, raw in read_fields(beginning):
+                fields.setdefault(number, raw)
+        name, seq = fields.get(1), fields.get(2)
+        return (name.decode(errors="replace"), seq) if isinstance(name, bytes) and isinstance(seq, int) else ("", 0)
 
     @classmethod
     def of(cls, body: bytes) -> Pass:

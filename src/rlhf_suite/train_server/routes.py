@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -25,6 +26,7 @@ from rlhf_suite.train_server.service import PENDING, NotFound, Service
 API = "/api/v1"
 VERSION = "0.38"  # of the client package whose protocol this is
 MESSAGE = "application/x-protobuf"
+BEGINNING = 1000  # bytes of a message, in which its model and its number are
 
 
 Call = Callable[[Request, bytes], Awaitable[Answer]]  # of a request and its body
@@ -51,7 +53,8 @@ def make_app(service: Service, lifespan: Lifespan, max_bytes: int) -> FastAPI:
     calls: dict[str, Call] = {path: with_json(call) for path, call in service.calls().items()}
     calls |= {"forward_backward": forward_backward, "sessions/{session}/finish": health}
     for path, call in calls.items():
-        app.add_route(f"{API}/{path}", make_route(call, max_bytes), methods=["POST"])
+        refuse = service.refuse if call is forward_backward else None
+        app.add_route(f"{API}/{path}", make_route(call, max_bytes, refuse), methods=["POST"])
     looks: dict[str, Call] = {"healthz": health, "get_server_capabilities": capabilities, "samplers/{sampler}": sampler}
     for path, call in looks.items():
         app.add_route(f"{API}/{path}", make_route(call, max_bytes), methods=["GET"])
@@ -82,8 +85,11 @@ def with_json(call: Callable[[dict[str, Any]], Awaitable[Answer]]) -> Call:
     return answer
 
 
-def make_route(call: Call, max_bytes: int) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route that reads the whole request first, and whose errors are answers."""
+def make_route(
+    call: Call, max_bytes: int, refuse: Callable[[bytes, str], None] | None = None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that reads the whole request first, and whose errors are answers. `refuse` is told how a request
+    begins that is too large, and why it is refused."""
 
     async def respond(request: Request) -> Response:
         try:
@@ -92,12 +98,28 @@ def make_route(call: Call, max_bytes: int) -> Callable[[Request], Awaitable[Resp
         except ClientDisconnect:
             result = None
         except TooLarge as error:
-            return JSONResponse({"detail": f"{error} (serve.max_request_mb). Send less in a request"}, 413)
+            reason = f"{error} (serve.max_request_mb). Send less in a request"
+            if refuse is not None:
+                refuse(error.beginning or await beginning_of(request), reason)
+            return JSONResponse({"detail": reason}, 413)
         except (BadRequest, UserError, NotFound) as error:
             return JSONResponse({"detail": str(error)}, 404 if isinstance(error, NotFound) else 422)
         return CLIENT_GONE if result is None else response_of(result)
 
     return respond
+
+
+async def beginning_of(request: Request) -> bytes:
+    """Return at least the first bytes of a body of which nothing has been read; none where the client waits for a word
+    of the server, or goes away."""
+    beginning = b""
+    if "expect" not in request.headers:
+        with suppress(ClientDisconnect):
+            async for piece in request.stream():
+                beginning += piece
+                if len(beginning) >= BEGINNING:
+                    break
+    return beginning
 
 
 def response_of(answer: Answer) -> Response:

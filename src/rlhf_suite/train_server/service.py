@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.train_server.bodies import Body, optional_text, table, text, whole
@@ -182,6 +183,16 @@ class Service:
             return output_bytes(output.log_probs, {"loss:sum": output.loss_sum})
 
         return self.in_order("forward_backward", asked.model_id, asked.seq_id, work)
+
+    def refuse(self, beginning: bytes, reason: str) -> None:
+        """Fail the request of a pass of which only the beginning was read, in its turn: later ones wait for it."""
+        name, seq = Pass.whose(beginning)
+
+        async def work() -> Answer:
+            raise BadRequest(reason)
+
+        with suppress(BadRequest):  # nobody's request
+            self.in_order("forward_backward", name, seq, work)
 
     async def optim_step(self, body: Body) -> Answer:
         name = text(body, "model_id")
