@@ -239,8 +239,8 @@ def test_a_long_csv_field_is_read(tmp_path):
     [
         ("x.json", b'[{"n": 1}, {"n": ', r"x\.json:1:18: not JSON: Expecting value"),
         ("x.json", b'[{"n": "\xff"}]', r"x\.json: not UTF-8 \(byte 8\)"),
-        ("x.parquet", b"nonsense", r"x\.parquet: not a parquet file"),
-        ("x.arrow", b"nonsense", r"x\.arrow: not an arrow file"),
+        ("x.parquet", b"nonsense", r"x\.parquet: not a whole parquet file"),
+        ("x.arrow", b"nonsense", r"x\.arrow: not a whole arrow file"),
         (
             "x.doc",
             b"text",

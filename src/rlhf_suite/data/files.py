@@ -11,15 +11,16 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rlhf_suite.config.check.sources import GZIP, file_type
-from rlhf_suite.data.arrow_rows import Change, apply_changes, changes, integer_columns
+from rlhf_suite.data.arrow_rows import Change, apply_changes, changes, check_offsets, integer_columns
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -102,9 +103,9 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
     """Yield the rows of a JSON list of objects or of {"data": [...]}; any other content is read as one
     object per line."""
     with _open(path) as file:
-        content = file.read()
+        content = file.read().removeprefix(BOM_UTF8)
     try:
-        values = json.loads(content.decode("utf-8-sig"))
+        values = json.loads(content.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -128,6 +129,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
     with io.TextIOWrapper(_open(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = next(reader, [])
+        check_columns(path, header)
         while True:
             where = Row({}, str(path), reader.line_num + 1)
             try:
@@ -146,21 +148,40 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
                     yield RowError(where.where, f"{len(fields)} fields where the header has {len(header)}")
 
 
-def _read_parquet(path: Path) -> Iterator[Row | RowError]:
-    """Yield the rows of a parquet file."""
-    from pyarrow import ArrowInvalid
-    from pyarrow.parquet import ParquetFile
+def check_columns(path: Path, names: Sequence[str]) -> None:
+    """Raise UserError where a file has two columns of one name: a row has room for one of them. Columns without a name
+    are nobody's."""
+    for name in dict.fromkeys(names):
+        if name and names.count(name) > 1:
+            raise UserError(
+                f"{path}: has {names.count(name)} columns that are named {name!r}. Rename or remove all but one"
+            )
+
+
+@contextmanager
+def of_arrow(path: str | Path, kind: str) -> Iterator[None]:
+    """Turn what pyarrow says of damage, at the beginning or in the middle, into a UserError."""
+    from pyarrow import ArrowException
 
     try:
+        yield
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a whole {kind}: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[Row | RowError]:
+    """Yield the rows of a parquet file."""
+    from pyarrow.parquet import ParquetFile
+
+    with of_arrow(path, "parquet file"):
         file = ParquetFile(path)
-    except (ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a parquet file: {error}") from None
+        schema = file.schema_arrow
+        check_columns(path, schema.names)
 
-    def column(name: str) -> Iterator[pyarrow.Array]:
-        return (batch.column(0) for batch in file.iter_batches(columns=[name]))
+        def column(name: str) -> Iterator[pyarrow.Array]:
+            return (batch.column(0) for batch in file.iter_batches(columns=[name]))
 
-    schema = file.schema_arrow
-    yield from _rows_of(path, file.iter_batches(), changes(schema, integer_columns(schema, column)))
+        yield from _rows_of(path, file.iter_batches(), changes(schema, integer_columns(schema, column)))
 
 
 def _read_arrow(path: Path) -> Iterator[Row | RowError]:
@@ -175,13 +196,12 @@ def _read_arrow(path: Path) -> Iterator[Row | RowError]:
                 whole = pyarrow.ipc.open_file(file)
                 yield from (whole.get_batch(index) for index in range(whole.num_record_batches))
 
-    try:
+    with of_arrow(path, "arrow file"):
         first = next(batches(), None)
         if first is not None:
+            check_columns(path, first.schema.names)
             names = integer_columns(first.schema, lambda name: (batch.column(name) for batch in batches()))
-            yield from _rows_of(path, batches(), changes(first.schema, names))
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not an arrow file: {error}") from None
+            yield from _rows_of(path, map(check_offsets, batches()), changes(first.schema, names))
 
 
 def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch], how: Mapping[str, Change]) -> Iterator[Row | RowError]:

@@ -12,14 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf_suite.config.check.sources import GYM, ROWS, file_type, is_glob, is_python, match_files
+from rlhf_suite.config.check.sources import GYM, ROWS, file_type, is_glob, is_python, list_data_files, match_files
 from rlhf_suite.data import builtin, gym
-from rlhf_suite.data.arrow_rows import apply_changes, changes, integer_columns
-from rlhf_suite.data.files import READERS, num_rows, number_rows, read_file
+from rlhf_suite.data.arrow_rows import apply_changes, changes, check_offsets, integer_columns
+from rlhf_suite.data.files import READERS, num_rows, number_rows, of_arrow, read_file
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.disk import file_digest
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_text import describe
+from rlhf_suite.foreign_text import describe, printable, what_of
 from rlhf_suite.python_source import import_file
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
     path."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _load_saved(folder, split, flags)
-    files = sorted(path for path in folder.rglob("*") if file_type(path) in READERS)
+    files = list_data_files(folder)
     if not files:
         raise UserError(f"{flags.dataset}: no data files in {str(folder)!r}; known file types: {', '.join(READERS)}")
     words = {path: set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) for path in files}
@@ -147,10 +147,18 @@ def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
 
 
 def _load_saved(folder: Path, split: str, flags: SourceFlags) -> Located:
-    """Return a data set written by `save_to_disk` as a source."""
+    """Return a data set written by `save_to_disk` as a source.
+
+    Raises:
+        UserError: it has no rows or no such split, or it cannot be read.
+    """
     from datasets import DatasetDict, load_from_disk
 
-    saved = load_from_disk(str(folder))
+    try:
+        saved = load_from_disk(str(folder))
+    except Exception as error:  # of datasets, of pyarrow, or of the disk; an IndexError where nothing was saved
+        problem = f"{flags.dataset}: the data set that save_to_disk wrote to {str(folder)!r} cannot be read"
+        raise UserError(f"{problem}: {printable(what_of(error))}. Save it again, with at least one row") from error
     if isinstance(saved, DatasetDict):
         if split not in saved:
             raise _no_split(str(folder), split, list(saved), flags)
@@ -165,7 +173,7 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
     try:
         path, _, configuration = name.partition(":")
         dataset = load_dataset(path, configuration or None, data_dir=data_dir or None)
-    except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or it needs to run its own code
+    except Exception as error:  # not found, no network, files that do not fit together, or it needs to run own code
         raise UserError(
             f"{flags.dataset}: {name!r} is not a file or folder here, and it cannot be loaded from the hub: {error}"
         ) from error
@@ -181,8 +189,19 @@ def _of_library(name: str, rows: Dataset) -> Located:
     schema = rows.features.arrow_schema
 
     def read() -> Iterator[Row | RowError]:
+        with of_arrow(name, "data set of save_to_disk"):
+            for batch in rows.data.to_batches():
+                check_offsets(batch)
         how = changes(schema, integer_columns(schema, lambda column: rows.data.column(column).chunks))
-        return number_rows(name, (apply_changes(values, how) for values in rows))
+        number = 0
+        while number < len(rows):
+            try:
+                for values in rows.select(range(number, len(rows))):
+                    number += 1
+                    yield Row(apply_changes(values, how), name, number)
+            except UnicodeDecodeError:
+                number += 1
+                yield RowError(f"{name}:{number}", "not UTF-8")
 
     return Located(read, files, lambda: len(rows))
 

@@ -54,6 +54,18 @@ def match_files(pattern: str) -> list[Path]:
     return sorted(path for path in map(Path, paths) if path.is_file())
 
 
+def list_data_files(folder: Path) -> list[Path]:
+    """Return the data files in a folder and the folders in it, sorted. Like those of a pattern they are files, of which
+    none is hidden: tools keep what is not data under names that begin with a dot."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if file_type(path) in SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
 def is_missing(name: str) -> bool:
     """Return whether a source is a path that does not exist. A plain word or `owner/name` may be on the hub."""
     if name.startswith(BUILTIN) or Path(name).exists():

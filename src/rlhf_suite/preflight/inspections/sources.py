@@ -18,6 +18,7 @@ from rlhf_suite.config.check.sources import (
     is_glob,
     is_missing,
     is_python,
+    list_data_files,
     match_files,
     names_in,
 )
@@ -106,7 +107,7 @@ def one_source_problems(key: str, name: str, columns: Columns) -> Iterator[Probl
         yield from column_problems(Path(name), columns)
     elif Path(name).is_file():
         yield Problem(key, f"{name} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
-    elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
+    elif Path(name).is_dir() and not list_data_files(Path(name)):
         yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
 
 
