@@ -20,8 +20,8 @@ from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
+from rlhf_suite.models.dropout import dropout_rates, set_dropout, switch_off_dropout
 from rlhf_suite.models.forward import token_log_probs
-from rlhf_suite.models.prepare import dropout_rates, set_dropout, switch_off_dropout
 from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.train.export import export
 from rlhf_suite.train.step import optimizer_step

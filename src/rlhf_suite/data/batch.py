@@ -93,7 +93,8 @@ class HostCopy:
 
     lengths: Tensor  # [B]
     mask: Tensor  # [T]
-    sent: tuple[Tensor, Tensor]  # the two on the device
+    ids: Tensor  # [T]
+    sent: tuple[Tensor, Tensor, Tensor]  # the three on the device
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,12 @@ class TokenBatch:
         return known.mask if known is not None and known.sent[1] is self.mask else self.mask.cpu()
 
     @property
+    def host_ids(self) -> Tensor:
+        """`ids` in host memory, [T]."""
+        known = self.host_copy
+        return known.ids if known is not None and known.sent[2] is self.ids else self.ids.cpu()
+
+    @property
     def masked(self) -> Tensor:
         """The tokens in the mask, [N]. Their number is counted in host memory, so that nothing waits for the device."""
         return torch.nonzero_static(self.mask, size=int(self.host_mask.count_nonzero())).squeeze(1)
@@ -187,7 +194,11 @@ class TokenBatch:
         columns = [self.ids, self.lengths, *self.columns("token").values(), *self.columns("row").values()]
         sent = dict(zip(map(id, columns), send_together(columns, device), strict=True))
         moved = self.map_columns(lambda value: sent[id(value)], lambda value: sent[id(value)], self.images)
-        return replace(moved, host_copy=HostCopy(self.host_lengths, self.host_mask, (moved.lengths, moved.mask)))
+        return moved.keep(self.host_lengths, self.host_mask, self.host_ids)
+
+    def keep(self, lengths: Tensor, mask: Tensor, ids: Tensor) -> Self:
+        """Return the batch with what the host keeps of it."""
+        return replace(self, host_copy=HostCopy(lengths, mask, ids, (self.lengths, self.mask, self.ids)))
 
 
 B = TypeVar("B", bound=TokenBatch)
@@ -261,8 +272,7 @@ def take(batch: B, indices: Sequence[int] | Tensor) -> B:
     taken = batch.map_columns(lambda value: value.index_select(0, tokens), lambda value: value[rows], images)
     if batch.host_copy is None:
         return taken
-    known = HostCopy(batch.host_lengths[chosen], batch.host_mask[places], (taken.lengths, taken.mask))
-    return replace(taken, host_copy=known)
+    return taken.keep(batch.host_lengths[chosen], batch.host_mask[places], batch.host_ids[places])
 
 
 def weightless(batch: B) -> B:

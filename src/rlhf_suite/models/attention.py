@@ -22,7 +22,8 @@ from transformers import AttentionInterface
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention_blocks import States
-from rlhf_suite.models.flash import FlashCall, attend_flash
+from rlhf_suite.models.flash import Ends, FlashCall, attend_flash, takes_ends
+from rlhf_suite.models.prefixes import SharedPrefixes
 from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Shard
 
 NAME = "varlen"
@@ -43,6 +44,7 @@ class SequenceLayout:
     runs: tuple[tuple[int, int], ...]  # (count, length) of neighbouring sequences of equal length
     shard: Shard | None = None  # which tokens this rank holds, if the ranks of a group split them
     images: Tensor | None = None  # [T] the image of each token, from 1, and 0 for text; those of an image see all of it
+    prefixes: SharedPrefixes | None = None  # the tokens that are not computed, since others have the same states
 
     @staticmethod
     def of(
@@ -64,6 +66,13 @@ class SequenceLayout:
         runs = tuple((len(list(equal)), length) for length, equal in groupby(known))
         shard = None if group is None else Shard.of(known, group, lengths.device)
         return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs, shard)
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Where what a model returns for each token stands among its rows, [T]; None: each at its own place."""
+        if not self.packed:
+            return self.slots
+        return None if self.prefixes is None else self.prefixes.places
 
     def select_held(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return which of the `tokens` [N] this rank holds, [n] indices into them, and their places among all that it
@@ -158,19 +167,28 @@ def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None
 
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
-    """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]."""
+    """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]. Where sequences share
+    prefixes, of the tokens that are computed."""
+    states, prefixes = [part[0] for part in (query, key, value)], sequences.prefixes  # [H|K, T, D]
+    if prefixes is not None:
+        states[1:] = [prefixes.expand(part.transpose(0, 1)).transpose(0, 1) for part in states[1:]]
     is_plain = call.is_plain and sequences.images is None
     if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1] and is_plain:
-        tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
-        borders, longest = sequences.cu_lengths, sequences.max_length
-        return attend_flash(tokens, FlashCall(borders, longest, call.scaling, call.window, call.dropout))[None]
-    sizes = [count * length for count, length in sequences.runs]
-    parts = zip(*(states[0].split(sizes, dim=1) for states in (query, key, value)), strict=True)
-    images: Sequence[Tensor | None] = [None] * len(sizes) if sequences.images is None else sequences.images.split(sizes)
+        ends = None if prefixes is None else Ends(prefixes.cu_lengths, prefixes.longest)
+        flash = FlashCall(sequences.cu_lengths, sequences.max_length, call.scaling, call.window, call.dropout, ends)
+        tokens = [part.transpose(0, 1) for part in states]  # [T, H|K, D]
+        if ends is None or takes_ends(tokens, flash):
+            return attend_flash(tokens, flash)[None]
+    runs = [(count, length, length) for count, length in sequences.runs] if prefixes is None else prefixes.runs
+    sizes = [[count * length for count, length, _ in runs], *2 * [[count * length for count, _, length in runs]]]
+    parts = zip(*(part.split(size, dim=1) for part, size in zip(states, sizes, strict=True)), strict=True)
+    images: Sequence[Tensor | None] = (
+        [None] * len(runs) if sequences.images is None else sequences.images.split(sizes[0])
+    )
     outputs = []
-    for run, states, pictures in zip(sequences.runs, parts, images, strict=True):
-        q, k, v = (part.unflatten(1, run).transpose(0, 1) for part in states)  # [count, H|K, length, D], views
-        rows = None if pictures is None else pictures.unflatten(0, run)  # [count, length]
+    for (count, _, length), run, pictures in zip(runs, parts, images, strict=True):
+        q, k, v = (part.unflatten(1, (count, -1)).transpose(0, 1) for part in run)  # [count, H|K, length, D], views
+        rows = None if pictures is None else pictures.unflatten(0, (count, length))
         outputs.append(call.attend_padded(q, k, v, rows).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
     return torch.cat(outputs)[None]
 
@@ -192,7 +210,7 @@ class _Call:
 
     def attend_padded(self, query: Tensor, key: Tensor, value: Tensor, images: Tensor | None = None) -> Tensor:
         """Return causal attention of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it.
-        `images` [B, L]: as in `SequenceLayout`."""
+        Fewer queries than keys are those of the last tokens. `images` [B, L]: as in `SequenceLayout`."""
         if self.sinks is not None:
             assert images is None, "no family has both"
             return self._attend_with_sinks(query, key, value, self.sinks)
@@ -202,13 +220,14 @@ class _Call:
         self, query: Tensor, key: Tensor, value: Tensor, *, sees_first: bool = False, images: Tensor | None = None
     ) -> Tensor:
         """Return causal attention; `sees_first`: the first token is within the window of every query."""
-        length, mask = query.shape[2], None
+        length, mask = key.shape[2], None
         is_limited = self.window is not None and length > self.window + sees_first
-        if is_limited or images is not None:
-            distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
-            mask = distance >= 0  # [L, L]
+        if is_limited or images is not None or query.shape[2] < length:
+            keys = torch.arange(length, device=query.device)
+            queries = keys[length - query.shape[2] :, None]
+            mask = keys <= queries  # [queries, keys]
             if is_limited and self.window is not None:
-                mask &= distance < self.window
+                mask &= keys > queries - self.window
             mask[:, 0] |= sees_first
         if mask is not None and images is not None:
             mask = mask | ((images[:, :, None] == images[:, None]) & (images > 0)[:, None])[:, None]  # [B, 1, L, L]
@@ -243,7 +262,7 @@ class _Call:
 
     def _attend_capped(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cap: float) -> Tensor:
         """Return attention with capped scores by its formula: torch has no kernel for it."""
-        length, groups = query.shape[2], query.shape[1] // key.shape[1]
+        length, groups = key.shape[2], query.shape[1] // key.shape[1]
         key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
         scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
         if mask is None:

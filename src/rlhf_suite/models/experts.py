@@ -53,7 +53,7 @@ def select_counted(router_logits: RouterLogits, batch: TokenBatch, sequences: Se
     if sequences.shard is not None:
         rows = sequences.select_held(tokens)[1]
     else:
-        rows = tokens if sequences.packed else sequences.slots[tokens]
+        rows = tokens if sequences.rows is None else sequences.rows[tokens]
     return torch.cat([layer[rows] for layer in router_logits]).float()
 
 

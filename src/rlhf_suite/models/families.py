@@ -20,6 +20,7 @@ FULL, SLIDING, CHUNKED, LINEAR, CONVOLUTION = (
 VARLEN, SDPA, EAGER, FLASH = "varlen", "sdpa", "eager", "flash"
 # What a run may ask of a family.
 PACKED, SEQUENCE, BLOCKS, TENSOR = "packed rows", "sequence parallelism", "gather and ring", "tensor parallelism"
+PREFIXES = "shared prefixes"
 ENGINE, ADAPTERS = "an engine without a GPU", "adapters apart from the weights of an engine"
 # Settings by which some heads change their logits; what they mean depends on the family.
 HEAD_SETTINGS = (
@@ -92,10 +93,11 @@ class Family:
         """Return the reason why a family cannot do something; None if it can."""
         if feature in self.refused:
             return self.refused[feature]
-        if feature == SEQUENCE and PACKED in self.refused:
+        if feature in (SEQUENCE, PREFIXES) and PACKED in self.refused:
             return self.refused[PACKED]
-        if feature in (SEQUENCE, TENSOR) and self.mixers:
-            return f"has {self.state} layers, whose state goes from token to token on one rank"
+        if feature in (SEQUENCE, TENSOR, PREFIXES) and self.mixers:
+            where = "in one sequence" if feature == PREFIXES else "on one rank"
+            return f"has {self.state} layers, whose state goes from token to token {where}"
         if feature == BLOCKS and self.scores:
             return f"has {self.scores} in its attention"
         if feature == TENSOR and self.images is not None:

@@ -26,6 +26,7 @@ from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.families import CARRIES, PACKED, SEQUENCE, Family, family_of
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead, logit_rule
 from rlhf_suite.models.mixers import masks_of, prepare_mixers
+from rlhf_suite.models.prefixes import find_prefixes, may_share
 from rlhf_suite.models.routing import ARGUMENT, Routes, arrange, prepare_routers, rerouted_share
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.models.vision import ImageInputs, VisionProcessor
@@ -70,6 +71,7 @@ class LanguageModel(nn.Module):
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
         self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
+        self.share_prefixes: bool | None = None  # ds.share_prefixes
 
     def forward(
         self,
@@ -156,6 +158,7 @@ class ScalarModel(nn.Module):
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
         self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
+        self.share_prefixes: bool | None = None  # ds.share_prefixes
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
@@ -287,7 +290,8 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 def lay_out(module: LanguageModel | ScalarModel, batch: TokenBatch) -> SequenceLayout:
     """Return the layout of a batch as a model reads it."""
-    return SequenceLayout.of(batch.lengths, module.packed, module.sequence_group, batch.host_lengths)
+    sequences = SequenceLayout.of(batch.lengths, module.packed, module.sequence_group, batch.host_lengths)
+    return replace(sequences, prefixes=find_prefixes(batch) if may_share(module, batch) else None)
 
 
 def scored_tokens(batch: TokenBatch, sequences: SequenceLayout, masked: bool) -> Tensor:
@@ -348,8 +352,7 @@ def compute_hidden_states(
     outputs = backbone(module.model)(**inputs, use_cache=False)
     assert routes is None or routes.taken == routes.experts.shape[1], f"{routes.taken} routers took routes"
     states: Tensor = outputs.last_hidden_state.flatten(0, 1)
-    if not sequences.packed:
-        states = states.index_select(0, sequences.slots)
+    states = states if sequences.rows is None else states.index_select(0, sequences.rows)
     return states, outputs.router_logits if router_logits else ()
 
 
@@ -371,6 +374,8 @@ def _pack_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]
     if sequences.shard is not None:
         own = sequences.shard.tokens
         ids, positions = F.pad(ids, (0, len(positions) - len(ids)))[own], positions[own]
+    if sequences.prefixes is not None:
+        ids, positions = ids[sequences.prefixes.computed], positions[sequences.prefixes.computed]
     return {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
 
 

@@ -28,9 +28,9 @@ from rlhf_suite.data.render import NUM_EMBEDDINGS
 from rlhf_suite.errors import FixableError, UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.classes import auto_class
+from rlhf_suite.models.dropout import switch_off_dropout
 from rlhf_suite.models.families import NO_IMAGES, Family, family_of, find_unread_images, undeclared_head_setting
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, carries_unknown_state
-from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
 from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import Gather, whole
@@ -236,7 +236,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
             with writable([model.score.weight]):
                 _init_scalar_head(model, seed)
         result = ScalarModel(model, packed, head_name=head_name, head_is_new=bool(new), vision=vision)
-    result.dropout_off = dropout_off
+    result.dropout_off, result.share_prefixes = dropout_off, ds.share_prefixes
     return result.eval()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlhf_suite.config.check.lacking import LIGER_KERNEL, refuse_missing, refuse_without_gpu
 from rlhf_suite.config.declarations.ds import FUSED_ON_GPUS, DeepSpeedConfig, LoRAConfig
@@ -19,8 +19,6 @@ from rlhf_suite.models.lora import add_lora
 from rlhf_suite.models.routing import routers_of
 
 LIGER = "ds.use_liger_kernel=true"
-# transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
-DROPOUT_MARKS = ("drop", "jitter")
 
 
 def make_trainable(
@@ -96,33 +94,6 @@ def freeze_routers(model: LanguageModel | ScalarModel, flag: str) -> None:
         raise UserError(f"{flag}=true: {model.family.title} has no routers that are known here. Set {flag}=false")
     for _, router in routers:
         router.requires_grad_(False)
-
-
-def switch_off_dropout(config: PretrainedConfig) -> dict[str, float]:
-    """Set every dropout rate in `config` and its nested configurations to 0. Return the rates above 0 by their dotted
-    names."""
-    rates = dict(dropout_rates(config))
-    set_dropout(config, dict.fromkeys(rates, 0.0))
-    return rates
-
-
-def dropout_rates(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the dropout rates above 0, by their dotted names."""
-    for name, value in vars(config).items():
-        if isinstance(value, PretrainedConfig):
-            yield from dropout_rates(value, f"{prefix}{name}.")
-        elif isinstance(value, float) and value > 0 and any(mark in name for mark in DROPOUT_MARKS):
-            yield f"{prefix}{name}", value
-
-
-def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
-    """Set the dropout rates of these dotted names."""
-    for name, rate in rates.items():
-        *sections, last = name.split(".")
-        owner = config
-        for section in sections:
-            owner = getattr(owner, section)
-        setattr(owner, last, rate)
 
 
 def fuses_layers(ds: DeepSpeedConfig, kind: str, device: str, *, reads_images: bool) -> bool:

@@ -23,10 +23,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
 from rlhf_suite.disk import disk_reason, write_aside
+from rlhf_suite.models.dropout import set_dropout
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Tokenizer, choose_padding_token
 from rlhf_suite.models.lora import ADAPTER, base_of
-from rlhf_suite.models.prepare import set_dropout
 from rlhf_suite.models.prompt_format import FILE as PROMPTS
 from rlhf_suite.models.prompt_format import PromptFormat
 from rlhf_suite.models.vision import VisionProcessor

@@ -28,6 +28,7 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.classes import auto_class, build_from_config
+from rlhf_suite.models.dropout import switch_off_dropout
 from rlhf_suite.models.families import num_experts
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden_states
 from rlhf_suite.models.load import (
@@ -37,7 +38,7 @@ from rlhf_suite.models.load import (
     model_folder,
     quiet_transformers,
 )
-from rlhf_suite.models.prepare import make_trainable, switch_off_dropout
+from rlhf_suite.models.prepare import make_trainable
 
 # Attention that keeps what a flash kernel keeps; and one that keeps a copy of its output as well.
 FLASH, COPIED = "planned", "planned_copied"

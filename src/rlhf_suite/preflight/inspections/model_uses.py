@@ -46,6 +46,7 @@ class ModelUse:
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
     attention: str | None = None  # ds.attn_implementation
     packed: bool | None = None  # ds.packing_samples
+    shares_prefixes: bool | None = None  # ds.share_prefixes
     fills_rows: bool = False  # data.pack_to_max_len, for the model that is trained on these rows
     tensor: int = 1  # over how many ranks the matrices of its layers are split
     is_sampled: bool = False  # whether engines of vLLM load it
@@ -63,6 +64,7 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
                     use = replace(use, split=split, tensor=run.ds.tensor_parallel_size)
                 if run.task in (*TRAINING, "serve_rm"):
                     use = replace(use, attention=run.ds.attn_implementation, packed=run.ds.packing_samples)
+                    use = replace(use, shares_prefixes=run.ds.share_prefixes)
                 use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
                 yield with_length(run, name, use)
     path = run.reward.judge.model if has_judge(run) else None

@@ -21,6 +21,7 @@ from rlhf_suite.models.families import (
     ENGINE,
     NO_IMAGES,
     PACKED,
+    PREFIXES,
     SDPA,
     SEQUENCE,
     TENSOR,
@@ -236,6 +237,7 @@ def family_can(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     asked = (
         (PACKED, bool(use.packed), "ds.packing_samples", "false"),
         (PACKED, use.fills_rows, "data.pack_to_max_len", "false"),
+        (PREFIXES, bool(use.shares_prefixes), "ds.share_prefixes", "null"),
         (SEQUENCE, size > 1, "ds.ring_attn_size", "1"),
         (BLOCKS, size > 1 and mode != "ulysses", "ds.ring_attn_mode", "ulysses"),
         (TENSOR, use.tensor > 1, "ds.tensor_parallel_size", "1"),
