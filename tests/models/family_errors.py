@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from alike import begin_alike
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.forward import ScalarModel, sequence_scores, token_log_probs
@@ -17,12 +18,14 @@ from rlhf_suite.models.load import load_model
 from rlhf_suite.models.lora import add_lora
 
 LENGTHS = [5, 40, 1, 9, 9, 17]
+ALIKE = [(3, 1, 8), (4, 3, 9), (5, 1, 12)]  # rows that begin as others do: so many tokens
 FLOOR = 1e-3  # of the norm of a gradient: where it is almost 0, only rounding is left
 Gradients = dict[str, Tensor]
 
 
 def batch() -> TokenBatch:
     ids = torch.randint(0, 256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(3))
+    ids = begin_alike(ids, LENGTHS, ALIKE)
     return TokenBatch(ids, torch.tensor(LENGTHS), torch.ones(len(ids)))
 
 

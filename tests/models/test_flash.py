@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_suite.models.attention import SequenceLayout, varlen_attention
-from rlhf_suite.models.flash import LARGEST_ERROR, PARTS, FlashCall, Shape, compare
+from rlhf_suite.models.flash import LARGEST_ERROR, PARTS, FlashCall, Shape, attend_and_select, attend_ends, compare
+from rlhf_suite.models.prefixes import SharedPrefixes
 
 SHAPE = Shape(heads=4, key_heads=2, size=16, dtype=torch.float32, has_window=False, trains=True)
 
@@ -16,6 +21,11 @@ SHAPE = Shape(heads=4, key_heads=2, size=16, dtype=torch.float32, has_window=Fal
 def attend_exactly(states: list[Tensor], call: FlashCall) -> Tensor:
     """Attention by the packed way of the suite, which is held against formulas elsewhere."""
     layout = SequenceLayout.of(call.borders.diff().long(), packed=True)
+    if call.ends is not None:  # the keys are there already
+        lengths, counts = call.borders.diff().tolist(), call.ends.borders.diff().tolist()
+        runs = tuple((1, *pair) for pair in zip(counts, lengths, strict=True))
+        places = torch.arange(len(states[1]))
+        layout = replace(layout, prefixes=SharedPrefixes(places, places, call.ends.borders, call.ends.longest, runs))
     rows = [tokens.transpose(0, 1)[None] for tokens in states]
     settings = {"sequences": layout, "sliding_window": call.window, "scaling": call.scaling}
     return varlen_attention(nn.Module(), *rows, None, **settings)[0][0]
@@ -67,6 +77,35 @@ def test_a_window_that_is_ignored_is_noticed():
     shape = Shape(heads=4, key_heads=2, size=16, dtype=torch.float32, has_window=True, trains=True)
     assert errors_of(ignore_window, shape)["output"] > LARGEST_ERROR
     assert max(errors_of(attend_exactly, shape).values()) < 1e-6
+
+
+@pytest.mark.parametrize("has_window", [False, True])
+def test_ends_of_sequences_are_what_they_are_in_whole_ones(has_window):
+    shape = replace(SHAPE, has_window=has_window)
+    errors = compare(
+        partial(attend_ends, attend_exactly), partial(attend_and_select, attend_exactly), shape, torch.device("cpu")
+    )
+    assert len(errors) == len(PARTS) and max(errors) < 1e-6
+
+
+def test_a_kernel_that_aligns_ends_with_the_first_keys_is_noticed():
+    def attend_first(states: list[Tensor], call: FlashCall) -> Tensor:
+        """The queries of ends at the places of the first tokens, as SDPA has them."""
+        if call.ends is None:
+            return attend_exactly(states, call)
+        outputs = []
+        for end, count, last in zip(call.borders[1:], call.borders.diff(), call.ends.borders[1:], strict=True):
+            rows = [part[end - count : end].transpose(0, 1) for part in states[1:]]
+            query = states[0][last - call.ends.borders.diff()[len(outputs)] : last].transpose(0, 1)
+            output = F.scaled_dot_product_attention(query, *rows, is_causal=True, enable_gqa=True)
+            outputs.append(output.transpose(0, 1))
+        return torch.cat(outputs)
+
+    shape = replace(SHAPE, trains=False)
+    errors = compare(
+        partial(attend_ends, attend_first), partial(attend_and_select, attend_first), shape, torch.device("cpu")
+    )
+    assert errors[0] > LARGEST_ERROR
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])

@@ -17,6 +17,7 @@ from plain_models import LORA, Gradients, adapter, balancing, formula_gradient, 
 from policy_formulas import OBJECTIVES, TEMPERATURE, Sequence, formula, head_of
 from splits import Split
 
+from alike import begin_alike
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.config.declarations.train import TrainConfig
@@ -26,6 +27,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model
+from rlhf_suite.models.prefixes import find_neighbours
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train import strategy
@@ -34,6 +36,7 @@ from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.task import Objective
 
 LENGTHS = [9, 31, 4, 17, 70, 2, 25, 12, 6, 40, 3, 21]
+ALIKE = [(1, 4, 24), (7, 4, 11), (9, 4, 30), (10, 9, 3), (11, 9, 18)]  # rows that begin as others do: so many tokens
 UNMASKED = 3  # the sequence without a masked token
 BUDGET = 75  # tokens of a micro-batch
 
@@ -76,7 +79,7 @@ def make_batch(folder: Path) -> Experience:
     def noise(scale: float) -> torch.Tensor:
         return scale * torch.randn(total, generator=generator)
 
-    ids = torch.randint(0, 256, (total,), generator=generator)
+    ids = begin_alike(torch.randint(0, 256, (total,), generator=generator), LENGTHS, ALIKE)
     plain = Experience(ids, lengths, torch.ones(total), torch.arange(len(LENGTHS)))
     mask = (torch.rand(total, generator=generator) < 0.6).float()
     mask[plain.starts] = 0
@@ -191,8 +194,9 @@ def optimizer_gradient(
     torch.manual_seed(0)
     config, world = train_config(split, BUDGET), model.world
     mine = shards(batch, balanced_parts(batch, world.mesh.data))[world.data_index]
-    limit, packed = trained_micro_batches(config), model.module.packed
-    micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), limit, world.mesh, packed)]
+    limit, packed, order = trained_micro_batches(config), model.module.packed, find_neighbours(model.module, mine)
+    groups = micro_groups(mine.lengths.tolist(), limit, world.mesh, packed, order)
+    micro_batches = [take(mine, group) for group in groups]
     optimizer_step(model, objective, micro_batches, 0, "stop")
     return written(model)
 

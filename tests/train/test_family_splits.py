@@ -9,6 +9,7 @@ from plain_models import relative_error
 from splits import Split
 
 import families
+from alike import begin_alike
 from rlhf_suite.data.trajectory import Experience
 
 pytestmark = pytest.mark.stack
@@ -39,6 +40,7 @@ def made(tmp_path_factory):
 def batch() -> Experience:
     lengths = torch.tensor(LENGTHS)
     ids = torch.randint(0, 256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(5))
+    ids = begin_alike(ids, LENGTHS, [(1, 6, 20), (3, 6, 10), (4, 3, 17)])
     plain = Experience(ids, lengths, torch.ones(len(ids)), torch.arange(len(lengths)))
     plain.mask[plain.starts] = 0
     return plain

@@ -17,6 +17,7 @@ import pytest
 import torch
 from policy_formulas import NextToken
 
+from alike import begin_alike
 from rlhf_suite.config.declarations.algo import KLConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.config.declarations.models import ActorConfig, CriticConfig, TrainedModelConfig
@@ -62,7 +63,7 @@ class Sendable(Experience):
 
     def to(self, device: Any) -> Experience:
         sent = self.map_columns(lambda value: value.as_subclass(Sent), lambda value: value.as_subclass(Sent), None)
-        known = HostCopy(self.lengths, self.mask, (sent.lengths, sent.mask))
+        known = HostCopy(self.lengths, self.mask, self.ids, (sent.lengths, sent.mask, sent.ids))
         return Experience(**vars(replace(sent, host_copy=known)))
 
 
@@ -95,7 +96,7 @@ def rollout(device: str) -> Experience:
     }
     kind = Sendable if device == "cpu" else Experience
     return kind(
-        torch.randint(16, 256, (total,), generator=generator),
+        begin_alike(torch.randint(16, 256, (total,), generator=generator), LENGTHS, [(3, 1, 30), (6, 1, 20)]),
         lengths,
         (torch.rand(total, generator=generator) > 0.3).float().index_fill(0, torch.arange(5), 0.0),
         index=torch.arange(len(LENGTHS)),
@@ -134,7 +135,7 @@ def load(folder: Path) -> Callable[[str, str], TrainedModel]:
             world = World(0, Mesh(1), torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
             config = TrainedModelConfig.of("ppo", model_name_or_path=str(folder), gradient_checkpointing_enable=True)
             plan = ModelPlan("actor", str(folder), head=head)
-            ds = DeepSpeedConfig.of("sft", zero_stage=None, packing_samples=True)
+            ds = DeepSpeedConfig.of("sft", zero_stage=None, share_prefixes=True)
             loaded[device, head] = load_trained(plan, config, ds, world, total_steps=100, seed=0)
         return loaded[device, head]
 
@@ -176,6 +177,7 @@ def test_what_the_host_keeps_is_of_this_batch_alone():
     sent = rollout("cpu").to("cpu")
     assert sent.host_lengths.tolist() == list(LENGTHS) and type(sent.host_mask) is torch.Tensor
     assert take(sent, [1, 3]).host_lengths.tolist() == [70, 40]
+    assert take(sent, [3]).host_ids.tolist() == sent.ids.split([*LENGTHS])[3].tolist()
     assert not weightless(sent).host_mask.any()
 
 

@@ -74,7 +74,12 @@ def _join(a: _Bin, b: _Bin) -> _Bin:
 
 
 def micro_batches(
-    lengths: Sequence[int], *, count: int | None = None, token_budget: int | None = None, padded: bool = False
+    lengths: Sequence[int],
+    *,
+    count: int | None = None,
+    token_budget: int | None = None,
+    padded: bool = False,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Split the sequences into micro-batches; exactly one of the two rules is given.
 
@@ -82,6 +87,7 @@ def micro_batches(
     token_budget: at most `token_budget` tokens each, in few bins of nearly equal sums: the smallest number for which
                   largest differencing or first-fit decreasing finds a split. A longer sequence raises the budget to
                   its own length. If the sequences are `padded` to the longest of their micro-batch, padding counts.
+                  With an `order` of all sequences, bins are filled in it instead, one after the other.
     """
     assert (count is None) != (token_budget is None), "either count or token_budget"
     if count is not None:
@@ -93,6 +99,8 @@ def micro_batches(
     token_budget = max(token_budget, *lengths)
     if padded:
         return _alike(lengths, token_budget)
+    if order is not None:
+        return _fill(lengths, token_budget, order)
     fallback = _first_fit_decreasing(lengths, token_budget)
     for parts in range(max(1, -(-sum(lengths) // token_budget)), len(fallback) + 1):
         bins = balance(lengths, parts)
@@ -110,6 +118,19 @@ def _alike(lengths: Sequence[int], budget: int) -> list[list[int]]:
         end = start + budget // max(1, lengths[order[start]])
         bins.append(order[start:end])
         start = end
+    return _in_order(bins)
+
+
+def _fill(lengths: Sequence[int], budget: int, order: Sequence[int]) -> list[list[int]]:
+    """Return bins filled in an order, each until the next sequence does not fit."""
+    bins: list[list[int]] = [[]]
+    space = budget
+    for index in order:
+        if lengths[index] > space:
+            bins.append([])
+            space = budget
+        bins[-1].append(index)
+        space -= lengths[index]
     return _in_order(bins)
 
 

@@ -10,6 +10,7 @@ B sequences, T tokens, of which S are computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from rlhf_suite.models.families import PREFIXES, VARLEN
 if TYPE_CHECKING:
     from rlhf_suite.models.forward import LanguageModel, ScalarModel
 
+Integers = NDArray[np.int64]
 SHORTEST = 8  # tokens of a beginning that is worth its entries in the indices
 LEAST_SAVED = 1 / 16  # of the tokens: indices and copies of keys take time too
 
@@ -59,39 +61,66 @@ def may_share(module: LanguageModel | ScalarModel, batch: TokenBatch) -> bool:
 
 def find_prefixes(batch: TokenBatch) -> SharedPrefixes | None:
     """Return what the sequences of a batch have in common; None if it is too little to be worth it."""
-    ids, lengths = batch.host_ids.numpy(), batch.host_lengths.numpy()
-    places, own = share(ids, lengths)
-    if own.sum() > (1 - LEAST_SAVED) * len(ids):
+    rows, lengths = split_rows(batch), batch.host_lengths.numpy()
+    order = in_order(rows)
+    own = lengths - common_lengths(rows, order)
+    if not is_worth_it(own, lengths):
         return None
-    is_own = np.arange(len(ids)) >= np.repeat(lengths.cumsum() - own, lengths)
-    columns = (np.flatnonzero(is_own), places, np.append(0, own.cumsum()).astype(np.int32))
-    computed, expanded, borders = send_together([torch.from_numpy(column) for column in columns], batch.ids.device)
-    runs = groupby(zip(own.tolist(), lengths.tolist(), strict=True))
-    alike = tuple((len(list(equal)), *pair) for pair, equal in runs)
-    return SharedPrefixes(computed, expanded, borders, int(own.max()), alike)
+    ends, total = lengths.cumsum(), int(lengths.sum())
+    is_own = np.arange(total) >= np.repeat(ends - own, lengths)
+    columns = (np.flatnonzero(is_own), find_places(order, own, lengths), np.append(0, own.cumsum()).astype(np.int32))
+    computed, places, borders = send_together([torch.from_numpy(column) for column in columns], batch.ids.device)
+    alike = groupby(zip(own.tolist(), lengths.tolist(), strict=True))
+    runs = tuple((len(list(equal)), *pair) for pair, equal in alike)
+    return SharedPrefixes(computed, places, borders, int(own.max()), runs)
 
 
-def share(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the state of each token is found among those that are computed, [T], and how many tokens of each
-    sequence are computed, [B]: at least its last."""
+def find_neighbours(module: LanguageModel | ScalarModel, batch: TokenBatch) -> list[int] | None:
+    """Return an order of sequences in which those that share most are neighbours, for micro-batches of them; None if
+    they share too little, or the model cannot."""
+    if not may_share(module, batch):
+        return None
+    rows = split_rows(batch)
+    order = in_order(rows)
+    lengths = batch.host_lengths.numpy()
+    return order if is_worth_it(lengths - common_lengths(rows, order), lengths) else None
+
+
+def is_worth_it(own: Integers, lengths: Integers) -> bool:
+    """Return whether enough is saved if so many tokens are computed of sequences of these lengths, [B]."""
+    return bool(own.sum() <= (1 - LEAST_SAVED) * lengths.sum())
+
+
+def split_rows(batch: TokenBatch) -> list[Integers]:
+    """Return the tokens of each sequence."""
+    return np.split(batch.host_ids.numpy(), batch.host_lengths.numpy().cumsum()[:-1])
+
+
+def in_order(rows: Sequence[Integers]) -> list[int]:
+    """Return the numbers of sequences, sorted by their tokens."""
+    keys = [row.astype(">i4").tobytes() for row in rows]  # as bytes they sort like the numbers
+    return sorted(range(len(rows)), key=keys.__getitem__)
+
+
+def common_lengths(rows: Sequence[Integers], order: Sequence[int]) -> Integers:
+    """Return how many tokens each sequence takes from the one before it in an order, [B]: never its last, and none if
+    they are few."""
+    common = np.zeros(len(rows), np.int64)
+    for before, row in pairwise(order):
+        size = max(0, min(len(rows[before]), len(rows[row]) - 1))
+        differs = rows[before][:size] != rows[row][:size]
+        shared = int(differs.argmax()) if differs.any() else size
+        common[row] = shared if shared >= SHORTEST else 0
+    return common
+
+
+def find_places(order: Sequence[int], own: Integers, lengths: Integers) -> Integers:
+    """Return where the state of each token stands among those that are computed, [T]: the last `own` [B] tokens of each
+    sequence are, and the others have the states of the sequence before it in the order."""
     ends = lengths.cumsum()
-    rows = [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i4").tobytes())
-    common = np.zeros_like(lengths)
+    starts = ends - lengths
+    places = np.arange(int(lengths.sum())) + np.repeat(own.cumsum() - ends, lengths)
     for before, row in pairwise(order):
-        common[row] = count_common(rows[before], rows[row])
-    own = lengths - common
-    shift = np.repeat(own.cumsum() - ends, lengths)
-    places = np.arange(len(ids)) + shift
-    for before, row in pairwise(order):
-        count, begin, source = common[row], ends[row] - lengths[row], ends[before] - lengths[before]
-        places[begin : begin + count] = places[source : source + count]
-    return places, own
-
-
-def count_common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return how many tokens `other` takes from the beginning of `one`: never its last, and 0 if they are few."""
-    size = max(0, min(len(one), len(other) - 1))
-    differs = one[:size] != other[:size]
-    common = int(differs.argmax()) if differs.any() else size
-    return common if common >= SHORTEST else 0
+        common = int(lengths[row] - own[row])
+        places[starts[row] : starts[row] + common] = places[starts[before] : starts[before] + common]
+    return places

@@ -26,7 +26,6 @@ from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.rl.sharding import Division, balanced_parts, shards
 from rlhf_suite.train.kept_state import KeptState, copy_state, drop_gradients, put_state
-from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import Accumulated, accumulate, update
 from rlhf_suite.train.task import Forward, Objective, StepLoss
 
@@ -129,8 +128,7 @@ class SteppedPolicyRole(PolicyRole):
         """Compute a loss in the micro-batches of an optimiser step."""
         policy = self.policy_objective
         objective = Recorded(make_objective(request, policy.actor, policy.kl, policy.temperature, policy.horizon))
-        limit = trained_micro_batches(self.settings.train)
-        groups = micro_groups(batch.lengths.tolist(), limit, self.world.mesh, self.is_packed)
+        groups = self.divide(batch, trained_micro_batches(self.settings.train))
         micro_batches = [take(batch, group) for group in groups]
         done = accumulate(self.model, objective, micro_batches, request.counts, backward=backward)
         if backward:

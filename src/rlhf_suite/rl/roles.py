@@ -28,6 +28,7 @@ from rlhf_suite.models.adapters import iterate_adapters
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, token_log_probs, token_values
 from rlhf_suite.models.host_weights import on_device
 from rlhf_suite.models.load import DTYPES, load_tokenizer
+from rlhf_suite.models.prefixes import find_neighbours
 from rlhf_suite.models.prompt_format import PromptFormat
 from rlhf_suite.models.weights import iterate_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
@@ -77,17 +78,22 @@ class Role(Worker):
             seed_process(train, self.world)
 
     @property
-    def is_packed(self) -> bool:
-        """Return whether the model of this role takes sequences laid end to end."""
+    def module(self) -> LanguageModel | ScalarModel:
+        """Return the model of this role without an engine around it."""
         module: LanguageModel | ScalarModel = getattr(self.model, "module", self.model)
-        return module.packed
+        return module
+
+    def divide(self, batch: TokenBatch, limit: MicroBatches) -> list[list[int]]:
+        """Return which sequences of this rank's shard share a micro-batch."""
+        order = find_neighbours(self.module, batch)
+        return micro_groups(batch.lengths.tolist(), limit, self.world.mesh, self.module.packed, order)
 
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[Division, list[torch.Tensor]]:
         """Return how this rank's shard is divided into micro-batches, and `compute` of each of them."""
-        groups = micro_groups(batch.lengths.tolist(), self.micro_batches, self.world.mesh, self.is_packed)
+        groups = self.divide(batch, self.micro_batches)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         with on_device(self.model):
             results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
@@ -181,8 +187,7 @@ class TrainedRole(Role, TrainedWorker):
 
     def train_step(self, batch: Experience, step: int) -> dict[str, float]:
         """Take an optimiser step and return its metrics."""
-        limit = trained_micro_batches(self.settings.train)
-        groups = micro_groups(batch.lengths.tolist(), limit, self.world.mesh, self.is_packed)
+        groups = self.divide(batch, trained_micro_batches(self.settings.train))
         micro_batches = [*(take(batch, group) for group in groups), *self.beside(step)]
         row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
         if not row["skipped"]:
@@ -258,7 +263,7 @@ class PolicyRole(TrainedRole):
         return self.train(batches, first_step)
 
     def beside(self, step: int) -> Sequence[TokenBatch]:
-        return () if self.documents is None else self.documents.step(step, self.is_packed)
+        return () if self.documents is None else self.documents.step(step, self.module.packed)
 
     def follow_update(self) -> None:
         if self.average is not None:

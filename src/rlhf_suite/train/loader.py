@@ -59,11 +59,17 @@ def padded_length(item: Item) -> int:
     return len(lengths) * max(lengths)
 
 
-def micro_groups(lengths: Sequence[int], limit: MicroBatches, mesh: Mesh, packed: bool = True) -> list[list[int]]:
+def micro_groups(
+    lengths: Sequence[int],
+    limit: MicroBatches,
+    mesh: Mesh,
+    packed: bool = True,
+    order: Sequence[int] | None = None,
+) -> list[list[int]]:
     """Return which of a rank's rows share a micro-batch. A budget of tokens is that of one GPU, and several may split
-    the tokens."""
+    the tokens. `order`: neighbours in it are better together."""
     if limit.tokens is not None:
-        return micro_batches(lengths, token_budget=limit.tokens * mesh.sequence, padded=not packed)
+        return micro_batches(lengths, token_budget=limit.tokens * mesh.sequence, padded=not packed, order=order)
     return micro_batches(lengths, count=limit.rows)
 
 
