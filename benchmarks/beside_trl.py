@@ -1,6 +1,9 @@
 """The default layout (packed rows) beside padded rows and TRL, on the same rows in the same steps, one after the other
-in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made. A
-GRPO step has 8 prompts x 8 samples x 128 new tokens, which TRL has written by transformers and the suite by vLLM.
+in rounds: `python benchmarks/beside_trl.py --trl <python of an environment with TRL>`. README.md says how it is made.
+
+A GRPO step has 8 prompts with 8 samples each, which TRL has written by transformers and the suite by vLLM. In `grpo`
+prompts have the lengths of other rows, and responses end by chance, after 64 tokens in the mean and at most 256; in
+`grpo_equal` prompts are short and each response has 128 tokens.
 
 Every measurement is a line; the table at the end has the medians over the rounds: tokens per CPU second, or with
 `--device cuda` per second, and the most memory of the run's processes, or of the GPU.
@@ -13,6 +16,7 @@ import copy
 import json
 import math
 import os
+import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,10 +25,13 @@ from typing import Any
 
 import ppo
 import supervised
-from common import ROOT, Run, common_arguments, model_of, publish, scratch, watch
+from common import MODELS, ROOT, Run, common_arguments, model_of, publish, scratch, watch
+from ending_model import ending_model
 
-TASKS = ("sft", "rm", "dpo", "kto", "grpo")
-NEW_TOKENS = 128  # of a response of GRPO
+GRPO = ("grpo", "grpo_equal")
+TASKS = ("sft", "rm", "dpo", "kto", *GRPO)
+NEW_TOKENS = {"grpo": 256, "grpo_equal": 128}  # of a response, at most
+MEAN_LENGTH = 64  # of a response that ends by chance
 WAYS = ("default", "padded", "TRL")
 SAMPLES = 8  # of a prompt of GRPO
 Line = dict[str, Any]
@@ -50,7 +57,7 @@ def main() -> None:
     for task in arguments.tasks:
         for _ in range(arguments.rounds):
             for way in arguments.ways:
-                if (task, way) == ("grpo", "padded"):
+                if task in GRPO and way == "padded":
                     continue
                 row = measure(arguments, task, way)
                 line = {"task": task, "way": way, "device": arguments.device, "recompute": arguments.recompute}
@@ -85,9 +92,8 @@ def measure(arguments: argparse.Namespace, task: str, way: str) -> Line:
     one = copy.copy(arguments)
     one.task, one.mode, one.cached, one.budget = task, way, False, supervised.FULL
     try:
-        if task == "grpo":
-            one.samples, one.new_tokens = SAMPLES, NEW_TOKENS
-            return grpo_of_trl(one) if way == "TRL" else ppo.grpo(one)
+        if task in GRPO:
+            return measure_grpo(one, way)
         one.batch = supervised.TASKS[task].batch
         return measure_trl(one) if way == "TRL" else supervised.measure(one)
     except RuntimeError as error:
@@ -112,14 +118,26 @@ def measure_trl(arguments: argparse.Namespace) -> Line:
     return run.rates(warmup, sum(tokens[warmup:]), batch * (arguments.steps - warmup))
 
 
-def grpo_of_trl(arguments: argparse.Namespace) -> Line:
-    """Return what steps of TRL's GRPO come to, which has the responses written by transformers."""
+def measure_grpo(arguments: argparse.Namespace, way: str) -> Line:
+    """Return what steps of GRPO come to."""
     from rlhf_suite.data.builtin import reverse
 
-    samples, warmup = ppo.PROMPTS * arguments.samples, arguments.warmup
+    arguments.samples, arguments.new_tokens = SAMPLES, NEW_TOKENS[arguments.task]
+    number = ppo.PROMPTS * arguments.steps
+    if arguments.task == "grpo":
+        name = f"{arguments.shape or arguments.model.replace(':', '-')}-ending"
+        arguments.model, arguments.shape = ending_model(MODELS / name, model_of(arguments), MEAN_LENGTH), None
+        rng = random.Random(supervised.SEED)
+        prompts = [supervised.text(rng, rng.randint(*arguments.lengths)) for _ in range(number)]
+    else:
+        prompts = [reverse(row)[0] for row in range(number)]
     with scratch() as folder:
-        rows = [{"prompt": reverse(number)[0]} for number in range(ppo.PROMPTS * arguments.steps)]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        arguments.prompts = folder / "rows.jsonl"
+        rows = [{"input": prompt, "prompt": prompt, "label": "-"} for prompt in prompts]
+        arguments.prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if way != "TRL":
+            return ppo.grpo(arguments)
+        samples, warmup = ppo.PROMPTS * SAMPLES, arguments.warmup
         run = trl_run(arguments, folder, samples, arguments.new_tokens)
     counted = sum(ppo.new_tokens(row, samples) for row in run.steps[warmup:])
     return run.rates(warmup, counted, samples * (arguments.steps - warmup))
@@ -129,7 +147,7 @@ def trl_run(arguments: argparse.Namespace, folder: Path, batch: int, longest: in
     """Train by TRL on the rows.jsonl of a folder."""
     (folder / "run").mkdir()
     os.environ["OMP_NUM_THREADS"] = "1"  # as a process of the suite
-    words = [arguments.trl, ROOT / "benchmarks" / "trl_run.py", arguments.task, model_of(arguments)]
+    words = [arguments.trl, ROOT / "benchmarks" / "trl_run.py", arguments.task.partition("_")[0], model_of(arguments)]
     words += [folder / "rows.jsonl", folder / "run", batch, longest, arguments.device]
     words += ["recompute"] if arguments.recompute else []
     usage = watch([str(word) for word in words], folder / "run.log")

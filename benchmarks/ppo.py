@@ -7,11 +7,13 @@ The whole job is measured, with Ray's daemons and every actor: CPU seconds and m
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from common import Run, common_arguments, memory, model_of, publish, scratch, suite_run
 
 PROMPTS = 8
+LONGEST_PROMPT = 1024  # tokens
 
 
 def main() -> None:
@@ -20,6 +22,7 @@ def main() -> None:
     common_arguments(parser)
     parser.add_argument("--samples", type=int, default=8, help="per prompt")
     parser.add_argument("--new-tokens", type=int, default=128, help="cap of a response; random weights seldom end it")
+    parser.add_argument("--prompts", type=Path, help="a file of rows with `input` and `label`, for builtin:reverse")
     parser.add_argument("--demo", action="store_true", help="the default job instead")
     parser.add_argument("--save", action="store_true", help="add the line to results/ppo.jsonl")
     arguments = parser.parse_args()
@@ -57,17 +60,15 @@ def grpo_flags(arguments: argparse.Namespace) -> list[str]:
         "algo.kl.init_coef=0",
         "algo.kl.use_loss=false",
         "reward.rule=exact_match",
-        "data.prompt_dataset=builtin:reverse",
+        f"data.prompt_dataset={arguments.prompts or 'builtin:reverse'}",
+        "data.input_template=null",
         "data.label_key=label",
-        f"data.max_len={arguments.new_tokens + 64}",
+        f"data.max_len={arguments.new_tokens + LONGEST_PROMPT}",
         f"rollout.batch_size={PROMPTS}",
         f"rollout.n_samples_per_prompt={arguments.samples}",
         f"rollout.max_new_tokens={arguments.new_tokens}",
         f"train.batch_size={samples}",
-        "train.dynamic_batch_enable=true",
-        "train.max_tokens_per_gpu=1024",
         f"train.max_steps={arguments.steps}",
-        "ds.packing_samples=true",
         f"ds.param_dtype={arguments.dtype}",
         f"launch.device={arguments.device}",
         *arguments.set,
