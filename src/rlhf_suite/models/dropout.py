@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from transformers import PretrainedConfig
 
-if TYPE_CHECKING:
-    from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.wrapped import WrappedModel
 
 # transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
 DROPOUT_MARKS = ("drop", "jitter")
@@ -41,7 +39,7 @@ def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
         setattr(owner, last, rate)
 
 
-def drops_out(module: LanguageModel | ScalarModel) -> bool:
+def drops_out(module: WrappedModel) -> bool:
     """Return whether a model drops random numbers in training, of its own or of its adapters."""
     own = any(dropout_rates(module.model.config))
     return own or (module.lora is not None and getattr(module.lora, "lora_dropout", 0) > 0)

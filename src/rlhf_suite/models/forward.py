@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +30,8 @@ from rlhf_suite.models.prefixes import find_prefixes, may_share
 from rlhf_suite.models.routing import ARGUMENT, Routes, arrange, prepare_routers, rerouted_share
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.models.vision import ImageInputs, VisionProcessor
+from rlhf_suite.models.wrapped import WrappedModel
 from rlhf_suite.waits import sign_of_life
-
-if TYPE_CHECKING:
-    from peft import PeftConfig
 
 
 class TokenOutputs(NamedTuple):
@@ -54,24 +52,16 @@ class ScalarOutputs(NamedTuple):
     aux_loss: Tensor | None  # as in `TokenOutputs`
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(WrappedModel):
     """A causal language model of transformers with the one forward pass."""
 
     def __init__(self, model: PreTrainedModel, packed: bool, vision: VisionProcessor | None = None) -> None:
-        super().__init__()
-        self.family = check_layout(model, packed)
+        super().__init__(model, check_layout(model, packed), packed, vision)
         prepare_mixers(model, self.family)
         prepare_routers(model, self.family)
         rule = logit_rule(model.config.get_text_config(), self.family.head)
         model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings(), rule))
-        self.model = model
-        self.vision = vision  # None: it reads no images
-        self.packed = packed
-        self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.balance: ExpertBalance | None = None
-        self.lora: PeftConfig | None = None
-        self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
-        self.share_prefixes: bool | None = None  # ds.share_prefixes
 
     def forward(
         self,
@@ -134,7 +124,7 @@ class LanguageModel(nn.Module):
         return sequences.whole(_spread(values, which, len(at)))
 
 
-class ScalarModel(nn.Module):
+class ScalarModel(WrappedModel):
     """A transformers model with one number per token: a critic or a reward model."""
 
     def __init__(
@@ -146,19 +136,11 @@ class ScalarModel(nn.Module):
         head_is_new: bool = False,
         vision: VisionProcessor | None = None,
     ) -> None:
-        super().__init__()
-        self.family = check_layout(model, packed)
+        super().__init__(model, check_layout(model, packed), packed, vision)
         prepare_mixers(model, self.family)
-        self.model = model
-        self.vision = vision  # None: it reads no images
-        self.packed = packed
-        self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.head_name = head_name  # its name in checkpoints; in memory transformers calls it `score`
         self.head_is_new = head_is_new  # the head is random, since the checkpoint has none of that name
         self.balance: ExpertBalance | None = None
-        self.lora: PeftConfig | None = None
-        self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
-        self.share_prefixes: bool | None = None  # ds.share_prefixes
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,9 +22,7 @@ from torch import Tensor
 from rlhf_suite.data.batch import TokenBatch, send_together
 from rlhf_suite.models.dropout import drops_out
 from rlhf_suite.models.families import PREFIXES, VARLEN
-
-if TYPE_CHECKING:
-    from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.wrapped import WrappedModel
 
 Integers = NDArray[np.int64]
 SHORTEST = 8  # tokens of a beginning that is worth its entries in the indices
@@ -47,7 +44,7 @@ class SharedPrefixes:
         return states.index_select(0, self.places)
 
 
-def may_share(module: LanguageModel | ScalarModel, batch: TokenBatch) -> bool:
+def may_share(module: WrappedModel, batch: TokenBatch) -> bool:
     """Return whether a model computes what sequences of a batch have in common once: as ds.share_prefixes wants it, and
     where that changes no result."""
     wanted = not batch.ids.is_cuda if module.share_prefixes is None else module.share_prefixes
@@ -75,7 +72,7 @@ def find_prefixes(batch: TokenBatch) -> SharedPrefixes | None:
     return SharedPrefixes(computed, places, borders, int(own.max()), runs)
 
 
-def find_neighbours(module: LanguageModel | ScalarModel, batch: TokenBatch) -> list[int] | None:
+def find_neighbours(module: WrappedModel, batch: TokenBatch) -> list[int] | None:
     """Return an order of sequences in which those that share most are neighbours, for micro-batches of them; None if
     they share too little, or the model cannot."""
     if not may_share(module, batch):
