@@ -52,8 +52,8 @@ fp32 numbers are added. Decay rates of states have gradients that are small diff
 Qwen3.5-MoE are 4e-5 apart between the sdpa and the eager attention of transformers alone.
 
 - **attention**: what `ds.attn_implementation=null`, the default, is for this type
-- **sft**: next tokens in padded rows (`ds.packing_samples=false`); **packed**: the same in packed rows, which are the
-  default where this column has a number, and prefixes that are shared; **dpo**: pairs of answers, in the default rows
+- **sft**: next tokens in padded rows (`ds.packing_samples=false`); **packed**: the same in packed rows that
+  share prefixes, which is the default where this column has a number; **dpo**: pairs of answers, in the default rows
 - **rm**: pairs of scores, in the default rows; the critic of `ppo` has the same head
 - **LoRA**: the adapters of all linear layers, in the default rows
 - **gather, ring**, **ulysses**: `ds.ring_attn_size=2`; **tensor**: `ds.tensor_parallel_size=2`
