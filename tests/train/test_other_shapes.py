@@ -13,6 +13,7 @@ from steps import Setup, build, one_step, same
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.weights import weights_on_cpu
+from rlhf_suite.train.parts import base_state, list_held_parts, state_of
 
 pytestmark = pytest.mark.stack
 
@@ -116,3 +117,49 @@ def test_a_checkpoint_of_other_trained_parameters_is_refused(ranks, folder, batc
     (said,) = ranks(1).call(other_parameters, folder, batches, tmp_path)
     assert "a checkpoint of another model, or of one in which other parameters are trained" in said
     assert "embed_tokens.weight" in said
+
+
+def of_another_optimizer(world, folder, batches, checkpoint, saved, loaded):
+    """Return why a checkpoint is refused, and the largest moment that is loaded of it when none are asked for."""
+    model = build(world, folder, saved)
+    one_step(model, batches[0], 0, saved)
+    checkpoint.mkdir()
+    model.save_state(checkpoint)
+    with pytest.raises(UserError) as refused:
+        build(world, folder, loaded).load_state(checkpoint)
+    fresh = build(world, folder, loaded)
+    fresh.load_state(checkpoint, with_optimizer=False)
+    assert same(weights_on_cpu(model.module, model.gather), weights_on_cpu(fresh.module, fresh.gather))
+    moments = [value for state in base_state(fresh.optimizer).values() for value in state.values()]
+    return str(refused.value), max((float(value.abs().max()) for value in moments), default=0.0)
+
+
+@pytest.mark.notices(
+    "a checkpoint in which another optimiser has trained a parameter is continued with a mixed state",
+    "train/parts.py",
+    "if (saved := {*self.keys(name)}) and saved != {*keys}:",
+    "if not (saved := {*self.keys(name)}):",
+    cases="muon",
+)
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize(("saved", "loaded"), [("muon", "adam"), ("adam", "muon")])
+def test_moments_of_another_optimizer_are_refused(ranks, folder, batches, tmp_path, saved, loaded, zero):  # noqa: PLR0917
+    """ZeRO puts all parameters of a group into one row, so that moments of one of them would not be missed."""
+    setups = [Setup(zero, optim=name, max_norm=0.0) for name in (saved, loaded)]
+    ((said, largest),) = ranks(1).call(of_another_optimizer, folder, batches, tmp_path / "saved", *setups)
+    assert largest == 0
+    kept = {"adam": "exp_avg and exp_avg_sq", "muon": "momentum_buffer"}
+    assert f"has {kept[saved]} of model.model.layers.0." in said
+    assert f"the one of this run keeps {kept[loaded]}." in said and "ckpt.reset_optimizer=true" in said
+
+
+def test_the_count_of_updates_is_no_moment_of_a_parameter_without_axes():
+    """Its moments have the shape of the count, which belongs to the whole parameter, whoever holds it."""
+    module = torch.nn.Module()
+    module.scale = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module.scale.grad = torch.tensor(1.0)
+    optimizer.step()
+    (held,) = list_held_parts(module, optimizer)
+    tensors, values = state_of(held, optimizer)
+    assert ({*tensors}, {*values}) == ({"exp_avg", "exp_avg_sq"}, {"step"})

@@ -95,6 +95,11 @@ def muon_groups(model: nn.Module, config: TrainedModelConfig) -> list[dict[str, 
     ]
 
 
+def moments_of(parameter: nn.Parameter) -> tuple[str, ...]:
+    """Return the names of the tensors that the optimiser keeps beside a parameter."""
+    return ("momentum_buffer",) if getattr(parameter, "use_muon", False) else ("exp_avg", "exp_avg_sq")
+
+
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Return whether a parameter has several rows and columns: the head of a scalar model has one row, a convolution
     of single channels one column. Positions and patches of images are embeddings by their names alone."""

@@ -23,6 +23,7 @@ from rlhf_suite.train.checkpoint_files import Entries, digest_new_file
 from rlhf_suite.train.torch_engine import MasterWeights
 
 WEIGHT = "weight"
+STEP = "step"  # the count of updates
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def number_among_owners(parameter: Any) -> int:
 def state_of(held: Held, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what an optimiser knows about a part: tensors as long as the part, and values of the whole parameter."""
     state = base_state(optimizer).get(held.owner, {})
-    tensors = {key: held.of(value) for key, value in state.items() if is_like(value, held.owner)}
+    # of a parameter without axes the count has the shape of the moments
+    tensors = {key: held.of(value) for key, value in state.items() if key != STEP and is_like(value, held.owner)}
     return tensors, {key: value for key, value in state.items() if key not in tensors}
 
 
@@ -173,6 +175,18 @@ class SavedParts:
                 f"{self.folder} is a checkpoint of another model, or of one in which other parameters are trained: "
                 f"{named}. Resume with the flags and the model of the run that wrote it"
             )
+
+    def check_moments(self, moments: Mapping[str, Collection[str]]) -> None:
+        """Raise UserError where the files have other moments of a parameter than these, by its name. One that was not
+        yet updated has none."""
+        for name, keys in moments.items():
+            if (saved := {*self.keys(name)}) and saved != {*keys}:
+                raise UserError(
+                    f"{self.folder} has {' and '.join(sorted(saved))} of {name}, which another optimiser has trained: "
+                    f"the one of this run keeps {' and '.join(sorted(keys))}. Resume with the version of rlhf_suite "
+                    "that wrote the checkpoint, or add ckpt.reset_optimizer=true to continue from its weights with "
+                    "moments that begin anew"
+                )
 
     @torch.no_grad()
     def read(self, name: str, key: str, start: int, into: Tensor) -> None:

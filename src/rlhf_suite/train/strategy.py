@@ -242,6 +242,8 @@ class TrainedModel:
         saved = self.load_parts(folder, "state")
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         saved.check_names(trained)
+        if with_optimizer:
+            saved.check_moments({name: optim.moments_of(parameter) for name, parameter in trained.items()})
         for held in list_held_parts(self.module, self.engine.optimizer):
             saved.read(held.name, WEIGHT, held.start, held.weight)
             if with_optimizer:
