@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from contextlib import ExitStack
 
+import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from rlhf_suite.cli.run_log import record_output
+from rlhf_suite.cli.run_log import outlast_console, record_output
 
 
 def lines(path):
@@ -82,3 +85,38 @@ def test_a_full_disk_does_not_silence_the_console(small, capsys):
             print("x" * 60)
     count = capsys.readouterr().out.count("\n")
     assert count == 300
+
+
+def closed_terminal():
+    """Return a terminal whose other end is gone, as the end of an ssh session leaves it."""
+    other, console = os.openpty()
+    os.close(other)
+    return console
+
+
+def closed_pipe():
+    """Return a pipe whose reader has ended, such as `tee`."""
+    reader, console = os.pipe()
+    os.close(reader)
+    return console
+
+
+@pytest.mark.notices(
+    "a run whose terminal is closed ends at the next line that it prints",
+    "cli/run_log.py",
+    "GONE = (errno.EPIPE, errno.EIO)",
+    "GONE = (errno.EPIPE,)",
+)
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("gone", [closed_terminal, closed_pipe])
+def test_a_console_that_is_gone_ends_nothing(tmp_path, monkeypatch, gone, is_recorded):
+    with os.fdopen(gone(), "w", buffering=1) as out, os.fdopen(gone(), "w", buffering=1) as error, ExitStack() as block:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", error)
+        block.enter_context(record_output(tmp_path / "run.log") if is_recorded else outlast_console())
+        for _ in range(3):
+            print("to stdout", flush=True)
+            print("to stderr", file=sys.stderr, flush=True)
+            Console().print("by rich")
+    if is_recorded:
+        assert lines(tmp_path / "run.log") == ["to stdout", "to stderr", "by rich"] * 3

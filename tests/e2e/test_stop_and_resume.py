@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 
 import jobs
 import psutil
 import pytest
 
+from rlhf_suite.polling import poll_until
 from rlhf_suite.run_folders.run_folder import RunFolder
 
 SFT = ["task=sft", "demo=sft", "train.max_steps=30", "eval.steps=1000"]
+LOOP = [
+    "task=rejection_sampling",
+    "loop.num_iterations=1",
+    "data.max_samples=64",
+    "eval.dataset=null",
+    "train.batch_size=2",
+    "train.micro_batch_size=2",
+]
 GONE_S = 20.0
 
 
@@ -74,3 +86,46 @@ def test_a_run_that_is_stopped_during_its_start_ends_cleanly(runs, baseline_word
     assert RunFolder(folder).status()["state"] == "stopped"
     assert "Traceback" not in ended.err
     assert jobs.survivors(family, GONE_S) == []
+
+
+def closed_terminal(words, has_begun):
+    """Start a command on a terminal of its own, and close the terminal once `has_begun`; return the exit code."""
+    other, console = os.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, str(jobs.ROOT / "run.py"), *words],
+        cwd=jobs.ROOT,
+        stdin=console,
+        stdout=console,
+        stderr=console,
+    )
+    os.close(console)
+    os.set_blocking(other, False)
+
+    def has_ended_or_begun():
+        with contextlib.suppress(OSError):  # nothing to read now, or nothing any more
+            while os.read(other, 65536):
+                pass
+        return process.poll() is not None or has_begun()
+
+    assert poll_until(has_ended_or_begun, jobs.DEADLINE_S)
+    os.close(other)
+    return process.wait(jobs.DEADLINE_S)
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", pytest.param("loop", marks=pytest.mark.proof)])
+def test_what_runs_on_a_terminal_that_is_closed_saves_its_step(runs, kind):
+    """The kernel sends SIGHUP to what was started there, and each line that is written to the terminal is an error. A
+    sweep asks its jobs to end with SIGTERM; a loop passes its signal on."""
+    folder = runs / f"closed_{kind}"
+    words, place = {
+        "run": ([*SFT, f"run_dir={folder}"], "."),
+        "sweep": (["-m", *SFT, "train.seed=1", f"hydra.sweep.dir={folder}"], "0"),
+        "loop": ([*LOOP, f"run_dir={folder}"], "iter_0/sft"),
+    }[kind]
+    run = RunFolder(folder / place)
+    code = closed_terminal(words, lambda: run.status()["last_step"] >= 3)
+    status = run.status()
+    assert (code, status["state"]) == (128 + signal.SIGHUP, "stopped"), status
+    step, signal_name = status["last_step"], "SIGTERM" if kind == "sweep" else "SIGHUP"
+    assert status["error"] == f"stopped by {signal_name}; everything up to step {step} is saved"
+    assert [path.name for path in run.checkpoints.iterdir()] == [f"step_{step:06d}"]

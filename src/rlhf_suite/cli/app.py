@@ -124,14 +124,16 @@ def explain(line: CommandLine, checked: Preflight) -> int:
 
 
 def begin(line: CommandLine, checked: Preflight) -> int:
-    """Sweep or run if the devices are there; say which of them stay idle."""
+    """Sweep or run if the devices are there, with or without a console; say which devices stay idle."""
+    from rlhf_suite.cli.run_log import outlast_console
     from rlhf_suite.preflight.devices import device_problems, devices_of, remarks
 
     if problems := device_problems(checked):
         return refuse(problems)
-    for remark in dict.fromkeys(text for run in checked.runs for text in remarks(run, devices_of(run, checked))):
-        say(remark)
-    return sweep(line, checked) if checked.is_sweep else single(line, checked)
+    with outlast_console():
+        for remark in dict.fromkeys(text for run in checked.runs for text in remarks(run, devices_of(run, checked))):
+            say(remark)
+        return sweep(line, checked) if checked.is_sweep else single(line, checked)
 
 
 def show(line: CommandLine, checked: Preflight) -> int:
@@ -262,5 +264,6 @@ def refuse(problems: list[Problem]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a remark beside the output, which may be YAML for another program."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a remark beside the output, which may be YAML for another program. Nothing depends on its being read."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

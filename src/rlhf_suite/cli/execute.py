@@ -169,6 +169,7 @@ def page(run: Run, folder: RunFolder) -> list[str]:
 
 def stage(folder: Path, parent: int) -> int:
     """Run a stage of the loop that is process `parent`; return the exit code."""
+    from rlhf_suite.cli.run_log import outlast_console
     from rlhf_suite.launch.processes import kill_with_parent
 
     kill_with_parent(parent)
@@ -176,7 +177,8 @@ def stage(folder: Path, parent: int) -> int:
         run = load(RunFolder(folder).config)
     except UserError as error:
         return tell(str(error), 2)
-    return execute(run, folder, lambda message, code: code)
+    with outlast_console():
+        return execute(run, folder, lambda message, code: code)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _receive) for number in SIGNALS if not _is_ignored(number)}
+    before = {number: signal.signal(number, _receive) for number in SIGNALS if not is_ignored(number)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     if _state.depth == 0:
@@ -262,7 +262,7 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _is_ignored(number: int) -> bool:
+def is_ignored(number: int) -> bool:
     """Return whether the user wants to ignore the signal, as `nohup` does with SIGHUP."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 

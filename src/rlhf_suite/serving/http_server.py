@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlhf_suite.config.declarations.tools import THIS_MACHINE, ServeConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.stop import hear
+from rlhf_suite.launch.stop import SIGNALS, hear, is_ignored
 
 T = TypeVar("T")
 
@@ -311,7 +311,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that ends normally on SIGINT and SIGTERM, where uvicorn would raise the signal again."""
+    """A server that ends normally on each signal that asks to stop. Uvicorn knows two, and would raise them again."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End when requests under way are answered. A second signal ends the process at once."""
@@ -323,7 +323,8 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield  # signals are those of the main thread
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        stops = [number for number in (signal.SIGINT, *SIGNALS) if not is_ignored(number)]
+        before = {number: signal.signal(number, self.handle_exit) for number in stops}
         try:
             yield
         finally:
