@@ -61,7 +61,7 @@ class CreditAssigner:
             old = require_column(batch.old_log_probs, "old_log_probs")
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
             advantages = advantages - self.config.distill.coef * gap
-            metrics |= means({"train/teacher_kl": gap}, mask)
+            metrics |= means({"train/teacher_kl": old - batch.teacher_log_probs}, mask)  # not clamped, as the gap is
         if (clip_range := self.config.advantage.clip_range) is not None:
             advantages, before = clip_advantages(advantages, clip_range), advantages
             metrics |= means({"train/advantage_clip_ratio": (advantages != before).float()}, mask)
