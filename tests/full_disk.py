@@ -33,3 +33,8 @@ def fill(folder: Path) -> None:
                     pass
             except OSError as error:
                 assert error.errno == errno.ENOSPC
+
+
+def make_read_only(folder: Path) -> None:
+    """Have the small disk at `folder` refuse each write from now on."""
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)

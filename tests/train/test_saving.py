@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from full_disk import fill
+from full_disk import fill, make_read_only
 from rlhf_suite.config.declarations.ckpt import CheckpointConfig
 from rlhf_suite.disk import DiskError
 from rlhf_suite.distributed.group import LocalGroup
@@ -280,6 +280,13 @@ def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(s
     assert names(one) == ["step_000001"], "what could not be written is gone, so there is room again"
     folder.mark_failed("full")
     assert folder.status()["state"] == "failed"
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_written_is_one_message(small, saver):
+    one = saver(save_steps=1, path=str(small))
+    make_read_only(small)
+    with pytest.raises(DiskError, match=f"{small} cannot be written: Read-only file system"):
+        one.save(1, "step")
 
 
 def test_a_resumed_run_is_the_run_whose_checkpoint_it_continues(saver, tmp_path):

@@ -172,7 +172,8 @@ class Saver:
     def save(self, step: int, kind: str, metrics: Metrics = dict) -> None:
         """Write a checkpoint into a folder of its own, then commit it."""
         row = metrics()
-        folder = self.store.begin(step, kind)
+        with name_disk_errors(self.store.path):
+            folder = self.store.begin(step, kind)
         try:
             with name_disk_errors(folder):
                 path = self._write(folder, step, kind, row)
