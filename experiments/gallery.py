@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import examples
-from measured import WRITTEN_BY, Row, Rows, draw, gibibytes, minutes, newest
+from measured import WRITTEN_BY, Curves, Row, Rows, draw, gibibytes, minutes, newest
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
@@ -29,6 +29,7 @@ MEANINGS = {
     "eval/auc": "probability that a good held-out answer ranks above a bad one",
     "eval/loss": "loss on held-out rows",
     "eval/pass1": "share of held-out questions that are answered right",
+    "eval/reward": "mean reward of held-out answers, by a tiny reward model",
     "train/reward": "mean reward of the responses, by a tiny reward model",
 }
 HEAD = """# The gallery
@@ -59,8 +60,8 @@ rlhf-suite plan --gpu a100-80 --config experiments/recipes/sft_8b/recipe.yaml tr
 """
 CHECKED = """
 Every change of the suite has all recipes pass the checks of a run (`tests/planner/test_recipes.py`). On demand every
-recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). Loops have no curves, since their
-evaluations count scores above 0.5, which mean nothing for a tiny reward model.
+recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). The curve of a
+loop has the reward of held-out answers, and beside it the share of right ones, by a rule that the loop does not see.
 
 ## Agents, code of your own, notebooks, real data
 
@@ -99,7 +100,7 @@ rlhf-suite --config experiments/recipes/{name}/recipe.yaml scale=tiny
 {learned}
 [All examples](../../README.md)
 """
-MEASURED = """`{metric}`, {meaning}: {first:.3f} at step {begin}, {last:.3f} at step {end}. It took
+MEASURED = """`{metric}`, {meaning}: {first:.3f} at {unit} {begin}, {last:.3f} at {unit} {end}.{rule} It took
 {minutes} minutes and {memory} of memory for all processes, on two CPU cores with a load average of {load} ({date}).
 
 ![{metric} over the steps](curve.png)
@@ -134,7 +135,10 @@ def index(recipes: list[Recipe], curves: Rows, two_steps: Rows, plans: Rows, doc
             tiny = (minutes(row["seconds"]), "", "two steps ran")
         if row := curves.get(recipe.name):
             (_, first), *_, (_, last) = row["points"]
-            tiny = (minutes(row["seconds"]), gibibytes(row["peak_mb"]), f"`{row['metric']}` {first:.2f} → {last:.2f}")
+            changes = f"`{row['metric']}` {first:.2f} → {last:.2f}"
+            if rule := row.get("rule"):
+                changes += f", right: {rule[0][1]:.2f} → {rule[-1][1]:.2f}"
+            tiny = (minutes(row["seconds"]), gibibytes(row["peak_mb"]), changes)
         plan = plans.get(recipe.name)
         full = f"{plan['gpus']} GPUs, up to {largest(plan['needs'])}" if plan else ""
         lines.append(f"| {link} | {recipe.what} | {' | '.join(tiny)} | {full} |")
@@ -181,6 +185,8 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
             **{key: curve[key] for key in ("metric", "date")},
             meaning=MEANINGS[curve["metric"]],
             **{"begin": begin, "first": first, "end": end, "last": last, "load": curve["load_average"]},
+            unit="iteration" if "rule" in curve else "step",
+            rule=judged(curve),
             minutes=minutes(curve["seconds"]),
             memory=gibibytes(curve["peak_mb"]),
         )
@@ -196,6 +202,19 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
             learned=f"- The same method was measured to learn: {links}.\n" if learned else "",
         )
     )
+
+
+def judged(curve: Row) -> str:
+    """Return what a rule said of the held-out answers of a loop."""
+    if "rule" not in curve:
+        return ""
+    shares = " → ".join(f"{share:.3f}" for _, share in curve["rule"])
+    return f" The share of these answers that are right, by a rule that the loop does not see: {shares}."
+
+
+def curves_of(curve: Row) -> Curves:
+    """Return what the picture of a recipe shows."""
+    return {curve["metric"]: curve["points"]} | ({"eval/pass1, by a rule": curve["rule"]} if "rule" in curve else {})
 
 
 def largest(needs: str) -> str:
@@ -225,7 +244,7 @@ def main() -> None:
     for path, text in pages().items():
         path.write_text(text)
     for name, curve in newest(RECIPES / "curves.jsonl", "recipe").items():
-        draw({curve["metric"]: curve["points"]}, RECIPES / name / "curve.png")
+        draw(curves_of(curve), RECIPES / name / "curve.png", "iteration" if "rule" in curve else "step")
     for example in examples.EXAMPLES:
         if curves := examples.curve_of(example.name):
             draw(curves, example.path / "curve.png")

@@ -29,8 +29,8 @@ def gibibytes(mebibytes: float) -> str:
     return f"{mebibytes / 1024:.1f} GiB"
 
 
-def draw(curves: Curves, path: Path) -> None:
-    """Draw metrics over the steps; the name of a single one is the title."""
+def draw(curves: Curves, path: Path, unit: str = "step") -> None:
+    """Draw metrics over the steps, or over another `unit`; the name of a single one is the title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,7 +45,9 @@ def draw(curves: Curves, path: Path) -> None:
         axes.legend(frameon=False, labelcolor=INK, fontsize="small")
     else:
         axes.set_title(next(iter(curves)), loc="left", color=INK, fontsize=11)
-    axes.set_xlabel("step", color=INK)
+    axes.set_xlabel(unit, color=INK)
+    if unit != "step":
+        axes.set_xticks(steps)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -4,8 +4,8 @@
 
 Each recipe takes two steps with `scale=tiny` (src/rlhf_suite/composition/scales.py, and tiny.yaml beside some recipes),
 and two_steps.jsonl keeps how long that takes. With `--curves` it runs until a tiny model has learned: curves.jsonl
-keeps its curve, seconds and memory. Loops have no curves, since their evaluations count scores above 0.5, which mean
-nothing for a tiny reward model. `python experiments/gallery.py` then writes the pages.
+keeps its curve, seconds and memory. Of a loop it keeps what the reward model says of held-out answers, and beside it
+what a rule does. `python experiments/gallery.py` then writes the pages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import psutil
 import yaml
 from plan import FOLDER, RECIPES, name_of
 
+from rlhf_suite.config.declarations.task_groups import LOOPS
+
 CURVES, TWO_STEPS = FOLDER / "curves.jsonl", FOLDER / "two_steps.jsonl"
 SHORT = ("train.max_steps=2", "data.max_samples=64")
 METRICS = {"sft": "train/gpt_loss", "rm": "eval/acc", "dpo": "eval/acc", "kto": "eval/auc", "prm": "eval/auc"}
-METRICS |= {"distill": "eval/loss"}
+METRICS |= {"distill": "eval/loss", **dict.fromkeys(LOOPS, "eval/reward")}
 SCORED, VERIFIED = "train/reward", "eval/pass1"  # of responses that a reward model scores, and that a rule does
 LOOK_S = 1.0
 
@@ -69,10 +71,17 @@ def draw_curve(recipe: Path, folder: Path) -> tuple[int, float, str]:
             "peak_mb": round(peak),
             "load_average": round(os.getloadavg()[0], 1),
             "metric": metric,
-            "points": [[row["step"], row[metric]] for row in rows if metric in row],
+            "points": points(rows, metric),
         }
+        if task_of(recipe) in LOOPS:
+            line["rule"] = points(rows, VERIFIED)
         add_line(CURVES, line)
     return process.returncode, seconds, log.read_text()[-1500:]
+
+
+def points(rows: list[dict[str, Any]], metric: str) -> list[list[float]]:
+    """Return the values of a metric with their steps."""
+    return [[row["step"], row[metric]] for row in rows if metric in row]
 
 
 def add_line(file: Path, line: dict[str, Any]) -> None:
