@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 
 import pyarrow
 import pytest
@@ -143,6 +144,49 @@ def test_a_proxy_of_the_environment_is_what_has_to_answer(monkeypatch):
     assert first_hop("http://near.example:5000/x") == ("near.example", 5000)
     assert first_hop("http://127.0.0.1:5000/x") == ("127.0.0.1", 5000)
     assert first_hop("http://near.example/x") == ("near.example", 80)
+
+
+@pytest.mark.notices(
+    "a hub that never answers is waited for by a library for minutes",
+    "preflight/inspections/hub.py",
+    "return silent if is_silent(ENDPOINT, ANSWER_S) else None",
+    "return None",
+)
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 503 Service Unavailable\r\n\r\n"])
+def test_a_hub_that_takes_connections_must_answer_too(tmp_path, monkeypatch, answer):
+    """Any answer will do: the library says what is wrong with it."""
+
+    def serve(listener):
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                if answer is None:
+                    silent.append(connection)
+                else:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+                    connection.close()
+
+    silent = []
+    monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub_inspection, "ANSWER_S", 0.5 if answer is None else 300.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(hub_inspection, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        problem = hub_inspection.hub_problem()
+    assert (problem is not None) == (answer is None)
+    assert problem is None or "takes connections, and has not answered within 0.5 s" in problem
+
+
+def test_an_address_is_neither_a_source_nor_a_model(tmp_path):
+    key, said = one(
+        "task=sft data.dataset=builtin:reverse data.output_key=output actor.model_name_or_path=https://far.example/a/b",
+        tmp_path,
+    )
+    assert key == "actor.model_name_or_path" and "download it" in said
+    data = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=https://far.example/rows.jsonl"
+    (problem,) = preflight(parse(shlex.split(data))).problems
+    assert problem.key == "data.dataset" and "is an address, and no file is fetched" in problem.what
 
 
 def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, closed_port):

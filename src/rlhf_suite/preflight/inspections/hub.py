@@ -13,7 +13,7 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.model_uses import model_uses
-from rlhf_suite.preflight.inspections.network import first_hop, unreachable
+from rlhf_suite.preflight.inspections.network import first_hop, is_silent, unreachable
 
 # Read as huggingface_hub reads them. An import of it here would fix its settings before the run can set its own.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -23,7 +23,7 @@ HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YE
 ENDPOINT = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?(@.*)?")
 DATA = ("data.dataset", "data.prompt_dataset", "data.pretrain_dataset", "eval.dataset")
-CONNECT_S = 3.0
+CONNECT_S, ANSWER_S = 3.0, 10.0
 
 
 def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
@@ -31,7 +31,8 @@ def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     absent = [(key, name) for key, name in list_hub_names(run) if not is_cached(key, name)]
     for key, name in absent:
         if not NAME.fullmatch(name):
-            yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", "check the spelling")
+            fix = "write owner/name, or download it" if "://" in name else "check the spelling"
+            yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", fix)
     named = [(key, name) for key, name in absent if NAME.fullmatch(name)]
     if folder is None or not named or not is_first_node():
         return
@@ -85,4 +86,7 @@ def hub_problem() -> str | None:
         return "HF_HUB_OFFLINE forbids downloads"
     server = first_hop(ENDPOINT)
     reason = unreachable([server], CONNECT_S).get(server)
-    return reason and f"{ENDPOINT} cannot be reached ({server[0]}:{server[1]}: {reason})"
+    if reason:
+        return f"{ENDPOINT} cannot be reached ({server[0]}:{server[1]}: {reason})"
+    silent = f"{ENDPOINT} takes connections, and has not answered within {ANSWER_S:g} s"
+    return silent if is_silent(ENDPOINT, ANSWER_S) else None

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.declarations.tools import THIS_MACHINE
@@ -52,3 +53,19 @@ def connect(server: Server, timeout_s: float, reasons: dict[Server, str | None])
         reasons[server] = (error.strerror if isinstance(error, OSError) else None) or str(error)
     else:
         reasons[server] = None
+
+
+def is_silent(url: str, timeout_s: float) -> bool:
+    """Return whether a request for `url` has no answer of any kind within `timeout_s` seconds, as where something on
+    the way takes connections and lets nothing through. Libraries would wait, and ask again, for minutes."""
+    from urllib.request import Request, urlopen
+
+    answered = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # a refusal, or a certificate that only the library knows, is an answer
+            urlopen(Request(url, method="HEAD"), timeout=2 * timeout_s).close()
+        answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    return not answered.wait(timeout_s)

@@ -102,7 +102,7 @@ def one_source_problems(key: str, name: str, columns: Columns) -> Iterator[Probl
     elif is_glob(name):
         yield from glob_problems(key, name, columns)
     elif is_missing(name):
-        yield Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
+        yield missing_problem(key, name)
     elif Path(name).is_file() and file_type(Path(name)) in SUFFIXES:
         yield from column_problems(Path(name), columns)
     elif Path(name).is_file():
@@ -111,11 +111,18 @@ def one_source_problems(key: str, name: str, columns: Columns) -> Iterator[Probl
         yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
 
 
+def missing_problem(key: str, name: str) -> Problem:
+    """Return the problem of a path that does not exist, or of an address."""
+    if "://" in name:
+        return Problem(key, f"{name} is an address, and no file is fetched", "download it, and give the file")
+    return Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
+
+
 def python_problems(key: str, name: str) -> Iterator[Problem]:
     """Yield what is wrong with a Python file that makes rows. It is not run."""
     path = Path(name).expanduser()
     if not path.is_file():
-        yield Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
+        yield missing_problem(key, name)
         return
     try:
         names = list_bound_names(parse_file(path.resolve()))
