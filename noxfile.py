@@ -45,7 +45,7 @@ TORCH = "torch==2.13.0"
 LEAST_DRIVER = 580  # of NVIDIA, for the CUDA 13 of that build
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # The versions of each device: on a CPU those with which the tests have run, on a GPU what the resolver makes of them.
-CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu", "newest")}
+CONSTRAINTS = {name: ROOT / f"constraints-{name}.txt" for name in ("cpu", "gpu", "newest", "oldest")}
 WRITTEN_BY = "# `python3 noxfile.py -s {session}` writes this file."
 # Tried in their newest versions, without regard to ranges.
 NEWEST = ("transformers", "datasets", "ray", "peft", "accelerate", "deepspeed", "pyarrow", "plotly", "wandb", "fastapi")
@@ -327,10 +327,27 @@ def newest(session: nox.Session) -> None:
     words = ("-c", str(CONSTRAINTS["cpu"]), "-e", ".[cpu,dev]")
     python = build(session, ROOT / ".venv-newest", "cpu", *words)
     pip(session, "install", "--upgrade", "--no-deps", *NEWEST, python=python)
+    try_versions(session, "newest", python, *(f"--deselect={name}" for name in WITHIN_RANGES))
+
+
+@nox.session(venv_backend="venv", reuse_venv=True)
+def oldest(session: nox.Session) -> None:
+    """Run the quick tests and two demos with the oldest versions that the ranges of pyproject.toml and vLLM allow, in
+    an environment of its own (5 GB), and write constraints-oldest.txt."""
+    session.install(UV)
+    lowest = ("--resolution", "lowest-direct", "--upgrade", "--output-file", str(CONSTRAINTS["oldest"]))
+    solve(session, "cpu", f"{sys.version_info.major}.{sys.version_info.minor}", *lowest, silent=True)
+    write_constraints("oldest", CONSTRAINTS["oldest"].read_text(), session="oldest")  # not those of builds for GPUs
+    words = ("-c", str(CONSTRAINTS["oldest"]), "-e", ".[cpu,dev]")
+    try_versions(session, "oldest", build(session, ROOT / ".venv-oldest", "cpu", *words))
+
+
+def try_versions(session: nox.Session, name: str, python: str, *left_out: str) -> None:
+    """Write down the versions that are installed, and run the quick tests and two demos with them; what `left_out`
+    says goes to pytest, and arguments after `--` go there instead of everything."""
     frozen = str(pip(session, "freeze", "--exclude-editable", python=python, silent=True))
-    write_constraints("newest", frozen, session="newest")
-    words = session.posargs or ("-m", "quick", *PROCESSES, *(f"--deselect={name}" for name in WITHIN_RANGES))
-    session.run(python, "-m", "pytest", *words, external=True)
+    write_constraints(name, frozen, session=name)
+    session.run(python, "-m", "pytest", *(session.posargs or ("-m", "quick", *PROCESSES, *left_out)), external=True)
     for task in ("sft", "ppo"):
         session.run(python, "run.py", f"task={task}", external=True)
 

@@ -1,4 +1,4 @@
-"""docs/versions.md has the ranges of pyproject.toml and the versions of both files of constraints."""
+"""docs/versions.md has the ranges of pyproject.toml and the versions of the files of constraints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import re
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "versions.md").read_text()
-ROW = re.compile(r"^\| `([\w-]+)` \| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ROW = re.compile(r"^\| `([\w-]+)` \| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", re.MULTILINE)
 
 
 def pinned(name: str) -> dict[str, str]:
@@ -28,8 +33,20 @@ def tried() -> list[str]:
 
 
 def test_the_page_has_the_range_and_the_versions_of_each_package_that_is_tried():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    ranges = {found[1]: found[2] for found in (re.match(r"([\w-]+)(?:\[.*\])?(.*)", each) for each in declared)}
-    tested, newest = pinned("cpu"), pinned("newest")
-    expected = [(name, ranges[name], tested[name], newest[name]) for name in tried()]
+    declared = (re.match(r"([\w-]+)(?:\[.*\])?(.*)", each) for each in PROJECT["dependencies"])
+    ranges = {found[1]: found[2] for found in declared}
+    oldest, tested, newest = pinned("oldest"), pinned("cpu"), pinned("newest")
+    expected = [(name, ranges[name], oldest[name], tested[name], newest[name]) for name in tried()]
     assert ROW.findall(PAGE) == expected
+
+
+def test_each_range_begins_with_the_oldest_version_that_is_tried():
+    """A range that begins below what the others of its packages need would promise versions that no one can install."""
+    oldest = {canonicalize_name(name): Version(version) for name, version in pinned("oldest").items()}
+    wrong = []
+    for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+        requirement = Requirement(each)
+        begins = [Version(part.version) for part in requirement.specifier if part.operator == ">="]
+        if begins and begins != [oldest.get(requirement.name)]:
+            wrong.append((each, oldest.get(requirement.name)))
+    assert not wrong
