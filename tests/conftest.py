@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its tier, and begin with the files whose tests take longest. Where one tier is asked for,
-    leave out the tests of others: a file's marker is not that of each of its tests. Without a GPU skip what needs
-    one."""
+    leave out the tests of others: a file's marker is not that of each of its tests. Skip what needs a GPU or vLLM
+    where there is none."""
     first: dict[Path, int] = {}
     for item in items:
         if not tiers(item):
@@ -74,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("vllm") and find_spec("vllm") is None:
+            item.add_marker(pytest.mark.skip(reason="needs vLLM: pip install 'rlhf-suite[cpu]'"))
 
 
 @cache

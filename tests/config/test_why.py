@@ -196,12 +196,12 @@ def test_the_processes_concerned_say_where_they_are_and_on_which_host(folder, ca
         with waiting(f"the peers of {name}"):
             now = record() | {"host": host, "pid": 100 + number, "place": f"/home/me/{name}.py:7 in loss"}
         (folder.logs / f"{name}.json").write_text(json.dumps(now))
-    (folder.logs / "old.json").write_text(json.dumps(record() | {"time": time.time() - 7200}))
+    (folder.logs / "previous-0.json").write_text(json.dumps(record() | {"time": time.time() - 7200}))
     said = why(folder, capsys, 0)
     assert "actor-1 (process 101 on node-2) at " in said and "  the peers of actor-1: for 0 s" in said
     assert "  its main thread: /home/me/actor-1.py:7 in loss" in said and "engine-0.py" not in said
     assert f"processes on {socket.gethostname()}: driver ({os.getpid()})" in said
-    assert "processes on node-2: actor-1 (101), engine-0 (102)" in said and "old" not in said
+    assert "processes on node-2: actor-1 (101), engine-0 (102)" in said and "previous-0" not in said
 
 
 @pytest.mark.notices(

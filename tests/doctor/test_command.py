@@ -6,9 +6,10 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.doctor import examine
-from rlhf_suite.doctor.findings import FAULT, GOOD
+from rlhf_suite.doctor.findings import FAULT, GOOD, NOTE
 
 
+@pytest.mark.vllm
 def test_the_quick_form_says_what_this_machine_has(capsys):
     assert main(["doctor", "--quick"]) == 0
     said = capsys.readouterr().out
@@ -18,7 +19,9 @@ def test_the_quick_form_says_what_this_machine_has(capsys):
 
 def test_the_devices_are_used_for_a_moment():
     computing, meeting = examine.run_trial("computing"), examine.run_trial("processes that meet")
-    assert [finding.state for finding in (*computing, *meeting)] == [GOOD, GOOD]
+    found = [(finding.subject, finding.state) for finding in (*computing, *meeting)]
+    states = [state for subject, state in found if (subject, state) != ("CUDA", NOTE)]  # of a build for GPUs, on a CPU
+    assert states == [GOOD, GOOD]
 
 
 def test_a_trial_that_fails_or_hangs_is_a_fault(monkeypatch):

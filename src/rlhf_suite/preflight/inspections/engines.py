@@ -1,4 +1,5 @@
-"""What the installed vLLM does not have: arguments, and on a CPU kernels and the stages of a pipeline."""
+"""What engines miss on this machine: vLLM, arguments that it does not have, and on a CPU kernels and the stages of a
+pipeline."""
 
 from __future__ import annotations
 
@@ -8,14 +9,27 @@ from pathlib import Path
 
 from rlhf_suite.config.check.engine_arguments import KEY, QUANTIZATION
 from rlhf_suite.config.check.formatting import did_you_mean
+from rlhf_suite.config.check.lacking import Package, find_missing
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.runs import Run
-from rlhf_suite.config.declarations.task_groups import SAMPLING
-from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED, SAMPLING
+from rlhf_suite.config.plan.run_plan import ENGINE, JUDGE, roles
+from rlhf_suite.launch.environment import cluster_to_join, device_kind
 from rlhf_suite.python_source import module_file, parse_file
 
 MODULE, CLASS = "vllm.engine.arg_utils", "EngineArgs"
 CPU_QUANTIZATION = "fp8_per_channel"  # others need AMX, or operations that vLLM's build for CPUs does not have
+
+
+def vllm_is_installed(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem of a run whose engines find no vLLM, which comes with an extra of the suite. Nothing is known
+    where another machine will run the job."""
+    starts = run.task in PLANNED and any(role.name in (ENGINE, JUDGE) for role in roles(run))
+    if folder is None or cluster_to_join(run.launch) is not None or not (starts or run.task in LOOPS):
+        return
+    extra = "gpu" if device_kind(run.launch) == "cuda" else "cpu"
+    if (missing := find_missing("task", Package("vLLM", "vllm", extra))) is not None:
+        yield missing
 
 
 def engine_arguments_exist(run: Run, folder: Path | None) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlhf_suite.config.check.problems import Problem, distinct
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.preflight.inspections.agents import AGENTS
-from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus
+from rlhf_suite.preflight.inspections.engines import engine_arguments_exist, runs_on_cpus, vllm_is_installed
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import (
     cluster_accepts,
@@ -44,6 +44,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     cluster_accepts,
     server_has_its_token,
     commands_of_tools_exist,
+    vllm_is_installed,
     engine_arguments_exist,
     runs_on_cpus,
     models_fit,
