@@ -38,6 +38,21 @@ for _ in range(5):
 print(resident() - before, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 """
 
+FREED = """
+import torch
+from pathlib import Path
+from rlhf_suite.launch.allocator import PAGE, FreedMemory
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+freed = FreedMemory()
+freed.give_back()
+blocks = [torch.ones(2_000_000) for _ in range(60)]
+del blocks
+before = held()
+freed.give_back()
+print(before - held())
+"""
+
 
 def start(program: str, *words: str, **environment: str) -> list[str]:
     """Return what a program printed, and the number of its process in front."""
@@ -79,3 +94,19 @@ def test_freed_tensors_are_used_again_between_small_ones_that_live_on():
     assert int(kept) < 24_000_000 and int(faults) < 10_000
     _, _, faults = start(MEMORY, MALLOC_MMAP_THRESHOLD_="1048576")
     assert int(faults) > 1_000_000, "the measure shows nothing"
+
+
+@pytest.mark.notices(
+    "memory that was freed is never given back",
+    "launch/allocator.py",
+    "self.library.mallctl(PURGE, None, None, None, 0)",
+    "pass",
+)
+def test_a_process_that_has_grown_gives_back_what_it_has_freed():
+    """It frees 480 MB between two steps."""
+    _, given = start(FREED, **allocator_env("cpu"))
+    assert int(given) > 400e6
+
+
+def test_a_process_with_another_allocator_leaves_it_alone():
+    start(FREED)

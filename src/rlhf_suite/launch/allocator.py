@@ -3,10 +3,15 @@
 glibc either gives each large tensor back to the kernel, which clears all pages of the next one, or keeps the memory of
 freed tensors between those that live on. jemalloc keeps it, but small tensors do not lie between large ones
 (docs/performance.md has the figures). An allocator is chosen before a process starts, by its environment.
+
+What jemalloc keeps can still be in pieces into which no later tensor fits: under ZeRO-3, whose tensors have many sizes,
+it grew by 20 to 45 MB in each step. So a rank gives all of it back when it has grown by a part (`FreedMemory`). To give
+it back after some time instead, as jemalloc does by default, takes a fifth of a step's speed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
@@ -17,6 +22,8 @@ from pathlib import Path
 PRELOAD = "LD_PRELOAD"
 # Freed memory stays in the process, that of blocks of any size.
 SETTINGS = {"MALLOC_CONF": "dirty_decay_ms:-1,oversize_threshold:0"}
+PAGE, LEAST_GROWTH, GROWTH = os.sysconf("SC_PAGE_SIZE"), 256 * 2**20, 1.3  # bytes, bytes, ratio
+PURGE = b"arena.4096.purge"  # of all arenas, in jemalloc's words
 CHOICES_OF_THE_USER = (PRELOAD, *SETTINGS, "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 
 
@@ -40,6 +47,27 @@ def find_jemalloc() -> Path | None:
     folders = package.submodule_search_locations or () if package is not None else ()
     libraries = (Path(folder) / "core" / "libjemalloc.so" for folder in folders)
     return next((library for library in libraries if library.is_file()), None)
+
+
+class FreedMemory:
+    """What a process has freed and its allocator keeps, given back to the kernel where it grows."""
+
+    def __init__(self) -> None:
+        path = find_jemalloc()
+        is_used = path is not None and str(path) in Path("/proc/self/maps").read_text()
+        self.library = ctypes.CDLL(str(path)) if is_used else None
+        self.before: int | None = None  # bytes that the process held after the first step since they were given back
+
+    def give_back(self) -> None:
+        """Give it back, if the process has grown by GROWTH since the last time; called after a step."""
+        if self.library is None:
+            return
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+        if self.before is None:
+            self.before = held
+        elif held > max(GROWTH * self.before, self.before + LEAST_GROWTH):
+            self.library.mallctl(PURGE, None, None, None, 0)
+            self.before = None
 
 
 def restart_with_allocator(words: Sequence[str]) -> None:

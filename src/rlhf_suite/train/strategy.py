@@ -24,6 +24,7 @@ from rlhf_suite.config.plan.run_plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World, give_back_freed_memory, rng_state, set_rng_state
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.allocator import FreedMemory
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, check_layout
 from rlhf_suite.models.host_weights import keep_on_host
 from rlhf_suite.models.load import load_model
@@ -112,6 +113,7 @@ class TrainedModel:
                 self.optimizer, lambda: self.max_norm, self._record_norm, norm_of or optim.gradient_norm
             )
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._freed = FreedMemory()
 
     def _make_engine(self) -> Any:
         """Return what computes gradients and updates: torch alone, or DeepSpeed."""
@@ -163,6 +165,7 @@ class TrainedModel:
         norm = self._plain_norm if is_plain(self.ds) else float(self.engine.get_global_grad_norm())
         if not math.isfinite(norm):
             self._forget_gradients()
+        self._freed.give_back()
         return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self.optimizer.param_groups[0]["lr"]}
 
     def clip_to(self, max_norm: float) -> None:
