@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 from rlhf_suite.config.check.lacking import read_token
@@ -28,14 +29,14 @@ def run(config: Run, folder: Path) -> dict[str, float]:
     reward, limits = config.reward, config.serve
     assert reward.model_name_or_path is not None
     token = read_token(config)
-    constants = score_constants(reward.model_name_or_path, reward)
-    plan = ModelPlan("reward", reward.model_name_or_path, "value", load_in_4bit=config.ds.load_in_4bit)
-    model = TextJudge(plan, config.ds, device_kind(config.launch), constants, limits.batch_size)
-    listener = listen(limits)
-    service = RewardService(model, limits)
-    app = make_app(PATH, service.answer, service.lifespan, int(limits.max_request_mb * 2**20))
-    url = f"{address_of(listener)}{PATH}"
-    write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
-    show_line(f"serving {reward.model_name_or_path} at {url} (Ctrl-C ends it)")
-    serve(Guard(app, token), listener)
+    with closing(listen(limits)) as listener:  # before the model loads: an address that is taken is told at once
+        constants = score_constants(reward.model_name_or_path, reward)
+        plan = ModelPlan("reward", reward.model_name_or_path, "value", load_in_4bit=config.ds.load_in_4bit)
+        model = TextJudge(plan, config.ds, device_kind(config.launch), constants, limits.batch_size)
+        service = RewardService(model, limits)
+        app = make_app(PATH, service.answer, service.lifespan, int(limits.max_request_mb * 2**20))
+        url = f"{address_of(listener)}{PATH}"
+        write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
+        show_line(f"serving {reward.model_name_or_path} at {url} (Ctrl-C ends it)")
+        serve(Guard(app, token), listener)
     return {"serve/texts": float(service.batcher.rows), "serve/forwards": float(service.batcher.calls)}
