@@ -10,11 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import families
 from alike import begin_alike
 from rlhf_suite.config.declarations.ds import LoRAConfig
 from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.models import attention
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import (
     LanguageModel,
@@ -78,6 +80,17 @@ def test_outputs_and_gradients_are_those_of_whole_sequences(load, alike, head):
     model = load(head=head)
     for shared, whole in zip(results(model, alike, True), results(model, alike, False), strict=True):
         assert float((shared - whole).norm() / whole.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt_oss", "gemma2"])
+def test_long_ends_of_sequences_are_attended_to_in_parts(load, alike, monkeypatch, tmp_path, kind):
+    """So no mask of all their queries and keys is in memory."""
+    families.make_typed(tmp_path / kind, kind)
+    model = load(path=tmp_path / kind)
+    whole = results(model, alike, True)
+    monkeypatch.setattr(attention, "LARGEST_MASK", 7 * 90)
+    for parts, at_once in zip(results(model, alike, True), whole, strict=True):
+        assert float((parts - at_once).norm() / at_once.norm()) < 1e-5
 
 
 def test_tokens_of_a_prefix_pass_through_the_model_once(load, alike):

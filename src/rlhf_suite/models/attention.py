@@ -29,6 +29,7 @@ from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Sha
 NAME = "varlen"
 HALF = (torch.bfloat16, torch.float16)
 REFUSED = ("position_bias",)  # arguments that change the scores, and that these kernels ignore
+LARGEST_MASK = 2**22  # entries of queries times keys: of more queries than that, a part is attended to at a time
 ALIGNED = 8  # kernels of GPUs want head sizes that are multiples of this
 
 
@@ -211,6 +212,15 @@ class _Call:
     def attend_padded(self, query: Tensor, key: Tensor, value: Tensor, images: Tensor | None = None) -> Tensor:
         """Return causal attention of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it.
         Fewer queries than keys are those of the last tokens. `images` [B, L]: as in `SequenceLayout`."""
+        count, length = query.shape[2], key.shape[2]
+        if count < length and count * length > max(length, LARGEST_MASK):
+            step = max(1, LARGEST_MASK // length)
+            parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
+            ends = [length - count + part.stop for part in parts]
+            states = zip(parts, ends, strict=True)
+            return torch.cat(
+                [self.attend_padded(query[:, :, part], key[:, :, :end], value[:, :, :end]) for part, end in states], 2
+            )
         if self.sinks is not None:
             assert images is None, "no family has both"
             return self._attend_with_sinks(query, key, value, self.sinks)
