@@ -80,7 +80,10 @@ class LanguageModel(WrappedModel):
         `expert_counts`.
         """
         sequences = lay_out(self, batch)
-        routes = None if batch.routes is None else Routes(arrange(batch.routes, sequences))
+        routes = None
+        if batch.routes is not None:  # those of a prefix are not the same in all sequences
+            sequences = replace(sequences, prefixes=None)
+            routes = Routes(arrange(batch.routes, sequences))
         hidden, router_logits = compute_token_states(self, batch, sequences, routes)
         if count_experts:
             assert self.balance is not None

@@ -50,7 +50,7 @@ def may_share(module: WrappedModel, batch: TokenBatch) -> bool:
     wanted = not batch.ids.is_cuda if module.share_prefixes is None else module.share_prefixes
     if not wanted or not module.packed or module.sequence_group is not None or module.family.why_not(PREFIXES):
         return False
-    if batch.images is not None or batch.routes is not None or (module.training and drops_out(module)):
+    if batch.images is not None or (module.training and drops_out(module)):
         return False
     attention: str = module.model.config.get_text_config()._attn_implementation
     return attention == VARLEN
