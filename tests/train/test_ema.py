@@ -142,5 +142,5 @@ def test_passes_read_the_average_while_it_is_in_place_and_the_weights_after_it(r
         for setup in (Setup(zero=2), Setup(zero=3, whole=whole))
     )
     for one, other in zip(plain, found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=0, atol=5e-4)
     assert not torch.allclose(*plain, atol=1e-2)

@@ -80,7 +80,7 @@ def test_clipped_steps_are_those_of_one_rank_and_looking_at_the_weights_changes_
             assert row["grad_norm"] > 2 * CLIPPED
         for now, right in zip(theirs[1:], weights[1:], strict=True):
             for name, value in right.items():
-                torch.testing.assert_close(now[name], value, rtol=0, atol=2e-4 if exact else 4e-2, msg=name)
+                torch.testing.assert_close(now[name], value, rtol=0, atol=2e-4 if exact else 8e-2, msg=name)
     assert float((weights[-1][MOVED] - weights[0][MOVED]).abs().max()) > 1e-2
 
 
