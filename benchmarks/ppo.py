@@ -41,7 +41,7 @@ def grpo(arguments: argparse.Namespace) -> dict[str, Any]:
         "mismatch": run.steps[-1]["mismatch/mean"],
         "bytes_of_a_sync": run.steps[-1]["sync/bytes"],
         "config": {
-            "model": arguments.shape or arguments.model,
+            "model": arguments.shape or Path(arguments.model).name,
             "device": arguments.device,
             "dtype": arguments.dtype,
             "samples": samples,
