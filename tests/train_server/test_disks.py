@@ -231,5 +231,7 @@ def test_the_state_of_a_model_that_is_gone_is_named(client):
     with pytest.raises(Refused, match=f"there is no model {model.name}.* Its last state is at {address}"):
         model.step()
     assert client.load(address, optimizer=True).name
-    with pytest.raises(Refused, match=r"there is no model \.\./x\. Create one: models end with the server$"):
+    with pytest.raises(
+        Refused, match=r"there is no model \.\./x\. Create one; a server that is started again has no models$"
+    ):
         client.post("get_info", model_id="../x")

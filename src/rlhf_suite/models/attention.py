@@ -29,7 +29,9 @@ from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Sha
 NAME = "varlen"
 HALF = (torch.bfloat16, torch.float16)
 REFUSED = ("position_bias",)  # arguments that change the scores, and that these kernels ignore
-LARGEST_MASK = 2**22  # entries of queries times keys: of more queries than that, a part is attended to at a time
+LARGEST_MASK = (
+    2**22
+)  # entries, queries times keys: where a mask would be larger, a part of the queries is taken at a time
 ALIGNED = 8  # kernels of GPUs want head sizes that are multiples of this
 
 

@@ -1,4 +1,4 @@
-"""The dropout of a model: the rates of its configuration, and whether it drops anything in training."""
+"""The dropout of a model: the rates of its configuration, and whether it has any in training."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
 
 
 def drops_out(module: WrappedModel) -> bool:
-    """Return whether a model drops random numbers in training, of its own or of its adapters."""
+    """Return whether a model has dropout in training, in its layers or in its adapters."""
     own = any(dropout_rates(module.model.config))
     return own or (module.lora is not None and getattr(module.lora, "lora_dropout", 0) > 0)

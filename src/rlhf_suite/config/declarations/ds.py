@@ -101,16 +101,17 @@ class DeepSpeedConfig(Section):
         needs=(
             Need(is_one_of(".packing_samples", None, True, remedy="null"), "padded rows are computed whole"),
             Need(
-                is_one_of(".attn_implementation", None, "varlen", remedy="varlen"), "it alone reads the keys of others"
+                is_one_of(".attn_implementation", None, "varlen", remedy="varlen"),
+                "other kernels do not read the keys of another sequence",
             ),
             Need(is_one_of(".ring_attn_size", 1), "ranks split the tokens of whole sequences"),
-            Need(is_one_of(".lora.dropout", 0.0), "a prefix would have one dropout in all its sequences"),
+            Need(is_one_of(".lora.dropout", 0.0), "the sequences of a prefix would have the same dropout"),
         ),
         tasks=(*TRAINING, "serve_rm"),
     )
     """Compute once what sequences of a micro-batch begin with in common: the prompt of a pair of answers, of a group of
     samples, the turns before branches of an episode. It gives the same gradients; null: on CPUs, where the family of
-    the model can (docs/support.md) and nothing is dropped out (not run on a GPU yet)"""
+    the model can and there is no dropout (docs/models.md; not run on a GPU yet)"""
     value_head_prefix: str = flag(
         "score", tasks=(*TRAINING, "score", "serve_rm"), of_tasks={"score": {"when": (BY_REWARD_MODEL,)}}
     )
