@@ -211,7 +211,7 @@ ROWS = (
         ("tests/agents/test_bridge.py",),
         mistakes=(
             "the bridge begins one token too early, with the end of the turn again",
-            "the bridge loses the line break behind the end of a turn",
+            "the bridge loses the line break after the end of a turn",
             "a stop token in the text of an answer counts as the end of the turn",
             "tokens that merge across the end of a turn are not noticed",
         ),

@@ -149,7 +149,7 @@ def measured(chosen: argparse.Namespace, device: str) -> Iterator[Line]:
 
 
 def without_folder(words: list[str]) -> list[str]:
-    """Return a command line without `--out` and the folder behind it: what is measured does not depend on it."""
+    """Return a command line without `--out` and the folder after it: what is measured does not depend on it."""
     place = words.index("--out") if "--out" in words else len(words)
     return words[:place] + words[place + 2 :]
 

@@ -8,9 +8,10 @@ A mark has a title, a file below src/rlhf_suite, a text that stands in it once, 
 cases of a parametrised test in pytest's words (-k); `limit_s` is how long the test may take with the mistake. Marks are
 read from the sources of the tests, without an import.
 
-Every run is forked from this process, so that the heavy imports are paid once: the ranks that tests ask for are in it,
-too, unless there are several of them. A run that is not over in time is killed with all processes that it started: then
-the mistake is noticed by the time-out. Nothing that a run started outlives it.
+Every run is forked from one of `--jobs` processes, which are forked from this one, so that the heavy imports are paid
+once: the ranks that tests ask for are in it, too, unless there are several of them. A run that is not over in time is
+killed with all processes that it started: then the mistake is noticed by the time-out. Nothing that a run started
+outlives it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -50,7 +53,7 @@ HEAD = """# Mistakes that the tests notice
 
 `python benchmarks/mutations.py` writes this page from the marks `notices` of the tests. Each mistake is made by itself,
 in a copy of the sources. Without it the same test passes. The last column has the test that failed, or SURVIVED;
-`time-out` or a signal stands behind a test that did not come to its end.
+`time-out` or a signal stands after a test that did not come to its end.
 
 | mistake | file | edit | noticed by |
 |---|---|---|---|
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="take it that the tests pass without mutations")
     parser.add_argument("--missing", action="store_true", help="only those that the page does not have yet")
     parser.add_argument("--page", action="store_true", help="make none, and write the rows that are known")
+    parser.add_argument("--jobs", type=int, default=2, help="how many are made at a time")
     arguments = parser.parse_args()
     marked = mutations()
     known = known_rows(marked)
@@ -105,8 +109,8 @@ def main() -> None:
     with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder:
         if not arguments.quick:
             must_pass(Path(folder) / "unchanged", chosen)
-        for mutation in chosen:
-            known[mutation.title] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
+        for mutation, verdict in verdicts(chosen, arguments.jobs, Path(folder)):
+            known[mutation.title] = f"{begin(mutation)}{verdict} |"
             print(known[mutation.title], flush=True)
             write_page(marked, known)
     sys.exit(any("SURVIVED" in row for row in known.values()))
@@ -158,8 +162,21 @@ def must_pass(folder: Path, mutations: list[Mutation]) -> None:
             raise SystemExit(f"{failed} fails without any mutation:\n{said[-4000:]}")
 
 
-def noticed_by(place: Path, mutation: Mutation) -> str:
+def verdicts(chosen: list[Mutation], jobs: int, folder: Path) -> Iterator[tuple[Mutation, str]]:
+    """Yield each mutation and how it is noticed, in the order in which they end."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        made = {pool.submit(noticed_by, folder, mutation): mutation for mutation in chosen}
+        try:
+            for run in as_completed(made):
+                yield made[run], run.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def noticed_by(folder: Path, mutation: Mutation) -> str:
     """Return how the mutation is noticed: by the first test that fails with it, or SURVIVED."""
+    place = folder / f"mutated-{os.getpid()}"
+    shutil.rmtree(place, ignore_errors=True)
     apply(mutation, copy_of_sources(place))
     verdict = first_failure(place, [mutation.test], mutation.cases, mutation.limit_s)
     shutil.rmtree(place)

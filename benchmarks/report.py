@@ -74,7 +74,7 @@ def time_readings(folder: Path) -> dict[str, float]:
 
 
 def further_step(folder: RunFolder) -> None:
-    """Write the metrics of a step behind the last, as a run does."""
+    """Write the metrics of the step after the last, as a run does."""
     step = folder.status()["last_step"] + 1
     with folder.metrics.open("a") as file:
         file.write(json.dumps({"step": step, "time": time.time(), "train/reward": 0.5}) + "\n")

@@ -151,7 +151,7 @@ def job() -> dict[str, Any]:
 
 
 def changed(line: str, values: dict[str, int], folder: Path) -> list[str]:
-    """Return the words of a command of the example behind `python`, with other values for some flags."""
+    """Return the words of a command of the example after `python`, with other values for some flags."""
     words = line.replace("/tmp/", f"{folder}/").split()[1:]
     names = [word.partition("=")[0] for word in words]
     return [f"{name}={values[name]}" if name in values else word for name, word in zip(names, words, strict=True)]

@@ -18,7 +18,7 @@ WIDTH = 120
 
 @dataclass
 class Section:
-    """A part of the page: its heading, what stands below it, the table, and what stands behind the table."""
+    """A part of the page: its heading, what stands below it, the table, and what stands after it."""
 
     heading: str
     text: str

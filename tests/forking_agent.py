@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-# Three turns, the third behind an edited history, or behind another one. Most turns end with a token that the template
+# Three turns, the third after an edited history, or after another one. Most turns end with a token that the template
 # does not write there, so that each has a ledger of its own.
 PROGRAM = """
 import httpx

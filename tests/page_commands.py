@@ -35,7 +35,7 @@ class Command:
     first: str = ""
 
     def words(self, server: str) -> list[str]:
-        """The words behind `run.py` or `rlhf-suite`; `server` is the address of one that is there, and `...` gives way
+        """The words after `run.py` or `rlhf-suite`; `server` is the address of one that is there, and `...` gives way
         to flags of the first command, and to what every run of the task needs."""
         words = words_of(self.text)
         given = {word.partition("=")[0] for word in words}

@@ -117,7 +117,7 @@ class Position:
     end: bytes = b""
 
     def pass_line(self, size: int, end: bytes) -> int:
-        """Go on behind a line; return its number, from 1."""
+        """Go on after a line; return its number, from 1."""
         self.offset, self.lines, self.end = self.offset + size, self.lines + 1, end[-END_BYTES:]
         return self.lines
 
@@ -136,7 +136,7 @@ class ReplacedFile(Exception):
 
 def json_lines(path: Path, position: Position | None = None) -> Iterator[tuple[int, Any]]:
     """Yield (number, value) of each complete line of a file of JSON lines; the value is None if it cannot be read.
-    With a position only of the lines behind it, and it goes on with them. Raises DamagedFile, ReplacedFile."""
+    With a position only of the lines after it, and it goes on with them. Raises DamagedFile, ReplacedFile."""
     position = position or Position()
     with open_regular(path, LINES_BYTES) as file:
         position.seek(file)

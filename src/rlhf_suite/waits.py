@@ -183,7 +183,7 @@ def is_somebody_within_a_limit() -> bool:
 
 
 def place_of(name: str) -> str:
-    """Return where the thread `name` is, to be put behind a sentence; "" if there is none."""
+    """Return where the thread `name` is, to be put after a sentence; "" if there is none."""
     idents = [thread.ident for thread in threading.enumerate() if name and thread.name == name]
     frame = sys._current_frames().get(idents[0] or 0) if idents else None
     if frame is None:

@@ -59,7 +59,7 @@ def play(tokenizer, server):
 
 @pytest.fixture
 def end_time_when(clock):
-    """Put the clock behind the limit of an episode as soon as a condition is met, however busy the machine is."""
+    """Put the clock after the limit of an episode as soon as a condition is met, however busy the machine is."""
 
     def arm(is_met):
         def watch():

@@ -65,7 +65,7 @@ def found(tokenizer, name: str, kind: str) -> str:
     "return rest[len(closing) - len(self.stops[stop]) :]",
 )
 @pytest.mark.notices(
-    "the bridge loses the line break behind the end of a turn",
+    "the bridge loses the line break after the end of a turn",
     "agents/bridge.py",
     "return rest[len(closing) :]",
     "return rest[len(closing) :].lstrip()",
@@ -92,7 +92,7 @@ def test_the_check_at_the_start_refuses_what_cannot_go_on(tokenizers, name, kind
 
 
 @pytest.mark.notices(
-    "a message of the system behind a turn begins a new ledger",
+    "a message of the system after a turn begins a new ledger",
     "agents/bridge.py",
     "role in AFTER and self.goes_on_with(role)",
     'role in AFTER and role != "system" and self.goes_on_with(role)',

@@ -72,7 +72,7 @@ def sampled(ledgers) -> list[list[int]]:
 
 
 @pytest.mark.notices(
-    "what stands behind a summary is sampled into the old ledger",
+    "what stands after a summary is sampled into the old ledger",
     "agents/compaction.py",
     "    return session.fork(ids, messages, first.tools, images)",
     "    return session.append(session.bridge.after(int(session.open.ledger.ids[-1]), messages), messages)",
@@ -247,6 +247,6 @@ def test_a_template_without_a_message_of_the_user_behind_tools_is_refused_where_
     bridge = Bridge(tokenizer, DataConfig.of("sft", apply_chat_template=True), (tokenizer.eos_token_id,))
     bridge.check(["tool", "user"])
     Compaction(50, ASK, 20).check(bridge, 1000, None, ["user"])
-    said = r"cannot go on with a user's message behind the answer of a tool: .*must follow"
+    said = r"cannot go on with a user's message after the answer of a tool: .*must follow"
     with pytest.raises(UserError, match=said):
         Compaction(50, ASK, 20).check(bridge, 1000, None, ["tool"])

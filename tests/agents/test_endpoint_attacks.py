@@ -48,7 +48,7 @@ SECTION = Section(
     "## What clients can do to the endpoint of agents",
     f"A run of `agent.kind=endpoint agent.sampling=refuse` has {SESSIONS} open sessions, and one process is the "
     "client of all of them. "
-    "The last column is a turn of one token that another session asks for behind the attack (load average "
+    "The last column is a turn of one token that another session asks for after the attack (load average "
     f"{os.getloadavg()[0]:.0f}, two cores). ",
     ("attack", "what limits it", "answer", "a turn of another session"),
 )
@@ -173,7 +173,7 @@ def long_conversations(target: Target) -> Iterator[Result]:
 
 
 def with_call(name: str, arguments: str) -> dict[str, object]:
-    """Return the body of a request behind a call of a tool."""
+    """Return the body of a request after a call of a tool."""
     call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     return {"messages": [user("x"), called, user("x")], "max_tokens": 1}

@@ -135,7 +135,7 @@ def test_the_last_turn_is_scored_and_not_answered(tokenizer):
 
 
 @pytest.mark.notices(
-    "the conversation goes on behind a turn that was cut off", "agents/environment.py", "if turn.is_cut:", "if False:"
+    "the conversation goes on after a turn that was cut off", "agents/environment.py", "if turn.is_cut:", "if False:"
 )
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer, as_text):

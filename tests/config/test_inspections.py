@@ -13,7 +13,9 @@ import pytest
 from inspected_lines import PPO, RULE, SFT, found, one
 from pyarrow.parquet import write_table
 
+from rlhf_suite.api.plans import plan
 from rlhf_suite.composition.arguments import parse
+from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.inspections import hub as hub_inspection
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.preflight.jobs import preflight
@@ -200,6 +202,8 @@ def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, cl
         key == "actor.model_name_or_path" and f"cannot be reached (127.0.0.1:{closed_port}: Connection refused)" in said
     )
     assert "hf download org/model" in said
+    with pytest.raises(UserError, match=r"org/model is neither a folder here .*refused"):
+        plan("sft", **{"actor.model_name_or_path": "org/model", "data.dataset": "builtin:reverse"})
     assert found(line) == []  # a sweep's parent does not ask the network
     monkeypatch.setattr(hub_inspection, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids" in one(line, tmp_path)[1]

@@ -53,7 +53,7 @@ def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(l
     "max_samples=run.data.max_samples",
 )
 @pytest.mark.notices(
-    "a loop evaluates behind the rows that training skips", "config/plan/loop_stages.py", "skip_samples=0,", ""
+    "a loop evaluates after the rows that training skips", "config/plan/loop_stages.py", "skip_samples=0,", ""
 )
 def test_an_evaluation_answers_the_held_out_prompts_once_and_greedily(loop):
     run = evaluate_run(loop, "model")

@@ -38,13 +38,13 @@ OTHERS = ["task=sft", "train.seed=3"]
         (
             ["actor.adam.betas=[0.9,", "0.95]"],
             "actor.adam.betas",
-            "'0.95]' behind it is not key=value",
+            "'0.95]' after it is not key=value",
             "if it belongs to the value, write 'actor.adam.betas=[0.9, 0.95]'; if not, remove it",
         ),
         (
             ["data.input_template=User:", "{}", "Answer:"],
             "data.input_template",
-            "'{} Answer:' behind it is not key=value",
+            "'{} Answer:' after it is not key=value",
             "if it belongs to the value, write 'data.input_template=User: {} Answer:'; if not, remove it",
         ),
     ],

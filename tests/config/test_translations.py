@@ -15,7 +15,9 @@ SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
 LANGUAGES = SITE["LANGUAGES"]
 TRANSLATIONS = [code for code in LANGUAGES if code != "en"]
 NAVIGATION = (ROOT / "mkdocs.yml").read_text()
-ENGLISH_ONLY = re.compile(r"agents_\w+\.md|gallery\.md")  # the pages behind that of agents, and the list of examples
+ENGLISH_ONLY = re.compile(
+    r"agents_\w+\.md|gallery\.md"
+)  # the pages that follow that of agents, and the list of examples
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`[^`]+`|\bdocs/\w+\.md")  # what stays as it is in a text
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")

@@ -341,7 +341,7 @@ def test_a_placeholder_becomes_the_tokens_of_its_image_and_back():
     assert [(i.start, i.length, i.data) for i in images] == [(101, 3, b"\x01"), (105, 5, b"\x03"), (110, 4, b"\x02")]
     again = expand_placeholders(short, FILES, Doubling())[1]
     assert collapse_images(ids, again, PLACEHOLDER) == short
-    assert collapse_images([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response behind it stays"
+    assert collapse_images([*ids, 5, 6], again, PLACEHOLDER) == [*short, 5, 6], "a response after it stays"
 
 
 class Spaced(Doubling):

@@ -1,4 +1,4 @@
-"""Texts are tokenised where they stand: an answer has the ids that it has behind its prompt, for any tokenizer."""
+"""Texts are tokenised where they stand: an answer has the ids that it has after its prompt, for any tokenizer."""
 
 from __future__ import annotations
 

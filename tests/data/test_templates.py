@@ -13,6 +13,7 @@ from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.data.template import APPENDED, CLOSED, NO_REASONING
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 
 END = "<|im_end|>"
@@ -183,7 +184,7 @@ def test_a_template_that_renders_the_opened_reasoning_continues_it(tokenizer):
     assert [run[1] for each in examples for run in runs(tokenizer, each)] == [
         f"a user\n</think>\n\nhi{END}", f"add\n</think>\n\n2{END}",
     ]  # fmt: skip
-    assert not any("put behind" in note for each in examples for note in each.notes)
+    assert not {APPENDED, CLOSED, NO_REASONING} & {note for each in examples for note in each.notes}
 
 
 def test_responses_whose_prompts_do_not_fit_are_dropped_and_noted(tokenizer):

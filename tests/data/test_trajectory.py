@@ -120,7 +120,7 @@ def test_a_token_gets_the_route_of_each_turn_that_reads_it():
 
 
 @pytest.mark.notices(
-    "ledgers without routes shift those behind them",
+    "ledgers without routes shift those after them",
     "data/trajectory.py",
     "    return np.concatenate([pad_routes(part, len(t.ids)) for part, t in zip(own, trajectories, strict=True)])",
     "    return pad_routes(np.concatenate(own), sum(len(t.ids) for t in trajectories))",

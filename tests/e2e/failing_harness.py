@@ -19,7 +19,7 @@ BODY = {"model": "policy", "messages": [{"role": "user", "content": PROMPT}], "m
 
 
 def ask(messages: list[dict]) -> dict:
-    """Return the message of the model behind others."""
+    """Return the message of the model after others."""
     head = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     request = urllib.request.Request(URL, json.dumps(BODY | {"messages": messages}).encode(), head)
     with urllib.request.urlopen(request, timeout=60) as answer:

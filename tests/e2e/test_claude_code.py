@@ -44,7 +44,7 @@ WRITES, COUNTS = written("Bash", command="echo 5 > answer.txt"), written("Bash",
 
 
 def reply(said: str) -> str:
-    """Return the turn of the script behind a conversation: a sub-agent writes the digit, and its parent prints numbers
+    """Return the turn of the script after a conversation: a sub-agent writes the digit, and its parent prints numbers
     until it sums up."""
     *_, before, last = re.split(r"<\|im_start\|>", said)[:-1]
     if any(message.startswith("user\nCRITICAL") for message in (before, last)):

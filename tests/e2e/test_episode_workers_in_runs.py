@@ -64,7 +64,7 @@ STREAM = [*AHEAD, "train.async_queue_size=2", "train.partial_rollout_enable=true
 
 @pytest.fixture(scope="module")
 def words(runs: Path, warm: Path):
-    """Returns the command line of a run in which a process dies behind its episode `number`, so many `times` in all."""
+    """Returns the command line of a run in which a process dies after its episode `number`, so many `times` in all."""
 
     def make(name: str, *more: str, number: int = 0, times: int = 0) -> list[str]:
         folder = runs / "episode_workers" / name

@@ -48,7 +48,7 @@ READ_ELSEWHERE = {
     "ckpt.load_enable": "with checkpoints: tests/e2e/test_kill_and_resume.py, and tests/tasks/test_flags_are_read.py",
     "ckpt.save_hf": "as ckpt.load_enable",
     "ckpt.disable_ds": "as ckpt.load_enable",
-    "critic.min_lr_ratio": "behind the warm-up, where a run is longer; the actor's is read here",
+    "critic.min_lr_ratio": "after the warm-up, where a run is longer; the actor's is read here",
     "data.dataloader_num_workers": "where the cache lacks the encoded rows: tests/tasks/test_flags_are_read.py",
     "ds.zpg": "under ZeRO-3: tests/tasks/test_flags_are_read.py",
     "plan": "as explain",

@@ -138,7 +138,7 @@ def test_an_environment_that_answers_with_images_is_trained(turns):
         sum(1 for a, b in zip([0, *row["owner"]], row["owner"], strict=False) if (a, b) in ((0, 1), (2, 1)))
         for row in jobs.rollout(turns(0), 1)
     }
-    assert 2 in counts, "some episodes have a second turn, behind the second image"
+    assert 2 in counts, "some episodes have a second turn, after the second image"
 
 
 @pytest.mark.proof

@@ -190,7 +190,7 @@ def test_every_token_that_is_sampled_for_a_harness_is_trained_on_once(name, runs
 
 
 def continued(name: str, command: str) -> str:
-    """Return the command of a recipe and those that go on behind it."""
+    """Return the command of a recipe and those that go on after it."""
     lines = [command]
     for words in CONTINUED[name]:
         limited = f"{words} -c model_auto_compact_token_limit=300 "

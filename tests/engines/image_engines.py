@@ -28,7 +28,7 @@ from vision import DTYPES, PICTURES, Seeing
 
 MAX_LEN, MAX_IMAGES = 96, 2
 FILES = (PICTURES[:1], PICTURES[1:3], [], [PICTURES[3]], [PICTURES[0], PICTURES[0]], PICTURES[4:])
-TEXTS = ("", "x", "xx", "\n", "\n\nx", "xxx")  # the newlines are behind images
+TEXTS = ("", "x", "xx", "\n", "\n\nx", "xxx")  # the newlines are after images
 # What vLLM's kernels without a GPU need of the types that read images, and that it serves.
 SERVED = {kind: Served() for kind in ("idefics3", *SHAPES) if BY_TYPE[kind].why_not(ENGINE) is None} | {
     "qwen3_5": STATES,

@@ -134,7 +134,7 @@ def test_routes_bring_the_log_probs_of_other_routers_back(served, tmp_path):
     "begin, count = begin + known - before, count - known + before",
 )
 def test_a_response_that_a_sync_interrupts_has_the_routes_of_the_newest_weights(served, tmp_path):
-    """What it says behind the sync follows from all tokens before it, as the new weights have read them."""
+    """What it says after the sync follows from all tokens before it, as the new weights have read them."""
     pool, _, model = served
     new = make_model("experts", 5)
     new.save_pretrained(tmp_path)

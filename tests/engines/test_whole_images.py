@@ -6,7 +6,7 @@ from rlhf_suite.engines.whole_images import ImageRows, image_rows
 
 
 def test_tokens_of_images_are_runs_that_see_their_whole_image():
-    """A request without an image; one whose first image is behind, the second cut by the start of the step, the third
+    """A request without an image; one whose first image comes later, the second cut by the start of the step, the third
     whole; and one with an image in front."""
     images = {0: [], 1: [(0, 3), (8, 12), (15, 16)], 2: [(1, 2)]}
     starts, lengths = [0, 5, 15, 19], [5, 20, 4]  # so the second request computes its tokens 10 to 19

@@ -76,7 +76,7 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 
 
 @pytest.mark.notices(
-    "a signal behind the cluster of Ray kills a run that is writing its last files",
+    "a signal after the cluster of Ray has ended kills a run that is writing its last files",
     "launch/ray_cluster.py",
     "    with block_signals():\n        ray.shutdown()",
     "    if True:\n        ray.shutdown()",

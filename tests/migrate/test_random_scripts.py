@@ -119,7 +119,7 @@ VALUES = ("2", "0.5", "text", "a/b c", "", "null", "$UNSET", "$(pwd)", "-1", "a,
 
 
 @pytest.mark.notices(
-    "words behind the value of a flag vanish",
+    "words after the value of a flag vanish",
     "migrate/convert.py",
     "for word in values[len(kept) :]:",
     "for word in ():",

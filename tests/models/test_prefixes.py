@@ -70,7 +70,7 @@ def results(model, batch: TokenBatch, share: bool) -> list[torch.Tensor]:
     "queries = keys[: query.shape[2], None]",
 )
 @pytest.mark.notices(
-    "positions start again behind a prefix",
+    "positions start again after a prefix",
     "models/forward.py",
     "positions[sequences.prefixes.computed]",
     "positions[: len(sequences.prefixes.computed)]",

@@ -24,7 +24,7 @@ LENGTHS = {
 
 
 def made(lengths, fill):
-    """Query, key, value and the gradient of the output, [1, heads, T, D]; random behind the row, up to `fill`."""
+    """Query, key, value and the gradient of the output, [1, heads, T, D]; random after the row, up to `fill`."""
     generator = torch.Generator().manual_seed(sum(lengths))
     shapes = (HEADS, PAIRS, PAIRS, HEADS)
     states = [torch.randn(1, n, sum(lengths), SIZE, generator=generator, dtype=torch.float64) for n in shapes]

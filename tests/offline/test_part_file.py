@@ -57,7 +57,7 @@ def test_a_killed_run_continues_byte_for_byte(tmp_path, whole, after):
     first = opened(tmp_path)
     for rows, end in zip(ROWS[:after], ENDS[:after], strict=True):
         first.append(rows, end, {"samples": len(rows)})
-    first.file.write(b'{"n": "half a row' + b" that is longer than all rows behind it" * 9)  # the kill cut it short
+    first.file.write(b'{"n": "half a row' + b" that is longer than all rows after it" * 9)  # the kill cut it short
     first.file.flush()
     again = opened(tmp_path, resume=True)
     assert again.progress.next_row == [1, *ENDS][after]

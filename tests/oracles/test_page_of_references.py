@@ -1,4 +1,4 @@
-"""docs/oracles.md has a line for every reference, and a test behind it."""
+"""docs/oracles.md has a line for every reference, and a test for it."""
 
 from __future__ import annotations
 

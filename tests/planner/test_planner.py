@@ -462,6 +462,8 @@ def test_engines_write_the_responses_of_a_round_at_once():
 def test_an_unknown_gpu_is_one_message():
     with pytest.raises(UserError, match=r"^--gpu h100-81: .*Did you mean h100-80\? Known are .*rtx-3090$"):
         find_device("h100-81")
+    with pytest.raises(UserError, match=r"Did you mean h100-pcie or h100-nvl or h100-80\? Known"):
+        find_device("H100")
     assert all(each.memory > 8 * GIB for each in DEVICES)
 
 

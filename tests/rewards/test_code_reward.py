@@ -114,7 +114,7 @@ def test_exact_numbers_dates_and_queues_are_compared(imports, value):
 
 
 @pytest.mark.notices(
-    "output behind the first megabyte is not compared",
+    "output after the first megabyte is not compared",
     "sandbox/programs.py",
     "program.output_bytes = MAX_PROGRAM_OUTPUT_BYTES",
     "pass",

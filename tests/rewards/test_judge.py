@@ -268,7 +268,7 @@ def test_a_question_is_asked_once_also_by_a_resumed_run_and_only_if_nothing_chan
     assert again.score([row("b"), row("c")]) == [FINE_SCORED] * 2
     assert len(server.seen) == 3 and again.calls.tokens == 300
     assert judge(server).score([row("c")]) == [FINE_SCORED]
-    assert len(server.seen) == 3  # the line behind the torn one was read
+    assert len(server.seen) == 3  # the line after the torn one was read
     for changed in ({"rubric": RUBRIC + "x"}, {"body": {"temperature": 1}}, {"scale": [0.0, 20.0]}, {"max_chars": 100}):
         judge(server, **changed).score([row("a")])
     assert len(server.seen) == 7

@@ -121,7 +121,7 @@ def test_when_every_row_hangs_the_batch_is_given_up(rewarder):
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_rows_that_hang_do_not_use_up_the_time_of_others(rewarder):
-    """Nine rows of a twelfth of the time each and as many restarts, behind a batch that took all of it."""
+    """Nine rows of a twelfth of the time each and as many restarts, after a batch that took all of it."""
     scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(1000)"), timeout_s=12.0)
     outcomes = scorer.score([row("bad")] * 9 + [row("ab")] * 3)
     assert [outcome.kind for outcome in outcomes[:9]] == ["timeout"] * 9

@@ -92,7 +92,7 @@ class PlainEngines:
         self.trip("evaluation" if request.sampling.temperature == 0.9 else "generation")
         while True:
             await self.running.wait()
-            with self.lock:  # of which `busy` is a part, so that a pause begins behind it
+            with self.lock:  # of which `busy` is a part, so that a pause begins after it
                 if self.running.is_set():
                     with self.busy:
                         return self.answer(request)

@@ -145,7 +145,7 @@ def assert_sound(world: World) -> None:
     assert all(batch == sorted(batch) and batch for batch in world.batches)
     assert table.num_rejected == len(world.rejected) == len({*world.rejected})
     if not isinstance(world.case.schedule, Stream):
-        assert not table.is_at_work, "nothing is made for steps behind the last one"
+        assert not table.is_at_work, "nothing is made for steps after the last one"
     if isinstance(world.case.schedule, Stream):
         assert [len(batch) for batch in world.batches] == [order.size(step) for step in range(order.total_steps)]
         assert not (table.running or table.scoring or table.ready), "groups began that no step trains on"

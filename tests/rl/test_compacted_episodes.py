@@ -27,7 +27,7 @@ BEGIN, TURN, SUMMARY, NEXT = [40, 41], [60, 61, 62], [63, 64, 65, 66], [80, 81]
 
 
 def compacted(sample: int) -> list[Trajectory]:
-    """A turn and a summary; then a turn behind the prompt and the summary, which was encoded to other tokens."""
+    """A turn and a summary; then a turn after the prompt and the summary, which was encoded to other tokens."""
     first = ledger(BEGIN, TURN, SUMMARY, sample=sample)
     first.ending = Ending.COMPACTED
     return [first, ledger([*BEGIN, 90, 91, 92], NEXT, sample=sample, fork=1)]

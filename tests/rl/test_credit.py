@@ -168,7 +168,7 @@ def with_every_column(trajectories: list[Trajectory]) -> Experience:
 
 @pytest.mark.parametrize("name", estimator.names())
 def test_what_an_environment_wrote_changes_no_bit_of_the_credit(name):
-    """Tokens of tools before, between and behind those of the model, and the same samples without them."""
+    """Tokens of tools before, between and after those of the model, and the same samples without them."""
     turns = with_every_column([ledger(0, -2, 3, -4, 1), ledger(0, 2, -1), ledger(1, -3), ledger(1, 1, -1, 1, -1, 4)])
     own = turns.mask.bool()
     lengths = torch.zeros(len(turns), dtype=torch.int64).index_add(0, turns.segments, own.long())

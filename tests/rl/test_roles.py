@@ -29,7 +29,7 @@ PLAIN = {"algo__kl__init_coef": 0.0, "algo__kl__target": None, "rollout__max_new
 
 
 def rollout(policy, temperature: float, advantage: float) -> Experience:
-    """Samples of which the policy has not moved since; every token behind the prompt has the same advantage."""
+    """Samples of which the policy has not moved since; every token after the prompt has the same advantage."""
     generator = torch.Generator().manual_seed(1)
     examples = [
         Example(torch.randint(10, 90, (length,), generator=generator).tolist(), [0] * PROMPT + [1] * (length - PROMPT))

@@ -33,7 +33,7 @@ PROMPTS = 8
 
 class Answers(Scorer):
     """In place of engines and reward: the answers to a prompt differ when its index is even. With `waits`, a group is
-    complete when the one behind it has been scored, and the last group of a round is the first that is complete."""
+    complete when the one after it has been scored, and the last group of a round is the first that is complete."""
 
     def __init__(self, journal: Journal, waits: bool = False) -> None:
         super().__init__(RewardConfig.of("ppo"), None, SimpleNamespace(reads_text_alone=True), journal)

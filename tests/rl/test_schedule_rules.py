@@ -165,7 +165,7 @@ def test_a_rollout_with_its_step_is_in_the_phase_of_what_it_waits_for():
 
 
 @pytest.mark.notices(
-    "rollouts are made for steps behind the last one",
+    "rollouts are made for steps after the last one",
     "rl/schedules.py",
     "return table.taken < table.order.total_steps and table.version",
     "return table.version",
@@ -208,7 +208,7 @@ def test_rollouts_are_made_so_many_steps_ahead_and_none_behind_the_last_step():
     "return",
 )
 @pytest.mark.notices(
-    "a stream begins groups for steps behind the last one",
+    "a stream begins groups for steps after the last one",
     "rl/slots.py",
     "step = min(step, self.total_steps)",
     "step = min(step, step)",

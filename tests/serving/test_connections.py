@@ -239,7 +239,7 @@ def test_a_large_request_over_a_slow_line_arrives(monkeypatch, clock):
 
 
 @pytest.mark.notices(
-    "an endless body is read without end behind its refusal",
+    "an endless body is read without end after its refusal",
     "serving/http_server.py",
     "if self.cycle is None or not self.cycle.response_started:",
     "if data:",

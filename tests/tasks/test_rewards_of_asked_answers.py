@@ -1,5 +1,5 @@
 """Prompts that ask for a reward (`data.target_reward`) are answered as they are, and rewards judge answers to the
-question alone: a reward model has never read the text that asks, and took right answers behind it for wrong ones."""
+question alone: a reward model has never read the text that asks, and took right answers after it for wrong ones."""
 
 from __future__ import annotations
 

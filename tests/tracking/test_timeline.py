@@ -126,7 +126,7 @@ def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_pa
     "                pass\n",
 )
 @pytest.mark.notices(
-    "what another process did right behind its report is lost",
+    "what another process did right after its report is lost",
     "tracking/timeline.py",
     "now = self.window_begin = time.time()  #",
     "now = time.time()  #",

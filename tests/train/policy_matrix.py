@@ -97,7 +97,7 @@ MODES = [
 
 @dataclass(frozen=True)
 class Rollout:
-    """The sampled responses, behind them the greedy ones, and the log-probs and values of all their tokens."""
+    """The sampled responses, after them the greedy ones, and the log-probs and values of all their tokens."""
 
     trajectories: list[Trajectory]
     scores: np.ndarray

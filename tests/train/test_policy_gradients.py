@@ -72,7 +72,7 @@ def kl_upside_down(batch: Experience) -> Experience:
 
 
 def environment_counted(batch: Experience) -> Experience:
-    """Everything behind the first model token is the model's."""
+    """Everything after the first model token is the model's."""
     mask = batch.mask.clone()
     for row in range(len(batch)):
         own = batch.segments == row

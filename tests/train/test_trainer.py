@@ -246,7 +246,7 @@ class Own:
 
 @pytest.fixture
 def own(tmp_path):
-    """A callback of the user's that notes its calls, and does `at_step` behind each step; and what it has noted."""
+    """A callback of the user's that notes its calls, and does `at_step` after each step; and what it has noted."""
     calls = tmp_path / "calls.jsonl"
 
     def write(at_step: str) -> str:
@@ -257,7 +257,7 @@ def own(tmp_path):
 
 
 @pytest.mark.notices(
-    "what a callback asks for behind an evaluation is forgotten",
+    "what a callback asks for after an evaluation is forgotten",
     "train/loop.py",
     "self.callbacks.take(Save) is not None and self.saver.saved != step",
     "False",

@@ -160,7 +160,7 @@ def test_two_models_may_save_under_one_name(client):
 
 
 @pytest.mark.notices(
-    "behind a request that is too large the next one waits two minutes, and fails",
+    "after a request that is too large the next one waits two minutes, and fails",
     "train_server/routes.py",
     "refuse(error.beginning or await beginning_of(request), reason)",
     "pass",

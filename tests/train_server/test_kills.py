@@ -1,4 +1,4 @@
-"""A server that is killed behind any call: what it had acknowledged is there after a load, bit for bit."""
+"""A server that is killed after any call: what it had acknowledged is there after a load, bit for bit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_kill_behind_any_call_loses_no_acknowledged_step(tmp_path):
 
 @pytest.mark.timeout(1800)
 def test_latest_follows_the_line_of_steps_that_was_taken_last(tmp_path):
-    """Behind a load of an earlier state, newer steps have lower numbers than those that were left."""
+    """After a load of an earlier state, newer steps have lower numbers than those that were left."""
     with serving(tmp_path, *WORDS) as (process, url):
         model = make_calls(Client(url), ("create", "pass", "step"))
         model.ask("save_weights", path="early")

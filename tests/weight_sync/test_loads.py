@@ -244,7 +244,7 @@ def test_a_bias_that_the_model_makes_while_it_loads_is_known_and_lasts():
     "self._newest[0]",
 )
 def test_a_bias_that_is_loaded_once_more_with_its_layer_stays_the_tensor_that_it_was():
-    """vLLM loads a bias when it arrives, and again behind the last tensor of its layer; here a copy of it in an order
+    """vLLM loads a bias when it arrives, and again after the last tensor of its layer; here a copy of it in an order
     of its own."""
     late: list[Tensor] = []
 

@@ -1,13 +1,13 @@
 """The bridge: the tokens between a sampled turn of the model and its next one, for any chat template.
 
 What the model sampled is never rendered again: decoded text may have other tokens, and many templates drop the
-reasoning of earlier turns. Only what others said is rendered, behind a short stand-in for the sampled turn:
+reasoning of earlier turns. Only what others said is rendered, after a short stand-in for the sampled turn:
 
     [user "?", assistant "STANDIN", user "wrong"]
     -> ...STANDIN<|im_end|>\\n<|im_start|>user\\nwrong<|im_end|>\\n<|im_start|>assistant\\n
 
 The bridge is what follows the stop token that the model has sampled itself, here <|im_end|>. That token is special, so
-nothing merges across it. The bridge is tokenised behind it, since many tokenizers put a space in front of a text of its
+nothing merges across it. The bridge is tokenised after it, since many tokenizers put a space in front of a text of its
 own; so the ids of the ledger and of the bridge are those of the whole text.
 """
 
@@ -44,7 +44,7 @@ TRIED: Schema = {
 AFTER = {
     "user": "a user's message",
     "tool": "the answer of a tool",
-    "request": "a user's message behind the answer of a tool",  # which asks for a summary
+    "request": "a user's message after the answer of a tool",  # which asks for a summary
     "system": "a message of the system",  # with which harnesses remind a model
 }
 
@@ -72,7 +72,7 @@ class Bridge:
         return None if text is None else self.behind([stop], text)
 
     def behind(self, ids: Sequence[int], text: str) -> list[int]:
-        """Return the ids of a text that stands behind `ids`, which stay as they were sampled."""
+        """Return the ids of a text that stands after `ids`, which stay as they were sampled."""
         return encode_after(self.tokenizer, str(self.tokenizer.decode(ids[-TAIL:])), text)
 
     def on_from(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int] | None:
@@ -102,7 +102,7 @@ class Bridge:
         return rest[len(closing) :]
 
     def render_closing(self, answers: Sequence[Message], stop: int, tools: Sequence[Schema]) -> str | None:
-        """Return what the template writes behind the text of a turn, up to and including `stop`.
+        """Return what the template writes after the text of a turn, up to and including `stop`.
 
         None if the template writes no such token there. A token in the text of an answer does not count.
         """
@@ -181,9 +181,9 @@ class Bridge:
             return "it renders an answer differently in a longer conversation"
         ids = self.behind([stop], text)
         if "".join(str(self.tokenizer.decode(ids)).split()) != "".join(text.split()):  # decoders add and drop spaces
-            return f"the text behind {name} is another when it is encoded and decoded"
+            return f"the text after {name} is another when it is encoded and decoded"
         if tokens(self.tokenizer, head) + ids != tokens(self.tokenizer, whole):
-            return f"the text behind {name} has other tokens in a whole conversation"
+            return f"the text after {name} has other tokens in a whole conversation"
         return None
 
 

@@ -29,7 +29,7 @@ HEAD = "The earlier turns of this conversation were left out. This is a summary 
 class Compaction:
     """When an agent asks for a summary, and how."""
 
-    at_tokens: int  # of a ledger, with the answer that stands behind its last turn
+    at_tokens: int  # of a ledger, with the answer that stands after its last turn
     prompt: str  # how the user asks for a summary
     max_tokens: int  # of a summary
 
@@ -56,8 +56,8 @@ class Compaction:
         return None if fits else Ending.FULL, len(summary.ids)
 
     def check(self, bridge: Bridge, max_len: int, max_feedback_tokens: int | None, roles: Sequence[str]) -> None:
-        """Check that an answer, the request and a summary fit behind `at_tokens`, and that the chat template lets the
-        user speak behind the messages of `roles`.
+        """Check that an answer, the request and a summary fit after `at_tokens`, and that the chat template lets the
+        user speak after the messages of `roles`.
 
         Raises:
             UserError: they do not.
@@ -85,7 +85,7 @@ def length_with(session: Session, answers: Sequence[Message]) -> int:
 
 
 def begin_again(session: Session, text: str) -> bool:
-    """Continue in a new ledger, which begins with the first prompt of the session and a text of the user behind it.
+    """Continue in a new ledger, which begins with the first prompt of the session and a text of the user after it.
     Return whether a turn fits."""
     first = session.branches[0]
     messages = add_text(first.messages[: first.ends[0][0] - 1], text)

@@ -28,7 +28,7 @@ class Limits:
     cut_to_fit: int | None = None  # tokens that a cut leaves for what follows; None: what does not fit is not cut
 
     def room(self, prompt_tokens: int, total: int) -> int:
-        """Return how many tokens fit behind `total` tokens, the first `prompt_tokens` of which are the prompt."""
+        """Return how many tokens fit after `total` tokens, the first `prompt_tokens` of which are the prompt."""
         return min(self.max_len, prompt_tokens + (self.max_new_tokens or self.max_len)) - total
 
 
@@ -66,12 +66,12 @@ class Cutter:
         ]
 
     def fit(self, texts: Sequence[str], room: int, encode: Callable[[list[str]], list[int] | None]) -> list[str]:
-        """Return texts that were cut until `agent.cut_to_fit` tokens are left of `room` behind them, the longest ones
+        """Return texts that were cut until `agent.cut_to_fit` tokens are left of `room` after them, the longest ones
         first. They stay as they are without that flag, and where that is not enough.
 
         Args:
             texts: what others said after a turn.
-            room: tokens that fit into the ledger behind that turn.
+            room: tokens that fit into the ledger after that turn.
             encode: returns all tokens that would be appended for such texts; None if they cannot be.
         """
         keep, most = self.limits.cut_to_fit, TOKEN * max(room, 1)

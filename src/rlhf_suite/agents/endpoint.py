@@ -92,7 +92,7 @@ class ChatSession:
         return replace(request, messages=with_names((*request.messages[:own], *known, *request.messages[own:])))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of the prompt of a turn behind a conversation."""
+        """Return the number of tokens of the prompt of a turn after a conversation."""
         request = self.with_history(request)
         self.check_characters(request)
         try:
@@ -102,7 +102,7 @@ class ChatSession:
         return len(continuation.kept) + len(continuation.ids)
 
     def start_turn(self, request: ChatRequest) -> Asked:
-        """Let the model write a turn behind a conversation."""
+        """Let the model write a turn after a conversation."""
         session = self.session
         if self.is_over:
             raise Refused("the episode is over", 410, "episode_over")

@@ -45,7 +45,7 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a command is started: its words, its environment, the command that clears up behind it, and the socket by
+    """How a command is started: its words, its environment, the command that clears up after it, and the socket by
     which the jail says where its endpoint listens."""
 
     words: Sequence[str]

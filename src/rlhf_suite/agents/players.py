@@ -98,7 +98,7 @@ class Player:
     last: float = 0.0  # its reward that belongs to no turn: that of the last step
 
     def begin(self, step: Step | None = None) -> None:
-        """Set the prompt, behind which stands what the player is told before its first turn."""
+        """Set the prompt, after which stands what the player is told before its first turn."""
         messages, text, session = self.start.messages, self.start.text, self.session
         if step is not None and step.messages:
             messages = tuple(session.open.messages) if messages is None else messages
@@ -117,7 +117,7 @@ class Player:
 
     def tell(self, step: Step) -> tuple[bool, bool]:
         """Append what the player is told before its next turn, with the request for a summary where the conversation is
-        long. Return whether a turn fits behind it, and whether that is the summary."""
+        long. Return whether a turn fits after it, and whether that is the summary."""
         session = self.session
         try:
             if not session.num_turns:
@@ -215,7 +215,7 @@ class Players:
         self.stopped = stopped
 
     def next_after(self, player: Player, step: Step, where: str) -> Player:
-        """Return who speaks behind a step that answers the turn of `player`."""
+        """Return who speaks after a step that answers the turn of `player`."""
         if not self.roles and step.role is None:
             return player
         if step.role is None:

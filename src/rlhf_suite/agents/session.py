@@ -1,7 +1,7 @@
 """A session: one conversation with the policy, in tokens.
 
 Tokens go in and come out. What the model wrote stays in the ledger as it was sampled, and what others say becomes
-tokens once, behind it. So the prompt of every request is the ledger at that moment, token by token.
+tokens once, after it. So the prompt of every request is the ledger at that moment, token by token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The prompt of a turn behind a conversation: `kept` tokens of a ledger, and others behind them."""
+    """The prompt of a turn after a conversation: `kept` tokens of a ledger, and others after them."""
 
     branch: Branch | None  # that knows the beginning; None: all is rendered
     kept: Sequence[int]
@@ -105,7 +105,7 @@ class Session:
         return [branch.ledger for branch in self.branches]
 
     def set_prompt(self, messages: Sequence[Message] | None, text: str | None, tools: Sequence[Schema] = ()) -> bool:
-        """Replace the prompt of the episode before the first turn, and return whether a turn fits behind it.
+        """Replace the prompt of the episode before the first turn, and return whether a turn fits after it.
 
         `tools` come beside those of the task. Without messages, text and tools the prompt stays as it is.
         """
@@ -184,8 +184,8 @@ class Session:
         return sample_seed(*self.seed, *place)
 
     def observe(self, answers: Sequence[Message], request: str | None = None) -> bool:
-        """Append messages of tools and of the user behind a turn, and return whether another turn fits. `request`: what
-        the user asks for behind them, which is not cut.
+        """Append messages of tools and of the user after a turn, and return whether another turn fits. `request`: what
+        the user asks for after them, which is not cut.
 
         If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
         """
@@ -229,7 +229,7 @@ class Session:
 
     def render_again(self, answers: Sequence[Message], whole: Callable[[Sequence[Message]], Sequence[Message]]) -> bool:
         """Continue with a rendering of the whole conversation, which goes on with `whole(answers)`, and return whether
-        a turn fits behind it. Where it begins with the tokens of the open ledger, these go on; otherwise a new ledger
+        a turn fits after it. Where it begins with the tokens of the open ledger, these go on; otherwise a new ledger
         begins with it."""
         before, tools, most = self.open.messages, self.open.tools, self.limits.max_len
         answers = self.cutter.fit_messages(
@@ -243,7 +243,7 @@ class Session:
         return self.fork(ids, messages, self.open.tools)
 
     def observe_text(self, text: str, before: str = "", after: str = "", images: Sequence[Any] = ()) -> bool:
-        """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut.
+        """Append raw text after a turn, and return whether another turn fits. `before` and `after` are never cut.
         `images`: those of the placeholders in the text.
 
         Raises:
@@ -273,7 +273,7 @@ class Session:
         return not self.is_full
 
     def continue_from(self, messages: Sequence[Message], tools: Sequence[Schema] | None = None) -> bool:
-        """Continue the conversation `messages` where it is known, and return whether a turn fits behind it. If none
+        """Continue the conversation `messages` where it is known, and return whether a turn fits after it. If none
         does, nothing changes. `tools`: those of the conversation; None: those of the open ledger.
 
         The longest known beginning that ends with a turn of the model keeps its tokens. If that turn is the last one of
@@ -294,7 +294,7 @@ class Session:
         return not self.is_full
 
     def find_continuation(self, messages: Sequence[Message], tools: Sequence[Schema]) -> Continuation:
-        """Return the prompt of a turn behind a conversation, as `continue_from` would make it; nothing changes.
+        """Return the prompt of a turn after a conversation, as `continue_from` would make it; nothing changes.
 
         Raises:
             RowError: the chat template does not render the conversation.

@@ -278,7 +278,7 @@ def compute_reward_to_go(inputs: CreditInput, rewards: Tensor) -> Tensor:
 
 
 def discounted_sums(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
-    """Return y_t = x_t + decay y_{t+1} within each row, [T]; behind a row's last token y is 0.
+    """Return y_t = x_t + decay y_{t+1} within each row, [T]; after a row's last token y is 0.
 
     All rows go backwards at the same time, the longest first in `places`: so the rows that have not ended yet are
     always the first ones, and nothing is padded. The order of the additions is that of the formula.
@@ -286,7 +286,7 @@ def discounted_sums(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
     result = values.numpy().copy()  # [T] x, which becomes y token by token
     longest_first = lengths.sort(descending=True, stable=True)
     places = (lengths.cumsum(0) - 1)[longest_first.indices].numpy()  # [B] the token each row is at
-    sums = np.zeros(len(places), result.dtype)  # [B] y of the token behind it
+    sums = np.zeros(len(places), result.dtype)  # [B] y of the token after it
     for count in count_longer_rows(longest_first.values.numpy()):
         now, sums = places[:count], sums[:count]
         sums *= decay
@@ -304,7 +304,7 @@ def count_longer_rows(lengths: np.ndarray) -> np.ndarray:
 
 
 def shift_left(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the value of the row's next token, [T]; 0 behind the last one."""
+    """Return the value of the row's next token, [T]; 0 after the last one."""
     result = torch.cat([values[1:], values[:1]])
     result[last_tokens(lengths)] = 0
     return result

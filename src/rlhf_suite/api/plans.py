@@ -22,6 +22,7 @@ from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.errors import UserError
 from rlhf_suite.machine_memory import machine_memory
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
+from rlhf_suite.preflight.inspections.hub import hub_models_exist
 from rlhf_suite.preflight.inspections.inspect_runs import inspect
 from rlhf_suite.preflight.jobs import Preflight, preflight
 from rlhf_suite.tracking.tables import as_text
@@ -143,8 +144,9 @@ def plan_run(line: CommandLine, checked: Preflight, asked: Devices) -> Planned:
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
 
     target, run = target_of(asked), only_run(checked)
-    if run is None:
-        raise UserError(report(checked.problems))
+    problems = checked.problems if run is None else [*hub_models_exist(run)]
+    if run is None or problems:
+        raise UserError(report(problems))
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.precision))
     estimated = estimate(run, target)

@@ -298,7 +298,7 @@ def make_parser() -> Parser:
 
 
 def ask(words: Sequence[str]) -> Namespace:
-    """Return what the words of a command ask for, with those of a run as `rest`. Raises UserError, or SystemExit behind
+    """Return what the words of a command ask for, with those of a run as `rest`. Raises UserError, or SystemExit after
     the help that they ask for."""
     asked, rest = make_parser().parse_known_args(words)
     if rest and not asked.takes_rest:

@@ -32,7 +32,7 @@ def candidates(line: str) -> list[str]:
     if not equals:
         options = [*SWITCHES, *VALUED, *ALIASES] if word.startswith("-") else []
         groups = [f"{name}=" for name in group_names()]
-        commands = COMMANDS if len(words) == 2 else ()  # the first word behind the program
+        commands = COMMANDS if len(words) == 2 else ()  # the first word after the program
         names = (name for name in (*options, *groups, *commands) if name.startswith(word))
         return sorted({*next_parts(word, infos), *names})
     before, comma, start = value.rpartition(",")

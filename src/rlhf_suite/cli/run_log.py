@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-ERASE = re.compile(r"\r|\x1b\[2K")  # the text behind it replaces the line so far
+ERASE = re.compile(r"\r|\x1b\[2K")  # the text after it replaces the line so far
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and movements
 # The reader of a pipe has ended; a terminal was closed, as at the end of an ssh session.
 GONE = (errno.EPIPE, errno.EIO)

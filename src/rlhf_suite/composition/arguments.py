@@ -119,7 +119,7 @@ def merge_values(argv: list[str]) -> Iterator[str]:
 
 
 def is_value(word: str, after: str) -> bool:
-    """Return whether the word behind `--flag` is its value, and not the next override."""
+    """Return whether the word after `--flag` is its value, and not the next override."""
     info = flags_of(None).get(find_key(word.lstrip("-")) or "")
     if info is not None and info.type.base is bool:
         return after.lower() in ("true", "false", "0", "1", "null")

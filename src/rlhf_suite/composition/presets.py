@@ -41,7 +41,7 @@ def group_names() -> tuple[str, ...]:
 def order(chosen: Collection[str]) -> list[str]:
     """Return the groups in the order in which they are composed when the command line chooses some of them.
 
-    Those come behind the experiment, so that they win over it. The others come before it: an experiment may choose
+    Those come after the experiment, so that they win over it. The others come before it: an experiment may choose
     them too, and its own values win over their presets.
     """
     later = [group for group in group_names() if group in chosen and group not in BEFORE_EXPERIMENT]

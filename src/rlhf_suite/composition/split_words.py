@@ -63,7 +63,7 @@ def taken_apart(pieces: Sequence[str]) -> Problem:
     if len(pieces) > 1 and pieces[0].partition("=")[2]:
         others = " ".join(pieces[1:])
         fix = f"if it belongs to the value, write {show(key, value)}; if not, remove it"
-        return Problem(key, f"{others!r} behind it is not key=value", fix, kind="name")
+        return Problem(key, f"{others!r} after it is not key=value", fix, kind="name")
     if not value:
         return Problem(key, "its equals sign stands apart, and no value follows", f"write {key}=<value>", kind="name")
     fix = f"write {show(key, value)}"
@@ -97,6 +97,6 @@ def is_name(word: str) -> bool:
 
 
 def is_rest(word: str) -> bool:
-    """Return whether a word behind a whole override may belong to its value: it is not a name of anything."""
+    """Return whether a word after a whole override may belong to its value: it is not a name of anything."""
     is_preset = word in TASKS or any(word in preset_names(group) for group in group_names())
     return is_value(word) and not is_preset and not is_name(word)

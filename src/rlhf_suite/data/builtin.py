@@ -10,7 +10,7 @@ Each text task has three sets over questions that are all different:
 Each of these also comes as pairs, `builtin:<task>_pairs` and `builtin:<task>_pairs_eval`: `prompt`, `chosen` (the right
 answer), `rejected` (the same with one wrong digit); and as `_labelled`: `input`, `output` (half of them with one wrong
 digit), `label` (1 for a right answer, 0 for a wrong one); and as `_steps`: `input` (the digits of such an answer, a ;
-behind each), `label` (+ or - for each digit).
+after each), `label` (+ or - for each digit).
 
 Each data set is declared by a function that makes a question and its answer of a number below 10,000, another question
 for every number.

@@ -52,7 +52,7 @@ class Newlines:
     encode: Callable[[int], list[int]]  # the tokens of so many newlines
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Return the newlines before an image, its tokens without newlines around it, and the newlines behind it."""
+        """Return the newlines before an image, its tokens without newlines around it, and the newlines after it."""
         start = next(place for place, token in enumerate(tokens) if token not in self.counts)
         end = next(place for place in range(len(tokens), 0, -1) if tokens[place - 1] not in self.counts)
         return list(tokens[:start]), list(tokens[start:end]), list(tokens[end:])

@@ -166,7 +166,7 @@ def last_response(text: str, markers: Sequence[str], row: Row) -> tuple[str, str
 
 
 def add_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return messages with a text of the user behind them: in the last one where that is the user's, since many chat
+    """Return messages with a text of the user after them: in the last one where that is the user's, since many chat
     templates refuse two of them."""
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]

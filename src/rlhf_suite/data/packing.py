@@ -140,7 +140,7 @@ def _first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]
     There are at most 11/9 of the fewest possible bins, plus one.
     """
     bins: list[list[int]] = []
-    space = np.full(len(lengths), budget)  # of every bin; the first one behind `bins` is empty and has space
+    space = np.full(len(lengths), budget)  # of every bin; the first one after `bins` is empty and has space
     for index in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         place = int((space[: len(bins) + 1] >= lengths[index]).argmax())
         if place == len(bins):

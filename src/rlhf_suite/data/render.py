@@ -57,7 +57,7 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] =
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], begin: Sequence[int] = ()) -> list[list[int]]:
-    """Return the ids of texts that follow each other, the first as it is alone and the others as they are behind it."""
+    """Return the ids of texts that follow each other, the first as it is alone and the others as they are after it."""
     result, before = list[list[int]](), ""
     for text in texts:
         result.append(encode_after(tokenizer, before, text) if result else tokens(tokenizer, text, begin))
@@ -66,7 +66,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], begin: Sequ
 
 
 def encode_after(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
-    """Return the ids that `text` adds to the ids of `before`, behind which it stands.
+    """Return the ids that `text` adds to the ids of `before`, after which it stands.
 
     Alone it might have others: many tokenizers put a space in front of a text. Where a token of the whole text would
     reach over the border, `before` keeps its ids, and `text` has those of a text that goes on without a space.

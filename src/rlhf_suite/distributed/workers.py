@@ -34,7 +34,7 @@ from rlhf_suite.launch.wait import wait_for
 class GroupOptions:
     """What all groups of a run share. `device` is "cpu" or "cuda"; `env` reaches the actors before any import; so many
     ranks split the tokens of each batch (`sequence`), and so many the matrices of a model (`tensor`). Where devices are
-    shared, ranks give back memory behind each call (`shares_devices`)."""
+    shared, ranks give back memory after each call (`shares_devices`)."""
 
     device: str
     log_dir: Path

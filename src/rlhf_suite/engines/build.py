@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KERNEL = "rms_norm"  # one that every build of vLLM has
 NO_SHARE = 0.01  # that vLLM asks to be free as it starts; it takes no 0
 VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
-# A line of a log that ends a traceback, behind what vLLM puts before each line.
+# A line of a log that ends a traceback, after what vLLM puts before each line.
 EXCEPTION = re.compile(r"(?:^|[])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
@@ -122,7 +122,7 @@ def name_cause(log: Path | None) -> Iterator[None]:
 
 
 def last_exception(log: Path, start: int) -> str | None:
-    """Return the last exception with a message that a log has behind its first `start` bytes."""
+    """Return the last exception with a message that a log has after its first `start` bytes."""
     with log.open("rb") as file:
         file.seek(start)
         exceptions = EXCEPTION.findall(file.read().decode(errors="replace"))

@@ -23,7 +23,7 @@ Routes = NDArray[np.signedinteger[Any]]
 
 class RouteRecorder:
     """Keeps the routes of the requests that a model runner works on. A token that is read again, after a weight sync or
-    because memory was short, gets the route of that time: all tokens behind it are sampled from what was read then."""
+    because memory was short, gets the route of that time: all tokens after it are sampled from what was read then."""
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.execute = runner, runner.execute_model

@@ -39,7 +39,7 @@ class Member:
 
 
 def redirect_output(log: Path) -> None:
-    """Append the stdout and stderr of this process, including those of C++ libraries, to the file `log`, behind a line
+    """Append the stdout and stderr of this process, including those of C++ libraries, to the file `log`, after a line
     that says where it runs.
 
     An actor calls this function first. So it also applies the umask of the run.

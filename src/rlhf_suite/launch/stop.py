@@ -206,7 +206,7 @@ def leave_to_child() -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """End this process, in its main thread: do what is registered for its end, and write what is buffered.
 
-    Threads that a library or the user's code has left hold it only after a success: behind another end the interpreter
+    Threads that a library or the user's code has left hold it only after a success: after another end the interpreter
     would wait for them without a limit. A signal that arrives now has nothing left to end: Python's own handler would
     show a traceback of whatever cleans up. The interpreter is not taken apart: compiled libraries whose objects live
     until then (those of xgrammar and Triton) would print dozens of lines about them.

@@ -143,7 +143,7 @@ def convert(new: Migrated, old: Old, name: str, values: Sequence[str]) -> None:
     kept = values if name in LISTS or is_list(name) else values[:1]
     write(new, old, name, kept)
     for word in values[len(kept) :]:
-        new.lost.append(f"{join_words([word])}: stands behind --{name}, which takes one value")
+        new.lost.append(f"{join_words([word])}: stands after --{name}, which takes one value")
     done, lost = new.done[num_done:], new.lost[num_lost:]
     if name in SECRETS or ((done or lost) and are_in(kept, [*done, *lost])):
         return

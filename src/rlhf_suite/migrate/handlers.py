@@ -169,7 +169,7 @@ def conditional(new: Migrated, old: Old, values: Sequence[str]) -> None:
 
 
 def conditional_prompt(new: Migrated, old: Old, values: Sequence[str]) -> None:
-    """The text behind the prompt says a reward, which is a number here, in a template."""
+    """The text after the prompt says a reward, which is a number here, in a template."""
     text = " ".join(values).strip()
     number = re.search(r"-?\d+(?:\.(\d+))?", text)
     if number is None or "data.target_reward" not in flags_of(old.task):

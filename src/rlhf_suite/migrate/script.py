@@ -64,7 +64,7 @@ def commands_in(text: str) -> list[Command]:
         if command is not None:
             commands.append(command)
         elif commands and statement.words and statement.words[0].startswith("--"):
-            # Behind a comment within a continued line a shell sees another command.
+            # After a comment within a continued line a shell sees another command.
             words = join_words(statement.words)
             cut = f"line {statement.line}: {words}: no longer a part of the command above for a shell"
             commands[-1] = replace(commands[-1], lost=(*commands[-1].lost, cut))

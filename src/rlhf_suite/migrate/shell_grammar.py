@@ -119,7 +119,7 @@ class Parser:
         return [self.simple()]
 
     def with_redirections(self, nodes: list[Node]) -> list[Node]:
-        """Read over the redirections behind a compound command."""
+        """Read over the redirections after a compound command."""
         while self.at < len(self.tokens) and isinstance(self.tokens[self.at], Redirection):
             self.at += 1
         return nodes
@@ -218,7 +218,7 @@ class Parser:
         return []
 
     def function(self) -> Function:
-        """Read `name() { ...; }`, or the same behind `function`."""
+        """Read `name() { ...; }`, or the same after `function`."""
         if self.is_at("function"):
             self.at += 1
         name = self.word()

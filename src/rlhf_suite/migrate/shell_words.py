@@ -184,7 +184,7 @@ class Reader:
 
 
 def end_of(text: str, start: int, reader: Reader | None = None) -> int:
-    """Return the place behind the quote or expansion that begins at `start`.
+    """Return the place after the quote or expansion that begins at `start`.
 
     Raises:
         UserError: it has no end, or too many are within each other.

@@ -209,7 +209,7 @@ def positions_on_axes(batch: TokenBatch, feature: int, sizes: Tensor) -> Tensor:
     features of each image.
 
     Tokens of text have the same position on all axes. Those of an image have one time, and a row and a column that
-    count from it. The text behind goes on from the largest of them, so an image takes max(rows, columns) positions.
+    count from it. The text after goes on from the largest of them, so an image takes max(rows, columns) positions.
     """
     places = (batch.ids == feature).nonzero().squeeze(1)  # [P]
     counts, columns = sizes.prod(1), sizes[:, 1]  # [N]

@@ -1,7 +1,7 @@
 """Responses of a file as rewards see those of a rollout: the text and the tokens that the model read and wrote.
 
-The rule of rollouts: special tokens are part of it, so an end-of-sequence token stands behind a response that the model
-finished, and none behind a response that the length limit cut off. A row that `task=generate` wrote has that whole text
+The rule of rollouts: special tokens are part of it, so an end-of-sequence token stands after a response that the model
+finished, and none after a response that the length limit cut off. A row that `task=generate` wrote has that whole text
 in a column of its own (`data.query_key`). For other rows the text is put together: the prompt, the response, and what
 ends it if the row does not say that it was cut off (`data.finish_key`).
 """

@@ -62,8 +62,9 @@ def find_device(name: str) -> Device:
     for device in DEVICES:
         if device.name == name.lower():
             return device
-    near = difflib.get_close_matches(name.lower(), names, 1, cutoff=0.4)
-    meant = f"Did you mean {near[0]}? " if near else ""
+    longer = [known for known in names if known.startswith(name.lower())]  # h100 is three types
+    near = longer or difflib.get_close_matches(name.lower(), names, 1, cutoff=0.4)
+    meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UserError(f"--gpu {name}: this type of GPU is not known. {meant}Known are {', '.join(names)}")
 
 

@@ -56,7 +56,7 @@ class Memory:
     @property
     def resting(self) -> int:
         """Return the bytes of the device while other processes use it. Ranks of models give back the memory of a moment
-        behind each call; an engine that does not sleep keeps it."""
+        after each call; an engine that does not sleep keeps it."""
         if self.keeps:
             return self.peak
         return sum(size for name, size in self.always.items() if name not in self.away)

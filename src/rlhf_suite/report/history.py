@@ -1,4 +1,4 @@
-"""The metrics of a run, read from its metrics.jsonl in parts: what was read is kept, and reading goes on behind it.
+"""The metrics of a run, read from its metrics.jsonl in parts: what was read is kept, and reading goes on after it.
 
 A point takes 16 bytes, so a page that is watched holds a run of many steps in little memory.
 """

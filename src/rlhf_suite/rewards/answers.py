@@ -212,7 +212,7 @@ def plain(digits: str) -> str:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Return an answer without the words behind it, and their unit in one spelling with its power ("" if unknown)."""
+    """Return an answer without the words after it, and their unit in one spelling with its power ("" if unknown)."""
     match = UNIT.search(text)
     before = text[: match.start()].strip() if match else ""
     if not match or not before or not re.search(r"[\d})]$|\\pi$", before) or not re.search(r"\d", before):

@@ -83,7 +83,7 @@ def find_blocks(response: str) -> list[tuple[str, str]]:
         elif bare.startswith(fence) and not bare.strip(fence[0]):
             blocks.append((name, textwrap.dedent("\n".join(inside))))
             fence = ""
-        elif bare.endswith(fence) and bare.count(fence) == 1:  # it is closed behind its last line
+        elif bare.endswith(fence) and bare.count(fence) == 1:  # it is closed after its last line
             blocks.append((name, textwrap.dedent("\n".join([*inside, line.rstrip().removesuffix(fence)]))))
             fence = ""
         else:

@@ -175,7 +175,7 @@ def has_title(text: str, own: Arguments) -> bool:
 
 
 def has_two_responses(text: str, own: Arguments) -> bool:
-    """Two different responses are divided by ******; what stands before the first or behind the last may be empty."""
+    """Two different responses are divided by ******; what stands before the first or after the last may be empty."""
     parts = [part.strip() for part in text.split("******")]
     empty = {place for place, part in enumerate(parts) if not part}
     whole = [part for part in parts if part]

@@ -95,7 +95,7 @@ def answer_tags(row: Sample, config: RuleConfig) -> float:
 
 @reward_rule(needs=("label",))
 def gsm8k(row: Sample, config: RuleConfig) -> Scored:
-    """The number behind the first "#### " of the response is that of the label; `flexible` is 1 if its last number is.
+    """The number after the first "#### " of the response is that of the label; `flexible` is 1 if its last number is.
 
     The label is a number, or a solution that ends with "#### " and the number. Numbers are compared as texts, without
     commas, dollar signs and a full stop at the end: 42.0 is not 42. So does lm-evaluation-harness in its task gsm8k.

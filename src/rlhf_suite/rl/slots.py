@@ -60,7 +60,7 @@ class GroupOrder:
         return self.batches.row(index), (self.rounds if self.stream_by_round else self.batches).number(index)
 
     def round_from(self, index: int) -> tuple[int, int]:
-        """Return the number of the round that has the candidate `index`, and the index behind its last candidate."""
+        """Return the number of the round that has the candidate `index`, and the index after its last candidate."""
         number, last = self.rounds.number(index), self.before(self.total_steps)
         end = self.rounds.rows_before(number + 1)
         if not self.is_filtered and index < last:

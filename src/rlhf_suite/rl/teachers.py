@@ -2,7 +2,7 @@
 
 A kind of teacher says whose weights it has. Each row has one teacher: the only one, or of `teacher.sources` the one
 that has its dataset. A row may have a prompt of its own for teachers (`data.teacher_prompt_key`); they read the
-response behind it, and say how likely each of its tokens is there. What a teacher cannot say is never 0: it ends the
+response after it, and say how likely each of its tokens is there. What a teacher cannot say is never 0: it ends the
 run.
 """
 
@@ -163,7 +163,7 @@ def as_teachers_read(trajectories: Sequence[Trajectory], batch: Experience, rows
 
 
 def as_teacher_reads(trajectory: Trajectory) -> Example:
-    """Return a ledger behind the prompt that teachers read."""
+    """Return a ledger after the prompt that teachers read."""
     own, given = trajectory.prompt.ids, trajectory.prompt.teacher_ids
     ids, mask = trajectory.ids, trajectory.model_mask
     if given is not None:

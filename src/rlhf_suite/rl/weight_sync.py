@@ -87,7 +87,7 @@ class WeightSync:
 
     def send_again(self, published: Sequence[Manifest]) -> None:
         """Bring what was published last to all engines again, since at least one of them was started again. The policy
-        does this behind what it is doing now; no response waits for anything else."""
+        does this after what it is doing now; no response waits for anything else."""
         if reason := self.meet():
             raise WeightSyncError(f"an engine that was started again cannot share memory with the trainer: {reason}")
         for sent in published:

@@ -22,7 +22,7 @@ METRICS_SHOWN = 6  # in the message about a finished run
 
 
 def fresh(wished: Path) -> Path:
-    """Make a folder that does not exist yet: `wished`, or with -1, -2, ... behind it."""
+    """Make a folder that does not exist yet: `wished`, or with -1, -2, ... after it."""
     for number in itertools.count():
         folder = wished.with_name(f"{wished.name}-{number}") if number else wished
         try:

@@ -266,7 +266,7 @@ class Protocol(H11Protocol):
         min(waiting, key=lambda connection: connection.reading_since or 0.0, default=self).end()
 
     def data_received(self, data: bytes) -> None:
-        if self.cycle is None or not self.cycle.response_started:  # what is sent behind a refusal buys no time
+        if self.cycle is None or not self.cycle.response_started:  # what is sent after a refusal buys no time
             self.received += len(data)
         super().data_received(data)
         self.watch()

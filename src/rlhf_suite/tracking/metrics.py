@@ -225,7 +225,7 @@ def find_damaged_lines(path: Path) -> list[int]:
 
 
 def read_numbered_rows(path: Path, position: Position | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield (line number, row) of each complete line, or of those behind a position, which goes on with them; the row
+    """Yield (line number, row) of each complete line, or of those after a position, which goes on with them; the row
     is None if it cannot be read."""
     for number, row in json_lines(path, position) if path.exists() else ():
         yield number, row if has_type(row, dict[str, Any]) and has_type(row.get("step"), int) else None

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user that a run of training calls behind its steps (`train.callbacks`, docs/callbacks.md).
+"""Callbacks: code of the user that a run of training calls after its steps (`train.callbacks`, docs/callbacks.md).
 
 They run in the process of the run, between steps, so they see and decide the same whatever the number of ranks. What
 they ask for is an object: `Stop`, `Save` or `Evaluate`.
@@ -33,19 +33,19 @@ STATE, LOAD = "state", "load"  # further methods: what a checkpoint keeps, and g
 
 @dataclass(frozen=True)
 class Stop:
-    """End the run behind this step, as if it were the last one: its model is written."""
+    """End the run after this step, as if it were the last one: its model is written."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Save:
-    """Write a checkpoint behind this step."""
+    """Write a checkpoint after this step."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate behind this step."""
+    """Evaluate after this step."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class TrainingLoop(ABC):
         return every > 0 and (step % every == 0 or step in (self.total_steps, self.evaluated_beside_plan))
 
     def plan_evaluation(self, step: int) -> None:
-        """Take note of whether a callback wants an evaluation behind `step`, or wants it to be the last one."""
+        """Take note of whether a callback wants an evaluation after `step`, or wants it to be the last one."""
         is_asked = self.callbacks.take(Evaluate) is not None
         self.evaluated_beside_plan = step if is_asked or self.callbacks.wants(Stop) else None
         if is_asked and self.steps_between_evaluations == 0:

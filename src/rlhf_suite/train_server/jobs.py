@@ -23,7 +23,7 @@ from rlhf_suite.train_server.steps import SAMPLING, Clock
 
 T = TypeVar("T")
 Answer = dict[str, Any] | bytes  # JSON, or a message of the protocol
-MAX_FETCHED = 256  # answers that are kept behind their first fetch: a client that has lost one asks again
+MAX_FETCHED = 256  # answers that are kept after their first fetch: a client that has lost one asks again
 MAX_ANSWERS = 20_000  # that are kept although nobody has fetched them
 GAP_S = 120.0  # that a request waits for those with smaller numbers to arrive
 
@@ -105,7 +105,7 @@ class Jobs:
         return job
 
     def give_up(self, line: Line, seq: int) -> None:
-        """Fail what waits behind a number that has not arrived, since it was meant to come after that."""
+        """Fail what waits after a number that has not arrived, since it was meant to come after that."""
         if seq not in line.early:
             return
         missing = line.next

@@ -52,7 +52,7 @@ class Ledgers:
         self.files, self.lock = SampleFiles(), threading.Lock()
         self.begin_step(step + 1)
         path = samples_file(folder, step + 1)
-        if path.exists():  # those behind the last step of an earlier server
+        if path.exists():  # those after the last step of an earlier server
             with parquet(path) as file:
                 self.requests = int(file.metadata.num_rows)
 

@@ -340,6 +340,6 @@ class Service:
         except KeyError:
             raise NotFound(
                 f"there is no request {number!r:.200}, or its answer is no longer kept. Requests end with the server; "
-                f"what a model was behind its last optimiser step is at {SCHEME}<model>/{STATES}/{LATEST}"
+                f"what a model was after its last optimiser step is at {SCHEME}<model>/{STATES}/{LATEST}"
             ) from None
         return PENDING | {"request_id": number} if answer is None else answer

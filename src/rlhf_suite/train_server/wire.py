@@ -113,7 +113,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number that begins at a place, and the place behind it."""
+    """Return the number that begins at a place, and the place after it."""
     number = shift = 0
     while shift < 70 and place < len(data):
         byte = data[place]

@@ -91,7 +91,7 @@ class AgentConfig:
     """Longest answer to a turn in tokens; more is cut off; null: no limit"""
     compact_at_tokens: int | None = flag(None, ge=16)
     """Tokens of a conversation from which on the model is asked to write a summary, with which the conversation goes on
-    behind its first prompt, in a new sequence (docs/agents_compaction.md); null: never"""
+    after its first prompt, in a new sequence (docs/agents_compaction.md); null: never"""
     compact_prompt: str = flag(SUMMARY, "How the user asks for a summary", when=COMPACTED)
     compact_max_tokens: int = flag(1024, ge=1, when=COMPACTED)
     """Longest summary in tokens; one that is cut off there ends the episode"""

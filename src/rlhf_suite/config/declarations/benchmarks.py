@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         prompt="{question}\n\nReason step by step. End with a line of four hash signs, a space and the number, as in "
         "#### 42",
         rule="gsm8k",
-        extraction="pass1: the number behind the first ####; flexible: the last number of the answer",
+        extraction="pass1: the number after the first ####; flexible: the last number of the answer",
         max_new_tokens=1024,
     ),
     "math500": Benchmark(

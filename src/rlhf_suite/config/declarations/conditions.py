@@ -28,7 +28,7 @@ class Condition:
     """What the value of a flag must be.
 
     `flag` is its whole key; one that begins with a dot is in the section of the declaration, and an empty one is the
-    declared flag itself. `says` is the condition in words, behind that key; `asks` the same behind "needs" and the key,
+    declared flag itself. `says` is the condition in words, after that key; `asks` the same after "needs" and the key,
     where that differs; `remedy` is the value to write, empty where the other flag is not to be changed. One of
     `alternatives` may hold instead.
     """
@@ -82,7 +82,7 @@ class Condition:
 
     @property
     def demand(self) -> str:
-        """The condition in words, behind "needs"."""
+        """The condition in words, after "needs"."""
         return " or ".join(f"{choice.flag}{choice.asks or choice.says}" for choice in self.choices)
 
     @property

@@ -37,7 +37,7 @@ from rlhf_suite.config.declarations.task_groups import (
 )
 
 SOURCES = (
-    "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
+    "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir after it), builtin:<task>, "
     "reasoning_gym:<task>, .py file with rows()"
 )
 REWARD_COLUMNS = "Further columns that reward files, servers and agents get with each row, by name (docs/rewards.md)"
@@ -124,7 +124,7 @@ class DataConfig(Section):
         defaults=dict.fromkeys(SCORED, "prompt"),
     )
     """Column of the prompt or conversation; the texts of a comma list of columns are joined by blank lines. In task=prm
-    the column of the text with a placeholder behind each step; with data.steps_key, that of the prompt"""
+    the column of the text with a placeholder after each step; with data.steps_key, that of the prompt"""
     input_template: str | None = flag(
         None,
         when=(PLAIN, NOT_PRETRAINING),
@@ -164,7 +164,7 @@ class DataConfig(Section):
     """Column that says whether the response is finished: length, max_tokens or false means cut off, so that no
     end-of-sequence token is scored with it. Rows without it are finished"""
     response_end: str = flag("", tasks=SCORED, of_tasks={"score": {"when": (BY_TEXT,)}})
-    """Text behind a finished response for rewards that read text: the end-of-sequence token of the model that wrote it,
+    """Text after a finished response for rewards that read text: the end-of-sequence token of the model that wrote it,
     such as <|im_end|>; rows with data.query_key have it already"""
     prompt_key: str | None = flag(None, when=PAIRED, tasks=WITH_PAIRS)
     """Column (or comma list) of the prompt of pairs; null: the beginning that both answers have in common"""
@@ -235,7 +235,7 @@ class DataConfig(Section):
     )
     """Train on every turn of the assistant"""
     steps_key: str | None = flag(None, tasks=("prm",))
-    """Column with the list of steps; each is put on its own line with a placeholder behind it"""
+    """Column with the list of steps; each is put on its own line with a placeholder after it"""
     step_separator: str = flag("\n", tasks=("prm",))
     """The text that ends a step in solutions that the trained model will score; empty: every character is a step"""
     image_key: str | None = flag(

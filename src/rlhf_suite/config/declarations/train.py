@@ -59,7 +59,7 @@ class TrainConfig(Section):
     """Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) did
     not improve; null: never"""
     callbacks: list[str] = flag([], algorithms=registry.callback)
-    """Classes, and functions (step, metrics, samples), of your own that are called behind each step and elsewhere, and
+    """Classes, and functions (step, metrics, samples), of your own that are called after each step and elsewhere, and
     may stop the run, save or evaluate (docs/callbacks.md)"""
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
     full_determinism_enable: bool = flag(False, "Use deterministic kernels everywhere, at some cost in speed")

@@ -24,7 +24,7 @@ INPUT, OUTPUT, CHOSEN, REJECTED, SCORE = "input", "output", "chosen", "rejected"
 
 @dataclass(frozen=True)
 class Share:
-    """The prompts of an iteration: `count` rows behind the first `start`."""
+    """The prompts of an iteration: `count` rows after the first `start`."""
 
     start: int
     count: int

@@ -139,7 +139,7 @@ def summaries_fit(run: Run) -> Iterator[Problem]:
             "algo.advantage.estimator", problem, "write algo.advantage.estimator=group_norm, rloo or the like"
         )
     needed, most_left = most + (run.agent.max_feedback_tokens or 0), run.data.max_len - at
-    parts = f"a summary (agent.compact_max_tokens={most}) behind an answer (agent.max_feedback_tokens)"
+    parts = f"a summary (agent.compact_max_tokens={most}) after an answer (agent.max_feedback_tokens)"
     if needed >= most_left:
         problem = f"{parts} takes up to {needed} tokens, and data.max_len={run.data.max_len} leaves {most_left}"
         yield Problem(key, problem, "lower it or these limits, or raise data.max_len")
@@ -179,5 +179,5 @@ def servers_of_tools_are_named(run: Run) -> Iterator[Problem]:
 @rule(tasks=RL)
 def programs_read_text(run: Run) -> Iterator[Problem]:
     if run.data.image_key is not None and run.agent.needs("text"):
-        problem = "programs behind the endpoint send and get text alone"
+        problem = "programs that use the endpoint send and get text alone"
         yield Problem("agent.kind", problem, "write agent.kind=environment")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlhf_suite.config.check.problems import Problem
@@ -28,30 +28,35 @@ CONNECT_S, ANSWER_S = 3.0, 10.0
 
 def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each name that cannot be fetched. The network is used only where the run itself will run."""
-    absent = [(key, name) for key, name in list_hub_names(run) if not is_cached(key, name)]
+    values = all_values(run)
+    of_data = ((key, name) for key in DATA for name in hub_names(values.get(key)))
+    yield from find_absent([*list_hub_models(run), *of_data], folder is not None and is_first_node())
+
+
+def hub_models_exist(run: Run) -> Iterator[Problem]:
+    """Yield a problem for each model that cannot be fetched: for a plan, which reads no data."""
+    yield from find_absent([*list_hub_models(run)], uses_network=True)
+
+
+def list_hub_models(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the names of models that are not folders here, each with its flag."""
+    yield from ((use.key, use.path) for use in model_uses(run) if not Path(use.path).is_dir())
+
+
+def find_absent(names: Iterable[tuple[str, str]], uses_network: bool) -> Iterator[Problem]:
+    """Yield a problem for each flag whose name is neither in the cache nor, where the network is used, at the hub."""
+    absent = [(key, name) for key, name in names if not is_cached(key, name)]
     for key, name in absent:
         if not NAME.fullmatch(name):
             fix = "write owner/name, or download it" if "://" in name else "check the spelling"
             yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", fix)
     named = [(key, name) for key, name in absent if NAME.fullmatch(name)]
-    if folder is None or not named or not is_first_node():
-        return
-    reason = hub_problem()
+    reason = hub_problem() if named and uses_network else None
     for key, name in named if reason else ():
         problem = f"{name} is neither a folder here nor in the cache ({HF_HUB_CACHE}), and {reason}"
         kind = " --repo-type dataset" if key in DATA else ""
         fix = f"give a folder, or fill the cache on a machine with a network: hf download {name}{kind}"
         yield Problem(key, problem, fix)
-
-
-def list_hub_names(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the names of models and data sets that are not files or folders here, each with its flag."""
-    for use in model_uses(run):
-        if not Path(use.path).is_dir():
-            yield use.key, use.path
-    values = all_values(run)
-    for key in DATA:
-        yield from ((key, name) for name in hub_names(values.get(key)))
 
 
 def is_cached(key: str, name: str) -> bool:
