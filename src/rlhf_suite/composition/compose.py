@@ -120,6 +120,7 @@ def compose_overrides(overrides: list[str]) -> DictConfig:
 
 
 def groups_of(overrides: Iterable[str]) -> set[str]:
+    """Return what overrides set: groups of presets, and flags."""
     return {word.partition("=")[0] for word in overrides}
 
 

@@ -58,11 +58,11 @@ def may_share(module: WrappedModel, batch: TokenBatch) -> bool:
 
 def find_prefixes(batch: TokenBatch) -> SharedPrefixes | None:
     """Return what the sequences of a batch have in common; None if it is too little to be worth it."""
-    rows, lengths = split_rows(batch), batch.host_lengths.numpy()
-    order = in_order(rows)
-    own = lengths - common_lengths(rows, order)
-    if not is_worth_it(own, lengths):
+    sharing = sort_sequences(batch)
+    if sharing is None:
         return None
+    order, own = sharing
+    lengths = batch.host_lengths.numpy()
     ends, total = lengths.cumsum(), int(lengths.sum())
     is_own = np.arange(total) >= np.repeat(ends - own, lengths)
     columns = (np.flatnonzero(is_own), find_places(order, own, lengths), np.append(0, own.cumsum()).astype(np.int32))
@@ -75,28 +75,19 @@ def find_prefixes(batch: TokenBatch) -> SharedPrefixes | None:
 def find_neighbours(module: WrappedModel, batch: TokenBatch) -> list[int] | None:
     """Return an order of sequences in which those that share most are neighbours, for micro-batches of them; None if
     they share too little, or the model cannot."""
-    if not may_share(module, batch):
-        return None
-    rows = split_rows(batch)
-    order = in_order(rows)
+    sharing = sort_sequences(batch) if may_share(module, batch) else None
+    return None if sharing is None else sharing[0]
+
+
+def sort_sequences(batch: TokenBatch) -> tuple[list[int], Integers] | None:
+    """Return the numbers of the sequences, sorted by their tokens, and how many tokens of each sequence are then to be
+    computed, [B]; None if too few are saved."""
     lengths = batch.host_lengths.numpy()
-    return order if is_worth_it(lengths - common_lengths(rows, order), lengths) else None
-
-
-def is_worth_it(own: Integers, lengths: Integers) -> bool:
-    """Return whether enough is saved if so many tokens are computed of sequences of these lengths, [B]."""
-    return bool(own.sum() <= (1 - LEAST_SAVED) * lengths.sum())
-
-
-def split_rows(batch: TokenBatch) -> list[Integers]:
-    """Return the tokens of each sequence."""
-    return np.split(batch.host_ids.numpy(), batch.host_lengths.numpy().cumsum()[:-1])
-
-
-def in_order(rows: Sequence[Integers]) -> list[int]:
-    """Return the numbers of sequences, sorted by their tokens."""
+    rows = np.split(batch.host_ids.numpy(), lengths.cumsum()[:-1])
     keys = [row.astype(">i4").tobytes() for row in rows]  # as bytes they sort like the numbers
-    return sorted(range(len(rows)), key=keys.__getitem__)
+    order = sorted(range(len(rows)), key=keys.__getitem__)
+    own = lengths - common_lengths(rows, order)
+    return (order, own) if own.sum() <= (1 - LEAST_SAVED) * lengths.sum() else None
 
 
 def common_lengths(rows: Sequence[Integers], order: Sequence[int]) -> Integers:
