@@ -16,8 +16,9 @@ from reward_server import RewardServer
 from rlhf_suite.agents import sandbox_fusion
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.sandbox_fusion import MAX_BODY_BYTES, TRIES, RemotePython, ServerError
+from rlhf_suite.certificates import certificates
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
-from rlhf_suite.rewards.http_body import certificates, open_client
+from rlhf_suite.rewards.http_body import open_client
 from rlhf_suite.sandbox.session import CallResult
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from rlhf_suite.agents.base import Schema
 from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.tools import ToolError, Tools
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class McpSession:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         wrote = f"; it wrote: {printable(self.said.strip(), TAIL, keep_lines=True)}" if self.said.strip() else ""
-        return f"the MCP server {self.server} does not answer ({type(error).__name__}: {error}){wrote}"
+        reason = certificate_problem(error) or f"{type(error).__name__}: {error}"
+        return f"the MCP server {self.server} does not answer ({reason}){wrote}"
 
     async def list_tools(self) -> list[Schema]:
         """Ask for the descriptions of the tools."""

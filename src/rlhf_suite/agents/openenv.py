@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from ssl import SSLCertVerificationError
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.compat import number, with_text
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.tools import THIS_MACHINE
 from rlhf_suite.foreign_text import printable
 
@@ -39,7 +41,10 @@ class OpenEnvEnvironment:
     async def reset(self, task: Task) -> Start:
         """Connect, and reset with the label and the columns of the row; the observation is added to the prompt."""
         proxy: Literal[True] | None = None if urlsplit(self.url).hostname in THIS_MACHINE else True
-        self.socket = await connect(self.url, max_size=LARGEST, proxy=proxy)
+        try:
+            self.socket = await connect(self.url, max_size=LARGEST, proxy=proxy)
+        except SSLCertVerificationError as error:
+            raise EnvironmentFailure(f"{self.url}: {certificate_problem(error)}") from None
         given = await self.ask("reset", {"label": task.label, **task.columns})
         self.has_messages, text = bool(task.messages), self.text(given.get("observation"))
         if not text:

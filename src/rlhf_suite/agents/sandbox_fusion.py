@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.http_body import (
     BodyError,
@@ -82,6 +83,8 @@ class RemotePython:
         except BodyError as error:
             raise ServerError(str(error), is_passing=False) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if problem := certificate_problem(error):
+                raise ServerError(problem, is_passing=False) from error
             raise ServerError(str(error) or type(error).__name__) from error
         retry_after = response.headers.get("Retry-After")
         if response.status_code != httpx.codes.OK:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import Row, RowError, require_value
@@ -222,7 +223,8 @@ def fetch(url: str) -> bytes:
     except TimeoutError:
         raise ValueError(f"an image could not be fetched within {URL_TIMEOUT_S:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise ValueError(f"an image could not be fetched ({type(error).__name__})") from None
+        reason = certificate_problem(error) or type(error).__name__
+        raise ValueError(f"an image could not be fetched ({reason})") from None
 
 
 async def download(url: str) -> bytes:

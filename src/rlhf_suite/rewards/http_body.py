@@ -1,4 +1,4 @@
-"""What clients of HTTP servers share: certificates, and the body of a reply, read without trusting the server.
+"""What clients of HTTP servers share: how they are opened, and the body of a reply, read without trusting the server.
 
 A body may be endless, a gzip bomb, nested a thousand levels deep, or hold an integer of a million digits. Each of these
 raises a `BodyError`, which fails the rows of that request and nothing else.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import zlib
-from functools import cache
 from typing import Any
 
 import httpx
+
+from rlhf_suite.certificates import certificates
 
 # A reply holds a few numbers per response, so no honest reply comes near this size.
 BASE_BYTES, BYTES_PER_ROW = 1 << 20, 64 << 10
@@ -26,13 +26,6 @@ GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 class BodyError(ValueError):
     """The body cannot be used, and a second request would not help."""
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Return the certificates that servers are checked against, read once: httpx reads them again for every client,
-    which takes longer than a short request."""
-    return httpx.create_ssl_context()
 
 
 def open_client(timeout_s: float, variable: str = "", max_connections: int = 100) -> httpx.AsyncClient:

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.reward import TOKEN, HttpConfig, RewardConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
@@ -211,7 +212,8 @@ async def ask(
 
     Raises:
         GivenUp: no try succeeded.
-        RunError: a server refuses the token, or all servers are left out and that ends the run.
+        RunError: a server refuses the token, its certificate is not trusted, or all servers are left out and that
+            ends the run.
     """
     outage.check()
     asked, servers = None, outage.servers
@@ -240,7 +242,7 @@ async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: R
 
     Raises:
         GivenUp: there is no such answer.
-        RunError: the server refuses the token.
+        RunError: the server refuses the token, or its certificate is not trusted.
     """
     asked = moved = None
     try:
@@ -256,7 +258,7 @@ async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: R
     except BodyError as error:
         raise give_up(f"{url}: {error}", passing=False) from None
     except Exception as error:  # whatever a server makes the client raise is a reward without a score
-        raise give_up(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
+        raise without_answer(url, error) from None
     if status in REFUSED:
         raise RunError(f"{url}: HTTP {status}. Export the server's token as {request.token}")
     if moved is not None and 300 <= status < 400:
@@ -268,6 +270,13 @@ async def post(client: httpx.AsyncClient, url: str, timeout_s: float, request: R
         return parse_json(content)
     except BodyError as error:
         raise give_up(f"{url}: {error}: '{quote_answer(content)}'", passing=False) from None
+
+
+def without_answer(url: str, error: Exception) -> GivenUp | RunError:
+    """Return what the error of a client means: a certificate that is not trusted ends the run, others may pass."""
+    if problem := certificate_problem(error):
+        return RunError(f"{url}: {problem}")
+    return give_up(f"{url}: {str(error) or type(error).__name__}", passing=True)
 
 
 def give_up(reason: str, passing: bool, asked: str | None = None) -> GivenUp:

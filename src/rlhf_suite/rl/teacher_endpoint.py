@@ -22,6 +22,7 @@ import httpx
 import torch
 
 from rlhf_suite.background import in_background
+from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.reward import HttpConfig, urls
 from rlhf_suite.config.declarations.teacher import TOKEN
 from rlhf_suite.errors import RunError, UserError
@@ -145,6 +146,8 @@ class Endpoint:
         except BodyError as error:
             raise Failed(f"{url}: {error}", passing=False) from None
         except httpx.HTTPError as error:
+            if problem := certificate_problem(error):
+                raise Failed(f"{url}: {problem}", passing=False) from None
             raise Failed(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
         if status in REFUSED:
             raise Failed(f"{url}: HTTP {status}: export the server's token as {TOKEN}", passing=False)
