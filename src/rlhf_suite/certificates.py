@@ -27,5 +27,5 @@ def certificate_problem(error: BaseException) -> str | None:
             )
         return f"the certificate of the server is not trusted ({error.verify_message}). {remedy}"
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__ or error.__context__,)
-    found = (certificate_problem(each) for each in inner if each is not None)
-    return next((problem for problem in found if problem), None)
+    problems = (certificate_problem(cause) for cause in inner if cause is not None)
+    return next(filter(None, problems), None)
