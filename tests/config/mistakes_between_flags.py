@@ -135,7 +135,7 @@ BETWEEN_FLAGS = [
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "write ds.lora.rank=<rank>"),
     (SFT + FOUR_BITS + "ds.zero_stage=3 ds.lora.rank=8", "ds.load_in_4bit", "write ds.zero_stage=2"),
     (SFT + "ds.use_liger_kernel=true launch.device=cpu", "ds.use_liger_kernel", "kernels are for GPUs alone"),
-    (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "no GPU to bring the weights to"),
+    (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "without a GPU the weights are in host memory already"),
     (DPO + "ref.offload=true ds.lora.rank=8", "ref.offload", "the actor without its adapters"),
     (PPO + "algo.kl.init_coef=0.1 ds.lora.rank=8 ref.offload=true", "ref.offload", "the actor without its adapters"),
     (
@@ -229,7 +229,7 @@ BETWEEN_FLAGS = [
         "actor.policy_loss_type",
         "write actor.loss_agg_mode=seq-mean-token-mean",
     ),
-    (PPO + "actor.policy_loss_type=gspo", "actor.policy_loss_type", "is one of whole sequences"),
+    (PPO + "actor.policy_loss_type=gspo", "actor.policy_loss_type", "one ratio per sequence"),
     (PPO + "actor.policy_loss_type=grpo", "actor.policy_loss_type", "write actor.policy_loss_type=ppo"),
     (PPO + "actor.policy_loss_type=sapo actor.eps_clip=0.1", "actor.eps_clip", "policy_loss_type=ppo, gspo, cispo"),
     (

@@ -30,7 +30,7 @@ OF_TASKS = [
     (RM + "algo.beta=0.1", "algo.beta", "it belongs to task=dpo"),
     (RM + "algo.loss=sigmod", "algo.loss", "did you mean algo.loss=sigmoid?"),
     (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "but it is logexp"),
-    (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "this loss takes no margins"),
+    (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "this loss uses no margins"),
     (RM + "actor.pretrain_mode_enable=true", "actor.pretrain_mode_enable", "it belongs to task=sft"),
     (DPO + "algo.loss=ipo algo.label_smoothing=0.1", "algo.label_smoothing", "or algo.label_smoothing=0"),
     (DPO + "algo.label_smoothing=0.5", "algo.label_smoothing", "is not < 0.5"),
@@ -79,7 +79,7 @@ OF_TASKS = [
     (
         GENERATE + "rollout.temperature=0 rollout.n_samples_per_prompt=2",
         "rollout.n_samples_per_prompt",
-        "would all be the same",
+        "all samples of a prompt are the same",
     ),
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
     # loops: every stage is checked before the first one starts, in the names of the loop's flags
@@ -92,7 +92,7 @@ OF_TASKS = [
     (REJECTION + "eval.dataset=nowhere.jsonl", "eval.dataset", "the file nowhere.jsonl does not exist"),
     (REJECTION + "data.prompt_dataset=nowhere.jsonl", "data.prompt_dataset", "the file nowhere.jsonl does not exist"),
     (REJECTION + "rollout.max_new_tokens=3000", "rollout.max_new_tokens", "leaves no room for a prompt"),
-    (REJECTION + "rollout.temperature=0", "rollout.n_samples_per_prompt", "would all be the same"),
+    (REJECTION + "rollout.temperature=0", "rollout.n_samples_per_prompt", "all samples of a prompt are the same"),
     (REJECTION + "rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt", "none can be better"),
     (REJECTION + "reward.rule=null", "reward", "nothing scores the samples"),
     (REJECTION + "reward.model_name_or_path=org/rm", "reward", "several sources"),

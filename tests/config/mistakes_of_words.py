@@ -26,11 +26,11 @@ OF_WORDS = [
     (
         f"{SEEING_PPO} reward.rule=null reward.process.enable=true reward.process.model_name_or_path=builtin:tiny",
         "data.image_key",
-        "reads text alone",
+        "reads only text",
     ),
     (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),
     (SEEING_PPO + " actor.aux_loss_coef=0.01", "actor.aux_loss_coef", "is not balanced in batches with images"),
-    (SEEING_PPO + " actor.routing_replay=true", "actor.routing_replay", "not been tried with images"),
+    (SEEING_PPO + " actor.routing_replay=true", "actor.routing_replay", "not been tested with images"),
     (SEEING_PPO + " data.max_images_per_prompt=0", "data.max_images_per_prompt", "1"),
     # asynchronous training
     (ASYNC, "train.async_enable", "add correction=tis"),
@@ -172,7 +172,7 @@ OF_WORDS = [
     (PPO + "actor.adam.lr=nan", "actor.adam.lr", "is not a finite number"),
     (PPO + "algo.kl.target=None", "algo.kl.target", "write algo.kl.target=null"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "no KL to control"),
-    (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "no KL to make a loss of"),
+    (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "no KL to add to the loss"),
     (PPO + "actor.adam.betas=0.9", "actor.adam.betas", "write 'actor.adam.betas=[0.9,0.95]'"),
     (PPO + "actor.adam.betas=0.9,0.95", "actor.adam.betas", "'actor.adam.betas=[0.9,0.95]'"),
     (PPO + "'actor.adam.betas=[0.9,high]'", "actor.adam.betas", "list[float]"),

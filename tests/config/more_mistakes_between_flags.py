@@ -247,7 +247,7 @@ MORE_BETWEEN_FLAGS = [
     ),
     (PPO + "vllm.sync_backend=nccl train.colocate_all=true", "vllm.sync_backend", "on the same GPU"),
     (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "or train.colocate_all=true"),
-    (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "an engine that shares no GPU has no reason to sleep"),
+    (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "an engine with a GPU of its own gains nothing from sleep"),
     (
         PPO + "reward.rule=null reward.remote_url=http://localhost:1 reward.rules.length_limit=5",
         "reward.rules.length_limit",
@@ -260,7 +260,7 @@ MORE_BETWEEN_FLAGS = [
     (PPO + "vllm.sync_backend=nccl launch.device=cpu", "vllm.sync_backend", "from GPU to GPU"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "or algo.kl.target=null"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "no KL to control"),
-    (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "no KL to make a loss of"),
+    (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "no KL to add to the loss"),
     (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "needs algo.kl.init_coef > 0, but it is 0"),
     (PPO + "ds.lora.rank=4 ds.lora.dropout=0.1", "ds.lora.dropout", "the one that sampled"),
     (PPO + "algo.kl.use_loss=true", "algo.kl.estimator", "write algo.kl.estimator=k3"),

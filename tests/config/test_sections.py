@@ -94,7 +94,7 @@ def test_a_flag_has_the_bounds_and_the_help_of_its_task():
     """Training divides by the temperature, so that of task=ppo is above 0."""
     ppo, generate = (flags_of(task)["rollout.temperature"].meta for task in ("ppo", "generate"))
     assert (ppo.ge, generate.ge, ppo.le, generate.le) == (0.01, 0, 2, 2)
-    assert "training log-probs" in ppo.help and "likeliest token" in generate.help
+    assert "training log-probs" in ppo.help and "most likely token" in generate.help
 
 
 def test_a_section_that_differs_between_tasks_is_made_for_one():

@@ -35,11 +35,11 @@ LEARNS_FROM_SCORES = Condition(
 ANOTHER_ESTIMATOR = "choose another estimator"
 OF_TWO_TERMS = Need(
     is_positive(".nll_loss_coef", "1"),
-    "it is one of two terms; the other is the loss of the chosen answer",
+    "this loss has a second term, the loss of the chosen answer",
     at=algorithm_needs("", registry.preference_loss, "chosen_loss"),
 )
 LOSS_OF_KTO = (
-    "What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class"
+    "Answers from which the KL reference point is estimated. kto: mismatched answers; vanilla: those of the other class"
 )
 
 
@@ -71,26 +71,29 @@ class AdvantageConfig:
             ),
         ),
     )
-    """Advantage estimator: what becomes of rewards"""
-    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, needs=of_estimator("gamma", "does not discount"))
-    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, needs=of_estimator("lambd", "has no lambda"))
-    no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
+    """Advantage estimator: the formula that turns rewards into advantages"""
+    gamma: float = flag(1.0, ge=0, le=1, needs=of_estimator("gamma", "does not discount"))
+    """Discount factor per model token"""
+    lambd: float = flag(1.0, "Lambda of GAE", ge=0, le=1, needs=of_estimator("lambd", "has no lambda"))
+    no_std_norm: bool = flag(False)
+    """Do not divide advantages by their standard deviation; whitening then only subtracts the mean"""
     reward_parts: list[str] = flag([])
-    """The parts of the reward that are standardised one by one, by the names of their metrics without reward/: named
-    parts of a reward file, <source>/mean of reward.sources, overlong_penalty and the like"""
-    reward_part_weights: list[float] | None = flag(None, "What each of reward_parts counts; null: 1", ge=0)
-    pass_k: int = flag(4, "k of the largest reward of k samples, or pass@k", ge=2)
+    """Parts of the reward that are standardised separately. A part has the name of its metric without reward/: a named
+    part of a reward file, <source>/mean of reward.sources, overlong_penalty and so on"""
+    reward_part_weights: list[float] | None = flag(None, "Weight of each entry of reward_parts; null: 1 for each", ge=0)
+    pass_k: int = flag(4, "The k of the objective: pass@k, or the largest reward of k samples", ge=2)
     clip_range: list[float] | None = flag(None)
-    """Each token's advantage is clamped to [low, high], after whitening and the teacher's term; null: off"""
+    """Clip the advantage of each token to [low, high], after whitening and after the teacher's term; null: no
+    clipping"""
     is_correction_level: str = flag("off", choices=IS_LEVELS)
-    """Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or
-    with one weight per sequence (geo)"""
+    """Correct for the difference between the probabilities of engine and trainer. token: one weight per token; seq:
+    keep or drop whole sequences; geo: one weight per sequence; off: no correction"""
     is_correction_mode: str = flag("mask", algorithms=registry.correction, when=CORRECTED)
-    """What becomes of units outside of the band: drop (mask), or bound the weight (clip)"""
+    """What happens to tokens or sequences outside the band. mask: drop them; clip: bound their weight"""
     is_correction_gating: str = flag("ratio", algorithms=registry.gating, when=CORRECTED)
-    """What is compared with the band: the ratio or a divergence of the two policies"""
+    """Quantity that is compared with the band: the ratio of the two policies, or a divergence between them"""
     is_correction_threshold: list[float] = flag([0.5, 5.0], ge=0, when=CORRECTED)
-    """The band [low, high], or one upper bound; divergences take one upper bound"""
+    """The band [low, high], or a list with only an upper bound. Divergences take only an upper bound"""
 
     def needs(self, need: str) -> bool:
         """Return whether the estimator needs rewards, values, a greedy sample, groups of samples, a teacher, or
@@ -110,41 +113,43 @@ class AdvantageConfig:
 
 @dataclass
 class KLConfig:
-    """KL to the reference policy"""
+    """KL penalty against the reference model"""
 
-    init_coef: float = flag(0.01, "Coefficient beta; 0: there is no reference model", ge=0)
+    init_coef: float = flag(0.01, ge=0)
+    """Coefficient beta of the KL penalty; 0: no penalty, and no reference model is loaded"""
     estimator: str = flag("k1", algorithms=registry.kl_estimator, when=is_positive(".init_coef"))
-    """Estimator of Schulman's note on approximating KL"""
+    """KL estimator (J. Schulman, Approximating KL Divergence)"""
     use_loss: bool = flag(
         False,
-        needs=Need(is_positive(".init_coef", "0.01"), "there is no reference, and so no KL to make a loss of"),
+        needs=Need(is_positive(".init_coef", "0.01"), "without a reference there is no KL to add to the loss"),
     )
-    """KL as a loss term instead of a per-token reward"""
+    """Add the KL as a term of the loss. false: subtract it from the reward of each token"""
     unbiased_gradient: bool = flag(False, when=is_true(".use_loss"))
-    """The estimator's value, and the gradient of importance-weighted k2, which is unbiased"""
+    """Use an unbiased gradient of the KL: that of importance-weighted k2. The value is still that of
+    algo.kl.estimator"""
     target: float | None = flag(
         None,
         gt=0,
         resume=FIXED,
-        needs=Need(is_positive(".init_coef", "0.01"), "there is no reference, and so no KL to control"),
+        needs=Need(is_positive(".init_coef", "0.01"), "without a reference there is no KL to control"),
     )
-    """The KL that the adaptive controller aims at; null: beta is fixed"""
+    """Target KL of the adaptive controller, which changes beta during training; null: beta is fixed"""
     horizon: int = flag(10000, ge=1, when=is_set(".target", "<number>"))
-    """Horizon of the adaptive controller in samples"""
+    """Horizon of the adaptive controller, in samples. A larger horizon changes beta more slowly"""
 
 
 @dataclass
 class DistillTermConfig:
-    """On-policy distillation: a teacher judges every token that the policy samples"""
+    """On-policy distillation: a teacher rates every token that the policy samples"""
 
     coef: float = flag(0.0, ge=0)
-    """Weight of log p(teacher) - log p(policy) of a sampled token in its advantage, beside what the estimator makes of
-    rewards; 0: there is no teacher"""
+    """Weight of log p(teacher) - log p(policy) of each sampled token. The weighted term is added to the advantage of
+    the token; 0: no teacher"""
 
 
 @dataclass
 class AlgoConfig(Section):
-    """The algorithm: advantages, KL and filters of task=ppo, or the loss of the task"""
+    """The algorithm: advantages, KL penalty and filters of task=ppo, or the loss of the task"""
 
     advantage: AdvantageConfig = group(AdvantageConfig, tasks=RL)
     kl: KLConfig = group(KLConfig, tasks=RL)
@@ -157,27 +162,29 @@ class AlgoConfig(Section):
         ),
         tasks=RL,
     )
-    """Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"""
+    """Train only on groups whose samples have different scores. Sampling continues until a step has rollout.batch_size
+    such groups"""
     dynamic_filtering_range: list[float] = flag([0.0, 1.0], when=FILTERED, tasks=RL)
-    """A group's mean score must be strictly between these two"""
+    """Keep a group only if the mean of its scores is strictly between these two numbers"""
     dynamic_filtering_min_std: float = flag(0.0, ge=0, when=FILTERED, tasks=RL)
-    """The deviation of a group's scores must be above this"""
+    """Keep a group only if the standard deviation of its scores is above this number"""
     dynamic_filtering_max_rounds: int = flag(
         10, ge=1, when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN), tasks=RL
     )
-    """Rounds of sampling per step at most; after them the step trains on the groups that it has"""
+    """Largest number of sampling rounds in a step. After the last round, the step trains on the groups that were kept;
+    if there are none, the run ends"""
     group_filter: str | None = flag(None, algorithms=registry.group_filter, when=is_null("rollout.replay"), tasks=RL)
-    """A function of your own, file.py:function, that says why a group is not trained on, or None for one that is;
-    others are sampled in place of those that are left out"""
+    """Your own function, file.py:function, that decides whether a group is trained on. It returns None to keep the
+    group, or the reason to leave it out. Other groups are sampled to replace the groups that are left out"""
     prompt_filter: str | None = flag(None, algorithms=registry.prompt_filter, when=is_null("rollout.replay"), tasks=RL)
-    """A function of your own, file.py:function, that says which prompts of a round are sampled, by what earlier groups
-    of each scored"""
+    """Your own function, file.py:function, that chooses the prompts to sample in each round. It gets the scores of the
+    earlier groups of each prompt"""
     mismatch_max: float | None = flag(None, gt=0, tasks=RL)
-    """Stop when the mean |log-prob difference| of engine and trainer passes this, in nats; null: 1e-4 in fp32 (1e-2 on
-    GPUs), 0.1 in bf16"""
+    """Stop the run if the mean |log-prob difference| between engine and trainer exceeds this number, in nats. null:
+    1e-4 in fp32 (1e-2 on GPUs), 0.1 in bf16"""
     loss: str = flag(
         "sigmoid",
-        "Loss of a pair",
+        "Loss of a pair of answers",
         tasks=("rm", "kto", *BY_PREFERENCE),
         defaults={"kto": "kto"},
         of_tasks={
@@ -187,36 +194,46 @@ class AlgoConfig(Section):
         },
     )
     beta: float = flag(
-        0.1, gt=0, tasks=(*BY_PREFERENCE, "kto"), of_tasks={"kto": {"help": "How strongly the reference is preferred"}}
+        0.1,
+        gt=0,
+        tasks=(*BY_PREFERENCE, "kto"),
+        of_tasks={"kto": {"help": "How strongly the model is held to the reference"}},
     )
-    """How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio"""
+    """How strongly the model is held to the reference: a larger beta keeps it closer. simpo: scale of the margin; orpo:
+    weight of the odds-ratio term"""
     label_smoothing: float = flag(
         0.0,
         ge=0,
         lt=0.5,
         needs=Need(
             algorithm_reads(".loss", registry.preference_loss, "label_smoothing"),
-            "this loss takes every label to be right",
+            "this loss assumes that every label is right",
         ),
         tasks=BY_PREFERENCE,
     )
-    """Share of labels that are taken to be wrong (cDPO)"""
+    """Assumed share of pairs whose label is wrong (cDPO)"""
     nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0, tasks=BY_PREFERENCE)
     simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0, tasks=BY_PREFERENCE)
     desirable_loss_weight: float = flag(1.0, "Weight of desirable answers", ge=0, tasks=("kto",))
     undesirable_loss_weight: float = flag(1.0, "Weight of undesirable answers", ge=0, tasks=("kto",))
     placeholder_token: str = flag("<|reward|>", tasks=("prm",))
-    """The token in the text that stands for the reward of the step before it"""
+    """Token in the text after each step. The reward of the step is predicted at this token"""
     reward_tokens: list[str] | None = flag(None, tasks=("prm",))
-    """The tokens that a reward is chosen from, the best first; null: the whole vocabulary"""
+    """Tokens that are possible rewards of a step, the best one first; null: the whole vocabulary"""
     kd_coef: float = flag(
-        0.4, "Weight of the divergence; the loss on the data has the rest", ge=0, le=1, tasks=("distill",)
+        0.4,
+        "Weight of the divergence from the teacher. The loss on the data has the weight 1 - kd_coef",
+        ge=0,
+        le=1,
+        tasks=("distill",),
     )
     divergence: str = flag("forward_kl", algorithms=registry.divergence, tasks=("distill",))
-    """How far the student's distribution is from the teacher's"""
-    temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0, tasks=("distill",))
+    """Divergence that measures the distance between the distributions of student and teacher"""
+    temperature: float = flag(1.0, gt=0, tasks=("distill",))
+    """Temperature of both distributions: softmax(logits / temperature)"""
     top_k: int | None = flag(None, ge=1, tasks=("distill",))
-    """Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary"""
+    """Compare only the teacher's k most likely tokens, and all other tokens together as one; null: compare the whole
+    vocabulary"""
 
     @property
     def filters(self) -> bool:

@@ -17,37 +17,39 @@ PERIODIC = is_positive(".save_steps", "<steps>")
 
 @dataclass
 class CheckpointConfig(Section):
-    """Checkpoints, how to go on from one, and the final model"""
+    """Checkpoints, resuming from them, and the final model"""
 
     load_enable: bool = flag(False, resume=FREE, tasks=RESUMABLE)
-    """Continue from ckpt.path, or the run in run_dir, or else the newest run of the same configuration; start fresh
-    where there is none"""
+    """Resume an earlier run: from the checkpoints in ckpt.path, or else the run in run_dir, or else the newest run with
+    the same configuration. If there is none, start a new run"""
     allow_changes: list[str] = flag([], resume=FREE, when=is_true(".load_enable"), tasks=RESUMABLE)
-    """Flags that may differ from the continued run, e.g. [train.max_steps,actor.adam.lr]. The change is recorded in the
-    run folder"""
+    """Flags that may differ from the run that is resumed, for example [train.max_steps,actor.adam.lr]. The change is
+    recorded in the run folder"""
     output_dir: str | None = flag(None, tasks=(*TRAINING, "merge_lora"))
-    """Folder of the final model in HF format; null: <run folder>/model"""
+    """Folder of the final model, in Hugging Face format; null: <run folder>/model"""
     save_adapter: bool = flag(False, when=is_positive("ds.lora.rank", "<rank>"), tasks=TRAINED)
-    """Also export the adapter alone, in peft's format: <output_dir>_adapter"""
+    """Also save the LoRA adapter by itself, in the format of peft, in the folder <output_dir>_adapter"""
     path: str | None = flag(None, "Folder of checkpoints; null: <run folder>/checkpoints", tasks=TRAINED)
     save_steps: int = flag(-1, ge=-1, resume=FREE, tasks=TRAINING)
-    """Save every so many steps, in a loop those of each training; -1: never"""
+    """Save a checkpoint every N steps; in a loop, N steps of each training. -1: no periodic checkpoints"""
     disable_ds: bool = flag(False, resume=FREE, tasks=TRAINED)
-    """Save the weights alone, without the optimiser's state, in about a third of the space; to resume from such a
-    checkpoint, ckpt.reset_optimizer=true is needed"""
+    """Save only the weights, without the optimiser state. Such a checkpoint takes about a third of the space, but
+    resuming from it needs ckpt.reset_optimizer=true"""
     reset_optimizer: bool = flag(False, resume=FREE, when=is_true(".load_enable"), tasks=TRAINED)
-    """Resume from the weights alone: the moments of the optimiser begin anew"""
-    save_hf: bool = flag(False, "Also export each checkpoint in HF format", tasks=TRAINED)
-    max_num: int = flag(3, "How many periodic checkpoints are kept", ge=1, resume=FREE, when=PERIODIC, tasks=TRAINED)
+    """Load only the weights when resuming. The moments of the optimiser start again at 0"""
+    save_hf: bool = flag(False, "Also save each checkpoint in Hugging Face format", tasks=TRAINED)
+    max_num: int = flag(3, ge=1, resume=FREE, when=PERIODIC, tasks=TRAINED)
+    """Number of periodic checkpoints to keep; older ones are deleted"""
     max_mem: float | None = flag(None, gt=0, resume=FREE, when=PERIODIC, tasks=TRAINED)
-    """Size limit of the checkpoint folder in GiB; null: no limit"""
+    """Size limit of the checkpoint folder in GiB; the oldest checkpoints are deleted. null: no limit"""
     best_metric_key: str | None = flag(
         None,
-        needs=Need(EVALUATED, "it is measured in an evaluation", at=NAMES_A_METRIC, off=NO_METRIC),
+        needs=Need(EVALUATED, "the metric comes from an evaluation", at=NAMES_A_METRIC, off=NO_METRIC),
         tasks=TRAINED,
     )
-    """Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; null:
-    the task's first, without a model folder of its own; none: off"""
+    """Evaluation metric that selects the best checkpoint. This checkpoint is kept, and its model is saved in
+    <output_dir>_best in Hugging Face format. null: if there are periodic checkpoints, the best one by the task's first
+    metric is kept too, but its model is not saved separately. none: off"""
 
     @property
     def keeps_best(self) -> bool:

@@ -1,4 +1,4 @@
-"""`eval`: what is measured on held-out data, and when."""
+"""`eval`: the measurements on held-out data, and when they are made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def column(name: str, *tasks: str) -> list[str] | None:
     """Declare the flag of a column of evaluation sets."""
     declared: list[str] | None = flag(
         None,
-        f"Its name in the evaluation sets: [one name for all of them], or one for each; null: data.{name}",
+        f"Name of this column in the evaluation sets: one for all sets, or one for each set; null: data.{name}",
         when=HELD_OUT,
         tasks=tasks,
     )
@@ -35,32 +35,32 @@ def column(name: str, *tasks: str) -> list[str] | None:
 class EvalConfig(Section):
     """Evaluation on held-out rows: losses and accuracies, in task=ppo pass@1 and pass@k of sampled answers"""
 
-    dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
+    dataset: str | None = flag(None, "Held-out sources, separated by commas. Each is reported by its name; null: none")
     benchmark: str | None = flag(None, tasks=RL)
-    """Comma list of benchmarks, <name>:<file or folder of its data set>; the names are gsm8k, math500, aime and ifeval
-    (docs/benchmarks_of_models.md)"""
+    """Benchmarks, separated by commas, each as <name>:<file or folder of its data set>. The names are gsm8k, math500,
+    aime and ifeval (docs/benchmarks_of_models.md)"""
     split: str = flag(
         "train",
-        "Split of sources that have several",
+        "Name of the split to read from sources with several splits",
         when=HELD_OUT,
         defaults=dict.fromkeys(("dpo", "kto", "prm", "distill"), "test"),
     )
     steps: int = flag(-1, ge=-1, needs=Need(EVALUATED, "there is nothing to evaluate on", at=is_positive("")))
-    """Evaluate every so many optimiser steps; -1: once per epoch. In task=ppo: every so many RL steps, before the first
-    and after the last one; -1: only these two times"""
-    max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=MEASURED)
-    on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
-    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT, tasks=RL)
+    """Evaluate every N optimiser steps; -1: once per epoch. In task=ppo: every N RL steps, and also before the first
+    and after the last one; -1: only before the first and after the last step"""
+    max_samples: int | None = flag(None, "Number of rows to use from each source; null: all", ge=1, when=MEASURED)
+    on_start: bool = flag(True, "Also evaluate before the first step", when=HELD_OUT)
+    n_samples_per_prompt: int = flag(4, "Number of samples per prompt", ge=1, when=HELD_OUT, tasks=RL)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT, tasks=RL)
     max_calls: list[int] | None = flag(
         None,
         ge=0,
         when=HELD_OUT,
-        needs=Need(algorithm_needs("agent.kind", registry.agent, "turns"), "nobody answers a single turn"),
+        needs=Need(algorithm_needs("agent.kind", registry.agent, "turns"), "an answer of a single turn has no calls"),
         tasks=RL,
     )
-    """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
-    call tools, run code or get an answer of its environment"""
+    """Also measure pass@k with these numbers of allowed calls. Each number is a separate evaluation. It limits how
+    often an episode may call tools, run code or get an answer from its environment"""
     input_key: list[str] | None = column("input_key", *WITH_ANSWERS, "prm", *RL)
     output_key: list[str] | None = column("output_key", *WITH_ANSWERS)
     prompt_key: list[str] | None = column("prompt_key", *WITH_PAIRS)

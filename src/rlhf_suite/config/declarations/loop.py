@@ -1,4 +1,4 @@
-"""`loop`: how often a loop generates, selects and trains, and what it selects; `eval` of a loop."""
+"""`loop`: the iterations of a loop, and the selection of answers; `eval` of a loop."""
 
 from __future__ import annotations
 
@@ -14,39 +14,42 @@ from rlhf_suite.config.declarations.sections import Section
 
 @dataclass
 class LoopConfig(Section):
-    """Iterations: each answers prompts of its own with the model of the one before, and trains that model on"""
+    """Iterations. In each, the current model answers prompts and is then trained on selected answers"""
 
     num_iterations: int = flag(2, "Number of iterations", ge=1, defaults={"conditional_sft": 1})
     prompts_per_iteration: int | None = flag(None, ge=1)
-    """Prompts per iteration, taken in order, and from the start again after the last; null: equal shares"""
+    """Number of prompts per iteration. They are taken in order, and again from the start after the last prompt; null:
+    all prompts are divided equally among the iterations"""
     min_score: float | None = flag(None, tasks=("rejection_sampling",))
-    """Leave out prompts whose best answer scores less than this; null: none"""
+    """Leave out prompts whose best answer has a score below this number; null: keep all prompts"""
     fixed_reference_enable: bool = flag(
         False,
         when=HAS_REFERENCE.condition,
         needs=(HAS_REFERENCE, Need(is_null("ref.model_name_or_path"), "the reference is already named")),
         tasks=("iterative_dpo",),
     )
-    """The first model is the reference in every iteration, not the one that the iteration starts from"""
+    """Use the first model as the reference in every iteration. false: the reference is the model from which the
+    iteration starts"""
     target_reward: float | None = flag(None, tasks=("conditional_sft",))
-    """Reward that the trained model is asked for; null: the highest of the answers it was trained on"""
+    """Reward that is requested from the trained model in prompts; null: the highest reward of the answers that it was
+    trained on"""
     standardize_enable: bool = flag(False, tasks=("conditional_sft",))
-    """Write rewards as (reward - mean) / deviation over all answers of the iteration; loop.target_reward is then in
-    these units too"""
+    """Write rewards into prompts as (reward - mean) / standard deviation, over all answers of the iteration.
+    loop.target_reward is then in the same unit"""
 
 
 @dataclass
 class LoopEvalConfig:
-    """Held-out prompts, answered and scored before the first iteration and after each"""
+    """Held-out prompts. They are answered and scored before the first iteration and after each iteration"""
 
-    dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
-    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
-    max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
-    n_samples_per_prompt: int = flag(1, "Answers to each held-out prompt", ge=1, when=HELD_OUT)
+    dataset: str | None = flag(None, "Held-out sources, separated by commas; null: none")
+    split: str = flag("train", "Name of the split to read from sources with several splits", when=HELD_OUT)
+    max_samples: int | None = flag(None, "Number of rows to use, from the start; null: all", ge=1, when=HELD_OUT)
+    n_samples_per_prompt: int = flag(1, "Number of answers to each held-out prompt", ge=1, when=HELD_OUT)
     temperature: float = flag(0.0, "Sampling temperature; 0: greedy", ge=0, le=2, when=HELD_OUT)
     rule: str | None = flag(None, algorithms=registry.reward_rule, when=HELD_OUT)
-    """A rule that judges held-out answers beside the reward, and gives eval/pass1; null: the reward gives it, but a
-    reward model does not, since its scores have no bound"""
+    """Rule that judges held-out answers in addition to the reward. The metric eval/pass1 then comes from this rule;
+    null: it comes from the reward, except from a reward model, whose scores have no bound"""
     input_key: str | None = flag(None, when=HELD_OUT)
     """Column of the prompt in the held-out sources; null: data.input_key"""
     label_key: str | None = flag(None, when=HELD_OUT)

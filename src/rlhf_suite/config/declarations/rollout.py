@@ -1,4 +1,4 @@
-"""`rollout` and `vllm`: how much is sampled each step and how, and the engines that sample."""
+"""`rollout` and `vllm`: the sampling of responses, and the engines that sample them."""
 
 from __future__ import annotations
 
@@ -12,50 +12,55 @@ from rlhf_suite.config.declarations.task_groups import LOOPS, RL
 
 SAMPLED = is_null(".replay")  # in a task that has this flag
 # Training divides by the temperature.
-OF_POLICY: Any = {"ge": 0.01, "help": "Sampling temperature; training log-probs use it too"}
+OF_POLICY: Any = {
+    "ge": 0.01,
+    "help": "Sampling temperature. The training log-probs are divided by the same temperature",
+}
 # Methods of vLLM that need nothing but the weights; others read checkpoints that are quantised already.
 QUANTIZATIONS = ("fp8", "fp8_per_channel", "fp8_per_block", "mxfp8", "int8_per_channel_weight_only")
 
 
 @dataclass
 class RolloutConfig(Section):
-    """Sampling: how much and how, in task=ppo of what is trained on"""
+    """Sampling of responses. In task=ppo these are the responses that the policy is trained on"""
 
     n_samples_per_prompt: int = flag(
         1,
-        "Samples per prompt (the group)",
+        "Number of samples per prompt (group size)",
         ge=1,
-        needs=Need(is_positive(".temperature", "1"), "the samples at temperature 0 would all be the same"),
+        needs=Need(is_positive(".temperature", "1"), "at temperature 0 all samples of a prompt are the same"),
         defaults=dict.fromkeys(LOOPS, 8),
     )
     max_new_tokens: int | None = flag(None, ge=1)
-    """Longest response in tokens; null: what the prompt leaves of data.max_len"""
+    """Longest response in tokens; null: the rest of data.max_len after the prompt"""
     temperature: float = flag(
-        1.0, "Sampling temperature; 0: always the likeliest token", ge=0, le=2, of_tasks=dict.fromkeys(RL, OF_POLICY)
+        1.0, "Sampling temperature; 0: always the most likely token", ge=0, le=2, of_tasks=dict.fromkeys(RL, OF_POLICY)
     )
     top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
-    """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""
-    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
+    """Sample only from the most likely tokens that together have this probability (nucleus sampling); 1: from all"""
+    top_k: int = flag(-1, "Sample only from the k most likely tokens; -1: from all", ge=-1, when=SAMPLED)
     min_p: float = flag(0.0, ge=0, lt=1, when=SAMPLED)
-    """Drop tokens below this share of the most likely one's probability"""
+    """Ignore tokens whose probability is below this share of that of the most likely token; 0: ignore none"""
     repetition_penalty: float = flag(1.0, gt=0, when=SAMPLED)
-    """Make tokens that are in the prompt or the response already less likely: their logits are divided by this if they
-    are above 0, else multiplied (Keskar et al. 2019). 1: off"""
-    stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it", when=SAMPLED)
+    """Penalty on tokens that are already in the prompt or in the response. Their logits are divided by this number if
+    they are positive, and multiplied by it if they are negative (Keskar et al. 2019). 1: no penalty"""
+    stop: list[str] | None = flag(None, "Strings that end a response. The response includes the string", when=SAMPLED)
     seed: int = flag(42, tasks=("generate", *LOOPS))
-    """Seed; the random numbers of a sample depend only on it, the prompt's row and the sample's number"""
+    """Random seed. The random numbers of a sample depend only on this seed, on the row of the prompt, and on the number
+    of the sample"""
     replay: str | None = flag(None, resume=FIXED, tasks=RL)
-    """Folder of a run of task=ppo: its rollouts, with their rewards, are trained on in place of new ones. No engine is
-    started, and nothing is sampled or scored"""
-    batch_size: int = flag(1024, "Prompts per RL step", ge=1, tasks=RL)
+    """Folder of an earlier run of task=ppo. The run trains on the rollouts of that run, with their rewards. It starts
+    no engine, samples nothing and scores nothing"""
+    batch_size: int = flag(1024, "Number of prompts per RL step", ge=1, tasks=RL)
     vllm_generate_batch_size: int | None = flag(None, ge=1, when=SAMPLED, tasks=RL)
-    """Prompts per round of sampling; null: rollout.batch_size. Groups that a step has no room for wait for later steps.
-    With train.partial_rollout_enable and no filter: what is above rollout.batch_size is under way too"""
+    """Number of prompts per sampling round; null: rollout.batch_size. If a round gives more groups than a step needs,
+    the remaining groups wait for later steps. With train.partial_rollout_enable and no filter there are no rounds; the
+    engines then work on as many additional groups as this number exceeds rollout.batch_size"""
     token_entropy: bool = flag(False, tasks=RL)
-    """Compute the entropy of the policy at each token before the update, for the rollout files and the report. An
-    estimator that needs entropies has them anyway"""
+    """Compute the entropy of the policy at each token before the update, for the rollout files and the report.
+    Estimators that need entropies compute them in any case"""
     micro_batch_size: int | None = flag(None, ge=1, resume=SHAPE, tasks=RL)
-    """Sequences per forward pass over a rollout; null: as many as the token budget has space for"""
+    """Number of sequences per forward pass over a rollout; null: as many as fit into the token budget"""
     max_tokens_per_gpu: int | None = flag(
         None, ge=1, resume=SHAPE, when=is_null(".micro_batch_size") | is_true("train.dynamic_batch_enable"), tasks=RL
     )
@@ -64,50 +69,54 @@ class RolloutConfig(Section):
 
 @dataclass
 class VLLMConfig(Section):
-    """vLLM engines, one Ray actor each; in task=ppo they follow the model in training"""
+    """vLLM engines, each in one Ray actor. In task=ppo they get the new weights of the policy after its updates"""
 
     num_engines: int = flag(1, "Number of engines", ge=1, resume=FREE)
-    tensor_parallel_size: int = flag(1, "Devices that each hold a part of every layer of an engine", ge=1, resume=SHAPE)
+    tensor_parallel_size: int = flag(1, ge=1, resume=SHAPE)
+    """Tensor parallelism: number of devices that split every layer of an engine"""
     pipeline_parallel_size: int = flag(1, ge=1, resume=SHAPE)
-    """Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine"""
+    """Pipeline parallelism: number of stages that split the layers of an engine. Each stage has
+    vllm.tensor_parallel_size devices"""
     gpu_memory_utilization: float | None = flag(None, gt=0, le=1, resume=FREE)
-    """Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all"""
+    """Share of the GPU memory that an engine may use; null: 0.9, or 0.4 with train.colocate_all"""
     kv_cache_mb: int | None = flag(None, ge=1, resume=FREE)
-    """KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU"""
+    """Size of the KV cache in MiB; null: on GPUs it follows from gpu_memory_utilization, on CPUs it is 64"""
     max_restarts: int = flag(3, ge=0, resume=FREE)
-    """Times that each engine is started again when its process dies; its unfinished requests are made again. 0: the run
-    ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones"""
+    """Number of times that an engine is restarted after its process has died. Its unfinished requests are repeated. 0:
+    the run ends instead. Above 0, the weights of the last sync are kept in host memory if the trainer may have newer
+    ones"""
     max_num_seqs: int | None = flag(None, ge=1)
-    """Sequences that an engine runs at once; null: vLLM's own number for a GPU (1,024 on large ones), 256 on a CPU"""
-    enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
+    """Largest number of sequences that an engine runs at the same time; null: on GPUs vLLM's own number (1,024 on large
+    ones), on CPUs 256"""
+    enforce_eager: bool = flag(False, "Disable CUDA graphs (on CPUs there are none)")
     enable_prefix_caching: bool | None = flag(None)
-    """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
-    the tokens of all prompts that were in it. null: true on GPUs"""
+    """Reuse the KV cache for sequences with a common prefix. Every weight sync empties this cache. The metric
+    perf/prefix_cache_hits is the share of all prompt tokens that were found in it. null: true on GPUs, false on CPUs"""
     quantization: str | None = flag(
         None,
         choices=QUANTIZATIONS,
-        needs=Need(is_one_of("ds.param_dtype", "bf16"), "weights of bf16 alone are quantised"),
+        needs=Need(is_one_of("ds.param_dtype", "bf16"), "only bf16 weights can be quantised"),
     )
-    """How engines quantise the weights of linear layers that they load (int8: of experts alone); null: not at all. RL
-    needs a correction for it and algo.mismatch_max (docs/rl_engines.md)"""
+    """How the engines quantise the weights of linear layers when they load them (int8: only those of experts); null: no
+    quantisation. RL with quantised engines needs a correction and a value of algo.mismatch_max (docs/rl_engines.md)"""
     speculative_config: dict[str, Any] = flag({})
-    """Speculative decoding by vLLM's settings: {method: ngram, num_speculative_tokens: 3}, or method draft_model with
-    the model that guesses. Samples have the distribution that they have without it; engine/acceptance is the share of
-    guesses that are kept"""
+    """Speculative decoding, with the settings of vLLM: {method: ngram, num_speculative_tokens: 3}, or method
+    draft_model with the draft model. The distribution of samples does not change. The metric engine/acceptance is the
+    share of draft tokens that are accepted. {}: off"""
     engine_args: dict[str, Any] = flag({})
-    """Further arguments of vLLM's EngineArgs by name, such as {enable_expert_parallel: true}; arguments that the suite
-    decides are refused"""
+    """Further arguments of vLLM's EngineArgs by name, such as {enable_expert_parallel: true}. Arguments that the suite
+    sets itself are refused"""
     enable_sleep: bool = flag(
         False,
         resume=SHAPE,
         needs=Need(
             is_true("train.colocate_all"),
-            "an engine that shares no GPU has no reason to sleep",
+            "an engine with a GPU of its own gains nothing from sleep",
             fix="write vllm.enable_sleep=false, or train.colocate_all=true",
         ),
         tasks=RL,
     )
-    """Free the engine's GPU memory while training"""
+    """Free the GPU memory of the engines while the models train"""
     sync_backend: str = flag(
         "auto",
         choices=("auto", "shm", "gloo", "nccl", "ipc"),
@@ -123,13 +132,15 @@ class VLLMConfig(Section):
         ),
         tasks=RL,
     )
-    """How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)"""
+    """How weights are sent to the engines: shm (shared memory of one node), gloo, nccl, or ipc (between processes on
+    the same GPU). auto: on GPUs ipc or nccl, on CPUs shm or gloo"""
     sync_check: str = flag("full", choices=("off", "digest", "full"), tasks=RL)
-    """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe, but not
-    with images (data.image_key), of which the log-probs of rollouts are compared alone"""
+    """How each weight sync is verified. digest: compare a digest of every tensor; full: also compare the log-probs of a
+    probe. With images (data.image_key) there is no probe, and only the log-probs of rollouts are compared. off: no
+    check"""
     sync_adapters: bool = flag(True, resume=SHAPE, when=is_positive("ds.lora.rank", "<rank>"), tasks=RL)
-    """With LoRA: engines hold the base model, and a sync brings them the adapters alone where vLLM can apply them.
-    false: it brings the whole weights with adapters merged, with which engines generate faster"""
+    """With LoRA: the engines hold the base model, and a weight sync sends only the adapters, if vLLM can apply them.
+    false: a sync sends all weights with the adapters merged into them, and the engines generate faster"""
 
     @property
     def devices(self) -> int:

@@ -25,7 +25,7 @@ class ChatConfig:
     max_len: int | None = flag(None, ge=2)
     """Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped. null:
     as many as the model was made for, and at most 4096"""
-    temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
+    temperature: float = flag(1.0, "Sampling temperature; 0: always the most likely token", ge=0)
     top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
     """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
