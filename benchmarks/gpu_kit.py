@@ -41,45 +41,58 @@ Line = dict[str, Any]
 
 HEAD = """# On a GPU
 
-`python3 noxfile.py -s gpu` writes this page and `benchmarks/results/gpu.jsonl`: it runs every test marked `gpu`, then
-measures the rows below on one device. It uses no network: the models are random weights in the shapes of Qwen3, and the
-tokenizer is made on the spot. Without a GPU it is a dry run of the same code with tiny shapes on the CPU, which leaves
-this page and the results as they are. [fake_gpu.md](fake_gpu.md) is about the same code without a GPU.
+This page has the results of the GPU tests, and the speed and memory of trainer steps on one GPU. To measure your own:
 
-A bare machine needs PyTorch with CUDA, transformers and a few packages more, but neither Ray, DeepSpeed nor vLLM,
-because the rows train with `ds.zero_stage=null`. The first two commands are for a machine where the suite is installed:
+```bash
+python3 noxfile.py -s gpu
+```
+
+The command runs every test marked `gpu`, and then measures the rows below on one device. It writes this page and
+`benchmarks/results/gpu.jsonl`. It uses no network: the models are random weights in the shapes of Qwen3, and the
+command creates the tokenizer. Without a GPU the same code makes a dry run with tiny shapes on the CPU, which changes
+neither this page nor the results. [fake_gpu.md](fake_gpu.md) describes how the code for GPUs is tested without a GPU.
+
+## A bare machine
+
+A bare machine needs PyTorch with CUDA, transformers and a few more packages. It needs neither Ray, DeepSpeed nor vLLM,
+because the rows train with `ds.zero_stage=null`. Run the first two commands on a machine where the suite is installed:
 
 ```bash
 python benchmarks/gpu_kit.py --carry > carry.txt  # names and versions, and which are not pure Python
 pip wheel --no-deps -w carried -r carry.txt
 ```
 
-The others are for the bare machine, with the repository and the folder `carried`:
+Run the others on the bare machine, with the repository and the folder `carried`:
 
 ```bash
 pip install --no-index --no-deps --target site carried/*.whl
 PYTHONPATH=site python benchmarks/gpu_kit.py --out results
 ```
 
-`--rows rl-0.6b` measures only rows with these words in their names, `--variants plain` only with these kernels
-(`liger`: those of `ds.use_liger_kernel`), `--set FLAG=VALUE` sets flags for all rows, and `--no-tests` leaves the tests
-out. All rows run in one process on one device: bf16 weights with fp32 masters, packing, gradient checkpointing, log-
-probs without a matrix of all logits, and random tokens. A step has one sequence (DPO: a pair) in one micro-batch,
-unless its name says otherwise: `16-of-1k` packs 16 sequences of 1024 tokens, and `alone` gives each sequence a micro-
-batch.
+`--rows rl-0.6b` measures only rows with these words in their names. `--variants plain` measures only these kernels
+(`liger`: those of `ds.use_liger_kernel`). `--set FLAG=VALUE` sets flags for all rows. `--no-tests` skips the tests.
 
-MFU counts the operations of the model once, not again where checkpointing repeats them; `planner/devices.py` has the
-formula and the peaks of GPUs. Memory is the most that PyTorch had allocated, and the most that it had reserved. "Busy"
-is the share of a step, one more under the profiler, in which the device computes; the lines of gpu.jsonl name the
-longest kernels too. The published numbers are those of prime-rl on one H100 in January 2026, with FlashAttention 3:
-tokens per second of a step by its own clock, and reserved memory. The goal is 1.5 times each of them, with no more
-memory. Attention is computed by the fastest package that is installed and that agrees with torch's kernel, else by
-torch's (FlashAttention 2). FlashAttention 4 comes from `pip install flash-attn-4`; it compiles each shape in 6 to 10 s.
-On a Hopper GPU version 4.0.0b36 was right for heads of 32, 64, 96, 128, 192 and 256, and returned wrong gradients,
-without a word, for heads of 16, 40, 48, 72, 80 and 112: these are computed by torch's kernel, with a warning.
+## What the table shows
 
-The failures of tests that are listed below have two causes. Liger's kernels of an earlier test stayed in the process,
-which later tests computed with on the CPU; that is repaired, and was not run again. DeepSpeed 0.19.8 cannot read
+- **Rows.** All rows run in one process on one device: bf16 weights with fp32 masters, packing, gradient checkpointing,
+  log-probs without a matrix of all logits, and random tokens. A step has one sequence (DPO: one pair) in one
+  micro-batch, unless the name of the row differs: `16-of-1k` packs 16 sequences of 1024 tokens, and `alone` gives each
+  sequence its own micro-batch.
+- **MFU** counts the operations of the model once, even if checkpointing repeats them. `planner/devices.py` has the
+  formula and the peaks of GPUs.
+- **Memory** is the largest amount that PyTorch had allocated, and the largest that it had reserved.
+- **"Busy"** is the share of a step in which the device computes. It is measured in one more step, under the profiler.
+  The lines of gpu.jsonl also name the longest kernels.
+- **Published** are the figures of prime-rl on one H100 in January 2026, with FlashAttention 3: tokens per second of a
+  step by its own clock, and reserved memory. The goal is 1.5 times each speed, with no more memory.
+- **Attention.** The fastest installed package that agrees with torch's kernel computes attention, and otherwise
+  torch's kernel (FlashAttention 2). FlashAttention 4 comes from `pip install flash-attn-4`, and compiles each shape in
+  6 to 10 s. On a Hopper GPU, version 4.0.0b36 was right for heads of 32, 64, 96, 128, 192 and 256. It returned wrong
+  gradients, without an error, for heads of 16, 40, 48, 72, 80 and 112. For these sizes the suite uses torch's kernel,
+  with a warning.
+
+The failed tests in the list below have two causes. Liger's kernels of an earlier test stayed in the process, so later
+tests used them on the CPU. This is repaired, but was not run again. DeepSpeed 0.19.8 cannot read
 TORCH_CUDA_ARCH_LIST=9.0a, which that machine had set.
 
 """
