@@ -101,7 +101,7 @@ BETWEEN_FLAGS = [
     (
         SFT + TENSOR + "actor.num_gpus_per_node=2 ds.use_liger_kernel=true launch.device=cuda",
         "ds.use_liger_kernel",
-        "split",
+        "with tensor parallelism",
     ),
     (
         PPO + "rollout.batch_size=12 train.batch_size=12 train.colocate_all=true actor.num_nodes=2 "
@@ -110,7 +110,7 @@ BETWEEN_FLAGS = [
         "vllm.tensor_parallel_size",
         "an engine of 2 devices would be on two nodes of 3",
     ),
-    (SFT + COMPILED + "launch.device=cpu", "ds.deepcompile", "DeepSpeed compiles for GPUs alone"),
+    (SFT + COMPILED + "launch.device=cpu", "ds.deepcompile", "DeepSpeed compiles only for GPUs"),
     (
         SFT + COMPILED + "ds.zero_stage=0 ds.param_dtype=fp32",
         "ds.deepcompile",
@@ -134,7 +134,7 @@ BETWEEN_FLAGS = [
     (SFT + "actor.optim=muon", "actor.optim", "write actor.max_norm=0"),
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "write ds.lora.rank=<rank>"),
     (SFT + FOUR_BITS + "ds.zero_stage=3 ds.lora.rank=8", "ds.load_in_4bit", "write ds.zero_stage=2"),
-    (SFT + "ds.use_liger_kernel=true launch.device=cpu", "ds.use_liger_kernel", "kernels are for GPUs alone"),
+    (SFT + "ds.use_liger_kernel=true launch.device=cpu", "ds.use_liger_kernel", "kernels run only on GPUs"),
     (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "without a GPU the weights are in host memory already"),
     (DPO + "ref.offload=true ds.lora.rank=8", "ref.offload", "the actor without its adapters"),
     (PPO + "algo.kl.init_coef=0.1 ds.lora.rank=8 ref.offload=true", "ref.offload", "the actor without its adapters"),

@@ -39,25 +39,25 @@ SPLIT = is_above(".ring_attn_size", 1, "<number > 1>")
 HALF_PRECISION = Need(
     is_one_of(".param_dtype", None, "bf16", remedy="bf16"), "flash attention has no fp32 kernels", FLASH, "varlen"
 )
-FUSED_ON_GPUS = Need(ON_GPUS, "Liger's kernels are for GPUs alone", off="false")
+FUSED_ON_GPUS = Need(ON_GPUS, "Liger's kernels run only on GPUs", off="false")
 PADDED = is_one_of(".packing_samples", None, False, remedy="false")
 WHOLE_WEIGHTS, WHOLE_ROWS = is_one_of(".tensor_parallel_size", 1), is_one_of(".ring_attn_size", 1)
 
 
 @dataclass
 class LoRAConfig:
-    """Low-rank adapters"""
+    """Low-rank adapters (LoRA)"""
 
-    rank: int = flag(0, "Rank of the adapters; 0: full fine-tuning", ge=0, resume=FIXED)
-    alpha: int = flag(16, "Updates are scaled by alpha / rank", ge=1, when=ADAPTED)
-    dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1, when=ADAPTED)
+    rank: int = flag(0, "Rank of the adapters; 0: no adapters, all weights are trained", ge=0, resume=FIXED)
+    alpha: int = flag(16, "Scaling of the adapters: their output is multiplied by alpha / rank", ge=1, when=ADAPTED)
+    dropout: float = flag(0.0, "Dropout on the input of the adapters", ge=0, lt=1, when=ADAPTED)
     target_modules: list[str] = flag([ALL_LINEAR], resume=FIXED, when=ADAPTED)
-    """Names of the modules that get adapters, or all-linear"""
+    """Names of the modules that get adapters; all-linear: all linear layers"""
 
 
 @dataclass
 class DeepSpeedConfig(Section):
-    """DeepSpeed, precision, attention"""
+    """DeepSpeed, precision, attention, LoRA"""
 
     param_dtype: str | None = flag(
         "bf16",
@@ -68,54 +68,54 @@ class DeepSpeedConfig(Section):
         never_null=(*TRAINING, "generate"),
         of_tasks={"score": {"when": (BY_REWARD_MODEL | is_true("reward.process.enable"),)}},
     )
-    """Precision of parameters and activations; optimiser state is always fp32. null: that of the checkpoint, or fp32 if
-    it is neither bf16 nor fp32"""
+    """Precision of parameters and activations. The optimiser state is always fp32. null: the precision of the
+    checkpoint, or fp32 if that is neither bf16 nor fp32"""
     attn_implementation: str | None = flag(
         None,
         needs=(
             HALF_PRECISION,
-            Need(ON_GPUS, "flash kernels are for GPUs alone", FLASH, "varlen"),
-            Need(WHOLE_ROWS, "flash kernels do not reach the tokens of other ranks", FLASH, "varlen"),
+            Need(ON_GPUS, "flash kernels run only on GPUs", FLASH, "varlen"),
+            Need(WHOLE_ROWS, "flash kernels do not see the tokens of other ranks", FLASH, "varlen"),
             Need(WHOLE_ROWS, BORDERS, PLAIN_ATTENTION, "varlen"),
             Need(is_false("data.pack_to_max_len"), BORDERS, PLAIN_ATTENTION, "varlen"),
             Need(PADDED, BORDERS, PLAIN_ATTENTION, "varlen"),
         ),
         tasks=(*TRAINING, "serve_rm"),
     )
-    """null: the best that the family of the model can do (docs/support.md); varlen: exact with and without packing, on
-    CPU and GPU; or one of transformers: sdpa, eager, flash_attention_2, flash_attention_3, or a kernel of the hub,
-    kernels-community/<name>, which is downloaded"""
+    """Attention implementation. null: the best one for the model family (docs/support.md). varlen: the suite's own,
+    exact with and without packing, on CPUs and GPUs. sdpa, eager, flash_attention_2 and flash_attention_3 are those of
+    transformers. kernels-community/<name> is a kernel from the Hugging Face hub, which is downloaded"""
     experts_implementation: str | None = flag(
         None,
         choices=("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"),
         tasks=(*TRAINING, "serve_rm"),
     )
-    """How a mixture of experts computes its experts, by the name in transformers; null: grouped_mm where the model
+    """Implementation of the experts in a mixture of experts, by its name in transformers; null: grouped_mm if the model
     supports it"""
     packing_samples: bool | None = flag(None, tasks=(*TRAINING, "serve_rm"))
-    """Lay sequences end to end in one row, without padding, which gives the same gradients; null: where the family of
-    the model and its attention can (docs/support.md), else, and with ds.deepcompile, rows are padded. The log of the
-    run says which"""
+    """Put the sequences of a micro-batch end to end in one row, without padding. The gradients are the same. null: pack
+    if the model family and its attention support it (docs/support.md) and ds.deepcompile is off; otherwise pad. The log
+    of the run says which"""
     share_prefixes: bool | None = flag(
         None,
         needs=(
-            Need(is_one_of(".packing_samples", None, True, remedy="null"), "padded rows are computed whole"),
+            Need(is_one_of(".packing_samples", None, True, remedy="null"), "prefixes are shared only in packed rows"),
             Need(
                 is_one_of(".attn_implementation", None, "varlen", remedy="varlen"),
-                "other kernels do not read the keys of another sequence",
+                "other kernels cannot read the keys of another sequence",
             ),
-            Need(is_one_of(".ring_attn_size", 1), "ranks split the tokens of whole sequences"),
-            Need(is_one_of(".lora.dropout", 0.0), "the sequences of a prefix would have the same dropout"),
+            Need(is_one_of(".ring_attn_size", 1), "prefixes are not shared if ranks split the tokens of sequences"),
+            Need(is_one_of(".lora.dropout", 0.0), "all sequences of a prefix would have the same dropout"),
         ),
         tasks=(*TRAINING, "serve_rm"),
     )
-    """Compute once what sequences of a micro-batch begin with in common: the prompt of a pair of answers, of a group of
-    samples, the turns before branches of an episode. It gives the same gradients; null: on CPUs, where the family of
-    the model can and there is no dropout (docs/models.md; not run on a GPU yet)"""
+    """Compute a common beginning of sequences in a micro-batch only once: the prompt of a pair of answers or of a group
+    of samples, or the turns before branches of an episode. The gradients are the same. null: true on CPUs, if the model
+    family supports it and there is no dropout (docs/models.md; not run on a GPU yet)"""
     value_head_prefix: str = flag(
         "score", tasks=(*TRAINING, "score", "serve_rm"), of_tasks={"score": {"when": (BY_REWARD_MODEL,)}}
     )
-    """Name of the scalar head of critic and reward model"""
+    """Name of the head with one output, in critics and reward models"""
     load_in_4bit: bool = flag(
         False,
         resume=FIXED,
@@ -125,129 +125,131 @@ class DeepSpeedConfig(Section):
         ),
         tasks=(*TRAINING, "serve_rm", "chat"),
     )
-    """Keep the matrices of the layers in 4 bits (nf4, double quantisation), a quarter of the memory of bf16; in tasks
-    that train those that LoRA freezes (QLoRA)"""
+    """Store the weight matrices of the layers in 4 bits (nf4, double quantisation). They take a quarter of the memory
+    of bf16. In tasks that train, these weights are frozen and LoRA adapters are trained (QLoRA)"""
     zero_stage: int | None = flag(
         None,
         choices=(0, 1, 2, 3),
         resume=SHAPE,
         needs=Need(
             is_one_of(".param_dtype", "fp32"),
-            "ZeRO-0 keeps no fp32 master weights, and a bf16 weight does not move by a small update",
+            "ZeRO-0 keeps no fp32 master weights, and small updates of bf16 weights are lost by rounding",
             at=is_one_of("", 0),
         ),
         tasks=TRAINING,
     )
-    """ZeRO stage of DeepSpeed; null: 2 if a model has several ranks, or if another flag asks for DeepSpeed
-    (ds.adam_offload, ds.overlap_comm, ds.deepcompile, ds.enable_sleep, optim=muon); else none, and the AdamW of torch
-    trains on one rank without buffers for other ranks, with fp32 master weights"""
+    """ZeRO stage of DeepSpeed. null: 2 if a model has several ranks, or if another flag needs DeepSpeed
+    (ds.adam_offload, ds.overlap_comm, ds.deepcompile, ds.enable_sleep, optim=muon). Otherwise one rank trains without
+    DeepSpeed, with the AdamW of torch and fp32 master weights"""
     use_universal_ckpt: bool = flag(False, resume=FREE, when=is_true("ckpt.load_enable"), tasks=TRAINING)
-    """Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism,
-    placement, split of the engines, and micro-batches"""
+    """Allow to resume with other settings than those of the checkpoint: number of ranks, ZeRO stage, sequence
+    parallelism, placement, devices of engines, and micro-batches"""
     adam_offload: bool = flag(
         False,
         "Keep the optimiser state in host memory",
         resume=SHAPE,
-        needs=Need(NOT_ZERO_0, "ZeRO-1 to 3 alone keep the state of their optimiser elsewhere"),
+        needs=Need(NOT_ZERO_0, "only ZeRO-1 to 3 can offload the optimiser state"),
         tasks=TRAINING,
     )
     cpu_adam: str = flag(
         "torch", choices=("torch", "deepspeed"), resume=SHAPE, when=is_true(".adam_offload"), tasks=TRAINING
     )
-    """Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, for
-    minutes, with a C++ compiler and ninja)"""
+    """Implementation of AdamW for updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam). The first use of
+    deepspeed compiles it for some minutes, and needs a C++ compiler and ninja"""
     overlap_comm: bool | None = flag(
         None,
         resume=SHAPE,
         needs=(Need(NOT_ZERO_0, "ZeRO-0 reduces gradients after the backward pass", off="false"),),
         tasks=TRAINING,
     )
-    """Overlap gradient reduction with the backward pass; null: on GPUs with ZeRO-2 and 3, but not with Muon"""
+    """Reduce gradients during the backward pass; null: true on GPUs with ZeRO-2 and 3, but not with Muon or
+    ds.deepcompile"""
     persistence_threshold: int | None = flag(None, ge=0, resume=SHAPE, when=PARTITIONED, tasks=TRAINING)
-    """Parameters of at most so many numbers, such as those of norms, stay whole on each rank between passes; null:
-    100000 on GPUs without ds.deepcompile, else 0"""
+    """ZeRO-3 does not partition parameters with at most this number of elements, such as those of norms. Each rank
+    keeps them whole; null: 100000 on GPUs without ds.deepcompile, else 0"""
     deepcompile: bool = flag(
         False,
         resume=SHAPE,
         needs=(
-            Need(ON_GPUS, "DeepSpeed compiles for GPUs alone"),
-            Need(NOT_ZERO_0, "DeepSpeed compiles ZeRO-1 to 3"),
-            Need(PADDED, "packed rows have ever new shapes, each compiled anew"),
-            Need(WHOLE_ROWS, "ranks split the tokens of packed rows alone"),
+            Need(ON_GPUS, "DeepSpeed compiles only for GPUs"),
+            Need(NOT_ZERO_0, "DeepSpeed compiles only ZeRO-1 to 3"),
+            Need(PADDED, "packed rows have many different shapes, and each would be compiled"),
+            Need(WHOLE_ROWS, "ranks can split the tokens only of packed rows"),
             Need(is_one_of(".overlap_comm", None, False, remedy="false"), "the compiled graph reduces the gradients"),
             Need(is_false(".adam_offload"), "the gradients of compiled graphs stay on the GPU"),
             Need(is_false(".enable_sleep"), "the gradients of compiled graphs stay on the GPU"),
-            Need(is_one_of(".lora.rank", 0), "frozen weights beside adapters have not been tried"),
-            Need(WHOLE_WEIGHTS, "DeepSpeed does not compile split matrices"),
+            Need(is_one_of(".lora.rank", 0), "it has not been tested with LoRA"),
+            Need(WHOLE_WEIGHTS, "DeepSpeed does not compile tensor parallelism"),
             Need(is_one_of(".zpg", 1), "the compiled graph gathers from all ranks"),
         ),
         tasks=TRAINING,
     )
-    """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile (not run on a
-    GPU yet), for micro-batches of few different shapes"""
+    """Compile the model together with the gathering of its weights and the reduction of its gradients (DeepCompile of
+    DeepSpeed; not run on a GPU yet). Use it if micro-batches have few different shapes"""
     zpg: int = flag(
         1,
-        "Size of the secondary partition of ZeRO++",
+        "Number of ranks in a secondary partition of the weights (ZeRO++); 1: no secondary partition",
         ge=1,
         resume=SHAPE,
         needs=(
-            Need(PARTITIONED, "ZeRO-3 alone partitions the weights"),
-            Need(WHOLE_WEIGHTS, "a second partition of the weights has not been tried with split matrices"),
+            Need(PARTITIONED, "only ZeRO-3 partitions the weights"),
+            Need(WHOLE_WEIGHTS, "it has not been tested with tensor parallelism"),
         ),
         tasks=TRAINING,
     )
     zero3_leaf_modules: list[str] = flag([], when=PARTITIONED, tasks=TRAINING)
-    """Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which a
-    rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself"""
+    """Classes of modules that ZeRO-3 gathers as a whole. Mixtures of experts need them if the experts are separate
+    modules, because ranks may use different experts at the same time. DeepSpeed already knows the classes of Mixtral,
+    Qwen2-MoE and Qwen3-MoE"""
     grad_accum_dtype: str = flag(
         "fp32",
         choices=("fp32", "bf16"),
-        needs=Need(is_one_of(".param_dtype", "bf16"), "gradients of fp32 parameters would be rounded"),
+        needs=Need(is_one_of(".param_dtype", "bf16"), "the gradients of fp32 parameters would be rounded"),
         tasks=TRAINING,
     )
-    """Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error of
-    the sum grows with the number of micro-batches"""
+    """Data type in which the gradients of the micro-batches of a step are summed. bf16 halves their memory, but the
+    rounding error grows with the number of micro-batches"""
     ring_attn_size: int = flag(
         1,
         ge=1,
         resume=SHAPE,
         needs=Need(
             is_one_of(".packing_samples", None, True, remedy="null"),
-            "ranks split the tokens of one row without padding",
+            "ranks can split the tokens only of packed rows",
         ),
         tasks=TRAINING,
     )
-    """Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too long
-    for one"""
+    """Sequence parallelism: number of ranks of a model that split the tokens of each batch. Use it for sequences that
+    are too long for one rank"""
     ring_attn_mode: str = flag(
         "gather",
         choices=("gather", "ring", "ulysses"),
         resume=SHAPE,
         when=SPLIT,
-        needs=Need(WHOLE_WEIGHTS, "both would split the heads", at=is_one_of("", "ulysses")),
+        needs=Need(WHOLE_WEIGHTS, "both would split the attention heads", at=is_one_of("", "ulysses")),
         tasks=TRAINING,
     )
-    """How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from rank
-    to rank, ulysses exchanges tokens for heads"""
+    """How attention gets the tokens of other ranks. gather: collect all keys and values; ring: pass keys and values
+    from rank to rank; ulysses: exchange tokens for attention heads"""
     tensor_parallel_size: int = flag(
         1,
         ge=1,
         resume=FIXED,
-        needs=Need(is_one_of(".lora.rank", 0), "LoRA adds its adapters to whole matrices"),
+        needs=Need(is_one_of(".lora.rank", 0), "LoRA adapters need whole matrices"),
         tasks=TRAINING,
     )
-    """Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense
-    language and reward models, ds.zero_stage=0 to 2)"""
+    """Tensor parallelism: number of ranks of a model that split the matrices of its layers (AutoTP of DeepSpeed). It
+    works for dense language models and reward models, with ds.zero_stage=0 to 2"""
     use_liger_kernel: bool | None = flag(
         None,
         needs=(
             FUSED_ON_GPUS,
-            Need(WHOLE_WEIGHTS, "Liger's kernels have not been tried with split matrices", off="false"),
+            Need(WHOLE_WEIGHTS, "Liger's kernels have not been tested with tensor parallelism", off="false"),
         ),
         tasks=TRAINING,
     )
-    """Use Liger's fused layer kernels in trained models; null: on GPUs where it is installed and knows a model of text
-    alone, without ds.tensor_parallel_size and ds.deepcompile"""
+    """Use the fused layer kernels of Liger in trained models. null: true on GPUs if Liger is installed and supports the
+    model, the model reads only text, and ds.tensor_parallel_size and ds.deepcompile are not used"""
     lora: LoRAConfig = group(LoRAConfig, tasks=TRAINING)
     enable_sleep: bool = flag(
         False,
@@ -255,18 +257,18 @@ class DeepSpeedConfig(Section):
         needs=(
             Need(
                 is_true("train.colocate_all"),
-                "a model that shares no GPU has no reason to leave it",
+                "a model with a GPU of its own gains nothing from sleep",
                 fix="write ds.enable_sleep=false, or train.colocate_all=true",
             ),
             Need(
                 is_one_of(".zero_stage", None, 2, 3, remedy="2"),
-                "DeepSpeed moves optimiser states of ZeRO-2 and 3 alone",
+                "DeepSpeed can move only the optimiser states of ZeRO-2 and 3",
             ),
-            Need(is_false(".adam_offload"), "the optimiser state is always in host memory then"),
+            Need(is_false(".adam_offload"), "with it the optimiser state is always in host memory"),
         ),
         tasks=RL,
     )
-    """Keep optimiser state and fp32 weights in host memory but while a model is updated"""
+    """Keep the optimiser state and the fp32 weights in host memory, except while the model is updated"""
 
     @property
     def precision(self) -> str:

@@ -1,4 +1,4 @@
-"""`reward`: where the score of a rollout comes from, and how it is shaped."""
+"""`reward`: the sources of rewards, and the shaping of rewards."""
 
 from __future__ import annotations
 
@@ -35,45 +35,49 @@ IS_FILE = Condition(".remote_url", lambda url: url is not None and not is_http(u
 class HttpConfig:
     """Requests to reward servers"""
 
-    batch_size: int = flag(32, "Responses per request; a judge gets one", ge=1)
-    concurrency: int = flag(8, "Requests at a time", ge=1)
-    num_retries: int = flag(5, "How often a failed request is tried again, after 1, 2, 4, ... seconds", ge=0)
-    timeout_s: float = flag(180.0, "Deadline of one request in seconds", gt=0)
+    batch_size: int = flag(32, "Responses per request; a request to a judge has only one", ge=1)
+    concurrency: int = flag(8, "Number of requests at the same time", ge=1)
+    num_retries: int = flag(5, "Number of retries of a failed request, after 1, 2, 4, ... seconds", ge=0)
+    timeout_s: float = flag(180.0, "Time limit of a request in seconds", gt=0)
 
 
 @dataclass
 class ProcessRewardConfig:
-    """A process reward model (task=prm) that scores every step of a response; reward=prm turns it on"""
+    """A process reward model (task=prm) that scores every step of a response. The preset reward=prm enables it"""
 
     enable: bool = flag(
         False,
-        "Score responses step by step",
+        "Score the steps of responses with a process reward model",
         needs=Need(
             is_set(".model_name_or_path", "<folder that task=prm wrote>"), "it names the model that scores the steps"
         ),
     )
-    model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer", when=STEPS)
+    model_name_or_path: str | None = flag(None, when=STEPS)
+    """Folder in Hugging Face format that task=prm wrote. The model has its own tokenizer"""
     aggregate: str = flag("min", algorithms=registry.step_aggregate, when=STEPS)
-    """A response's reward from P(good) of its steps"""
+    """How the reward of a response is computed from P(good) of its steps"""
     step_separator: str | None = flag(None, when=STEPS)
-    """The text that ends a step of a response; empty: every character is a step; null: as in training"""
-    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, resume=SHAPE, when=STEPS)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=STEPS)
+    """Text that ends a step of a response; empty: every character is a step; null: the separator of the training of the
+    model"""
+    num_nodes: int = flag(1, "Number of nodes on which the process reward model runs", ge=1, resume=SHAPE, when=STEPS)
+    num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE, when=STEPS)
+    """Number of ranks (processes) of the process reward model on each node"""
 
 
 @dataclass
 class RuleConfig:
-    """Settings of rules"""
+    """Settings of reward rules"""
 
-    math_boxed: bool = flag(False, "Rule math: a response without \\boxed{} has no answer")
-    format_pattern: str = flag(THOUGHT_AND_ANSWER, "Regular expression of the whole response")
-    length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
-    repetition_ngram: int = flag(3, "Words of an n-gram that counts as repeated when it stands again", ge=1)
-    repetition_tolerated: float = flag(0.2, "Share of repeated n-grams that costs nothing", ge=0, lt=1)
-    code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
-    code_memory_mb: int = flag(1024, "Memory of the program in MiB, all of its processes together", ge=64)
+    math_boxed: bool = flag(False, "Rule math: accept only answers in \\boxed{}")
+    format_pattern: str = flag(THOUGHT_AND_ANSWER, "Rule format: regular expression that the whole response must match")
+    length_limit: int = flag(4000, "Rule length: a response of at most this number of characters gets 1", ge=1)
+    repetition_ngram: int = flag(3, ge=1)
+    """Number of words in the n-grams that are counted as repeated if they occur again"""
+    repetition_tolerated: float = flag(0.2, "Share of repeated n-grams without a penalty", ge=0, lt=1)
+    code_timeout_s: float = flag(10.0, "Time limit for all tests of a response, in seconds", gt=0)
+    code_memory_mb: int = flag(1024, "Memory limit of the program with all of its processes, in MiB", ge=64)
     code_allow_weaker: bool = flag(False)
-    """Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards_code.md)"""
+    """Also run programs on machines that offer only a weaker jail without namespaces (docs/rewards_code.md)"""
 
 
 @dataclass
@@ -81,60 +85,72 @@ class JudgeConfig:
     """A judge: a chat model that scores responses by the rubric in reward.rubric"""
 
     url: str | None = flag(None)
-    """An OpenAI-compatible server, as http://<host>:<port>/v1, or a comma list of them (reward.http has its time limit,
-    retries and concurrency); null: engines of the run have the model (task=ppo)"""
-    model: str | None = flag(None, "The name of the model at the server; without one, its folder or hub name")
+    """Address of an OpenAI-compatible server, such as http://<host>:<port>/v1, or several addresses separated by
+    commas. reward.http has the time limit, retries and concurrency of requests. null: the judge runs in engines of the
+    run (task=ppo)"""
+    model: str | None = flag(None)
+    """Name of the model at the server. Without a server: its folder or its name on the hub"""
     mode: str = flag("verdict", choices=("verdict", "rank", "yes_no"))
-    """What the judge says: a number for each criterion of the rubric, an order of all answers to a prompt, or Yes or
-    No, of which the probability of Yes is the score (a server has to list log-probabilities for that)"""
+    """Form of the judgement. verdict: a number for each criterion of the rubric; rank: an order of all answers to a
+    prompt; yes_no: Yes or No, and the score is the probability of Yes (the server must return log-probabilities)"""
     both_orders: bool = flag(False, when=is_one_of(".mode", "rank"))
-    """Ask a second time with the answers in the reversed order, and take the mean of both scores"""
+    """Ask again with the answers in reversed order, and use the mean of both scores"""
     key_env: str = flag("RLHF_SUITE_JUDGE_KEY")
-    """The name of the environment variable with the server's key; without a value no key is sent"""
+    """Name of the environment variable that holds the key of the server. If the variable is not set, no key is sent"""
     scale: list[float] = flag([0.0, 10.0], when=is_one_of(".mode", "verdict"))
-    """The numbers that mean the worst and the best: they become 0 and 1"""
+    """The numbers [worst, best] of the judge's scale. They are mapped to 0 and 1"""
     max_new_tokens: int = flag(
-        1024, "Tokens of a reply, with its reasons", ge=1, when=is_one_of(".mode", "verdict", "rank")
+        1024,
+        "Longest reply of the judge in tokens, including its reasons",
+        ge=1,
+        when=is_one_of(".mode", "verdict", "rank"),
     )
     max_chars: int = flag(20_000, ge=100)
-    """Characters of a prompt, a response or a label that the judge sees; the middle of a longer one is cut out with a
-    mark"""
+    """Largest number of characters of a prompt, a response or a label that the judge sees. The middle of a longer text
+    is cut out and marked"""
     body: dict[str, Any] = flag({})
-    """Further fields of each request, such as {temperature: 0}; a field that is null is not sent. Engines of the run
-    take temperature (0 if it is not there), top_p, top_k, min_p, repetition_penalty and chat_template_kwargs"""
+    """Further fields of each request, such as {temperature: 0}. A field with the value null is not sent. Engines of the
+    run accept temperature (default 0), top_p, top_k, min_p, repetition_penalty and chat_template_kwargs"""
     max_calls: int | None = flag(None, ge=1, resume=FREE)
-    """The run ends before it sends more requests than these to the judge; null: no limit"""
+    """Largest number of requests to the judge in a run. The run ends before it exceeds this number; null: no limit"""
     max_tokens: int | None = flag(None, ge=1, resume=FREE)
-    """The run ends before a request when those before it used so many tokens; null: no limit"""
-    num_engines: int = flag(1, "Engines of the run that have the judge, on devices of their own", ge=1, resume=FREE,
-                            when=OWN_ENGINES)  # fmt: skip
+    """Token limit of all requests to the judge in a run. Once it is reached, the run ends before the next request;
+    null: no limit"""
+    num_engines: int = flag(1, ge=1, resume=FREE, when=OWN_ENGINES)
+    """Number of engines of the run that hold the judge, on devices of their own"""
     tensor_parallel_size: int = flag(1, ge=1, resume=SHAPE, when=OWN_ENGINES)
-    """Devices that each hold a part of every layer of such an engine"""
+    """Number of devices that split every layer of an engine of the judge"""
     max_len: int | None = flag(None, ge=1, when=OWN_ENGINES)
-    """The longest question with its reply in tokens; null: what the model was made for, at most 8192"""
+    """Longest question with its reply, in tokens; null: the context length of the model, at most 8192"""
 
 
 @dataclass
 class SourceConfig:
-    """What scores: one of a rule, a .py file, HTTP servers, a judge, a reward model"""
+    """A source of rewards: exactly one of a rule, a .py file, HTTP servers, a judge or a reward model"""
 
     rule: str | None = flag(None, algorithms=registry.reward_rule)
-    """A rule that computes the reward from the response and its label"""
+    """Rule that computes the reward from the response and its label"""
     remote_url: str | None = flag(None)
-    """A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"""
-    rubric: str | None = flag(None, "A file with the rubric by which a judge (reward.judge) scores")
-    model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
+    """A .py file with reward_func(queries, prompts, labels), or http(s) URLs of reward servers separated by commas
+    (docs/rewards.md)"""
+    rubric: str | None = flag(None, "File with the rubric by which a judge (reward.judge) scores responses")
+    model_name_or_path: str | None = flag(None)
+    """Reward model: a folder in Hugging Face format or a name on the hub. It must have the same tokenizer as the
+    policy"""
 
 
 @dataclass
 class NamedSourceConfig(SourceConfig):
     """One of several sources"""
 
-    weight: float = flag(1.0, "Factor of its reward in the sum; 0: measured, not trained on", ge=0)
-    datasets: list[str] | None = flag(None, "Values of column datasource whose rows it scores; null: all rows")
-    process: bool = flag(False, "The process reward model of reward.process")
+    weight: float = flag(1.0, ge=0)
+    """Factor of this source's reward in the sum; 0: the reward is logged, but not trained on"""
+    datasets: list[str] | None = flag(None)
+    """Values of the column datasource. The source scores only rows with one of these values; null: all rows"""
+    process: bool = flag(False, "The source is the process reward model of reward.process")
     best_of: str | None = flag(None)
-    """A name that it shares with other sources: of these, only the one with the largest weight x reward counts"""
+    """Name of a set of sources. Only the source with the largest weight x reward in the set counts; null: the source
+    always counts"""
 
 
 @dataclass
@@ -146,45 +162,47 @@ class NormalizationConfig(Section):
         needs=Need(MODEL, "the constants are stored in a reward model"),
         tasks=STANDARDISED,
     )
-    """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
+    """Normalise scores as (score - mean) / std. The constants are stored in the configuration of the reward model"""
     normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"), tasks=STANDARDISED)
-    """Scores are only centred, score - mean, and not divided by std"""
+    """Only subtract the mean from scores, and do not divide by std"""
 
 
 @dataclass
 class RewardConfig(NormalizationConfig, SourceConfig):
-    """Where the reward comes from (a rule, a .py file, HTTP servers, a judge, a reward model or, in task=ppo and
-    task=score, a process reward model), and in task=ppo its shape"""
+    """The source of rewards (a rule, a .py file, HTTP servers, a judge, a reward model or, in task=ppo and task=score,
+    a process reward model), and in task=ppo the shaping of rewards"""
 
     sources: dict[str, NamedSourceConfig] = flag({})
     """Several sources by name, instead of rule, remote_url, rubric and model_name_or_path (docs/rewards_sources.md)"""
     reward_key: str | None = flag(None, of_tasks=IF_TEXT_IS_READ)
-    """The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all
-    parts of the reward, by reward.combine"""
+    """Name of the one part of the reward that is trained on (with several sources: <source> or <source>/<name>); null:
+    all parts, combined by reward.combine"""
     combine: str = flag("sum", choices=("sum", "max"), of_tasks=IF_TEXT_IS_READ)
-    """How the named parts of a reward become one number"""
+    """How the named parts of a reward are combined into one number"""
     http: HttpConfig = group(
         HttpConfig, when=Condition(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>") | JUDGED
     )
     judge: JudgeConfig = group(JudgeConfig, when=JUDGED)
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, gt=0, when=is_set(".rule", "<name>") | IS_FILE)
-    """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more
-    (docs/rewards_failures.md)"""
+    """Time limit in seconds for a batch that a file scores. A row that is scored by itself has at least a thirtieth of
+    it (docs/rewards_failures.md)"""
     num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
-    """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
+    """Number of processes in which a rule scores; null: one per CPU core, at most 8"""
     num_retries: int = flag(
         0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>") | JUDGED
     )
-    """How often scoring is tried again where a rule, a file, servers or a judge fail, after 1, 2, 4, ... seconds"""
+    """Number of retries after a rule, a file, a server or a judge has failed, after 1, 2, 4, ... seconds"""
     offload: bool = flag(False, resume=SHAPE, when=MODEL, needs=OFFLOADED, tasks=RL)
-    """Keep the reward model's weights in host memory, and bring them to the GPU once for all that it computes in a
-    step"""
-    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    """Keep the weights of the reward model in host memory. In each step they are copied to the GPU once, for all of the
+    model's computations"""
+    num_nodes: int = flag(1, ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    """Number of nodes on which the reward model runs"""
+    num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE, when=MODEL, tasks=BY_MODEL)
+    """Number of ranks (processes) of the reward model on each node"""
     on_error: str = flag("stop", choices=("stop", "drop"), tasks=BY_MODEL)
-    """What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is
-    dropped"""
+    """What to do if the reward of a sample fails after all retries. stop: end the run; drop: drop the whole group of
+    the sample"""
     max_error_rate: float = flag(
         0.5,
         ge=0,
@@ -192,17 +210,18 @@ class RewardConfig(NormalizationConfig, SourceConfig):
         when=is_one_of(".on_error", "drop") | is_one_of("agent.on_error", "drop", "zero"),
         tasks=BY_MODEL,
     )
-    """End the run when a larger share of a batch's samples has no reward"""
+    """End the run if a larger share of the samples of a batch has no reward"""
     process: ProcessRewardConfig = group(ProcessRewardConfig, tasks=(*RL, "score"))
     clip_range: list[float] = flag([-10.0, 10.0], tasks=RL)
-    """The raw score is clamped to this range, before any baseline"""
-    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them", tasks=RL)
+    """Clip the raw score to this range, before any baseline"""
+    clip_shaped: bool = flag(False, "Clip after the penalties below instead of before them", tasks=RL)
     overlong_buffer_len: int | None = flag(None, ge=1, tasks=RL)
-    """Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off"""
+    """Penalise long responses: within the last N tokens before the length limit, the penalty rises linearly from 0 to
+    reward.overlong_penalty_factor; null: no penalty"""
     overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"), tasks=RL)
-    """The overlong penalty of a response of full length"""
+    """Penalty of a response that reaches the length limit"""
     stop_properly_penalty_coef: float | None = flag(None, le=1, tasks=RL)
-    """Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off"""
+    """Reward of truncated responses. A number >= 0 multiplies the reward, a number < 0 replaces it; null: no change"""
 
     @property
     def scores_steps(self) -> bool:

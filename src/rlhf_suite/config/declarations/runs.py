@@ -73,41 +73,43 @@ class Task:
 
 TASKS = {
     "sft": Task("Supervised fine-tuning and continued pre-training", LANGUAGE),
-    "rm": Task("Reward model from pairs of answers", (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)),
+    "rm": Task("Train a reward model on pairs of answers", (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)),
     "dpo": Task(
-        "Preference optimisation from pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO",
+        "Preference optimisation on pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO",
         (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps"),
     ),
     "kto": Task(
-        "Preference optimisation from single answers, each desirable or not",
+        "Preference optimisation on single answers that are desirable or undesirable (KTO)",
         ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc"),
     ),
-    "prm": Task("Process reward model from solutions with a label for every step", ("acc", "loss", "aux_loss", "auc")),
-    "distill": Task(
-        "Distillation from a teacher's token probabilities on given answers", (*LANGUAGE, "loss", "distil_loss")
+    "prm": Task(
+        "Train a process reward model on solutions with a label for every step", ("acc", "loss", "aux_loss", "auc")
     ),
-    "ppo": Task("PPO-family reinforcement learning on Ray, vLLM and DeepSpeed", SAMPLED),
+    "distill": Task(
+        "Distillation: learn the token probabilities of a teacher on given answers", (*LANGUAGE, "loss", "distil_loss")
+    ),
+    "ppo": Task("Reinforcement learning with PPO, GRPO and related algorithms, on Ray, vLLM and DeepSpeed", SAMPLED),
     "serve_train": Task(
-        "Training, call by call, behind HTTP: Tinker's protocol over the policy and the engines of task=ppo",
+        "HTTP server for training with Tinker's protocol, with the policy and the engines of task=ppo",
         SAMPLED,
         has_demo=False,
     ),
-    "generate": Task("Answers of a model to the prompts of a file"),
-    "score": Task("Scores of the responses in a file, by a rule, a file, servers or a reward model", model=ROWS),
-    "check_reward": Task("The reward of a few rows, shown row by row before any GPU is used", model=ROWS),
-    "merge_lora": Task("A LoRA adapter merged into its base model; trains nothing", has_demo=False),
+    "generate": Task("Generate the answers of a model to the prompts of a file"),
+    "score": Task(
+        "Score the responses in a file by a rule, a reward file, reward servers or a reward model", model=ROWS
+    ),
+    "check_reward": Task("Show the rewards of a few rows, to test a reward without a GPU", model=ROWS),
+    "merge_lora": Task("Merge a LoRA adapter into its base model, without training", has_demo=False),
     "rejection_sampling": Task(
-        "Rejection sampling: supervised tuning on the best of the model's own answers, again and again"
+        "Rejection sampling: repeat supervised fine-tuning on the best of the model's own answers"
     ),
-    "iterative_dpo": Task(
-        "Iterative DPO: preferring the best of the model's own answers to the worst, again and again"
-    ),
+    "iterative_dpo": Task("Iterative DPO: repeat DPO on the best and the worst of the model's own answers"),
     "conditional_sft": Task(
-        "Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"
+        "Conditional SFT: supervised fine-tuning on all of the model's own answers, with their rewards in the prompts"
     ),
     # There is no built-in reward model.
-    "serve_rm": Task("A reward model behind HTTP", model="reward.model_name_or_path", has_demo=False),
-    "chat": Task("A conversation with a model in the terminal; trains nothing"),
+    "serve_rm": Task("HTTP server for a reward model", model="reward.model_name_or_path", has_demo=False),
+    "chat": Task("Chat with a model in the terminal, without training"),
 }
 
 
@@ -119,12 +121,12 @@ class Run(Section):
     # code of task=ppo finds nothing missing.
     task: str = flag("", CHOSEN, defaults={name: name for name in TASKS})
     explain: bool = flag(False, when=is_false("plan"), resume=FREE)
-    """Print batch sizes, placement, the origin of each value; run nothing"""
+    """Print batch sizes, placement and the origin of each value, and do not run anything"""
     run_dir: str | None = flag(None, resume=FREE)
-    """Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>"""
+    """Folder of this run, or with -m of the whole sweep; null: a new folder outputs/<task>/<time>"""
     own_code: list[str] = flag([])
-    """The files of the user's own functions, those of the user's own that they import, and their SHA-256, as the run
-    found them; it writes them itself"""
+    """Files of your own functions, with the files that they import, and their SHA-256. The run writes this flag
+    itself"""
     launch: LaunchConfig = group(LaunchConfig)
     ckpt: CheckpointConfig = group(
         CheckpointConfig,
@@ -132,7 +134,10 @@ class Run(Section):
         of_tasks={"serve_train": {"values": {"save_steps": 1}}},
     )
     plan: bool = flag(
-        False, "Print what memory, disk and time a run would take; run nothing", resume=FREE, tasks=TRAINED
+        False,
+        "Print the memory, disk space and time that the run would need, and do not run anything",
+        resume=FREE,
+        tasks=TRAINED,
     )
     ds: DeepSpeedConfig = group(DeepSpeedConfig, tasks=(*RENDERED, "merge_lora", "serve_rm"))
     logger: LoggerConfig = group(LoggerConfig, tasks=TRAINING)
