@@ -83,7 +83,7 @@ PYTHONPATH=site python benchmarks/gpu_kit.py --out results
 - **Memory** is the largest amount that PyTorch had allocated, and the largest that it had reserved.
 - **"Busy"** is the share of a step in which the device computes. It is measured in one more step, under the profiler.
   The lines of gpu.jsonl also name the longest kernels.
-- **Published** are the figures of prime-rl on one H100 in January 2026, with FlashAttention 3: tokens per second of a
+- **Published values** come from prime-rl on one H100 in January 2026, with FlashAttention 3: tokens per second of a
   step by its own clock, and reserved memory. The goal is 1.5 times each speed, with no more memory.
 - **Attention.** The fastest installed package that agrees with torch's kernel computes attention, and otherwise
   torch's kernel (FlashAttention 2). FlashAttention 4 comes from `pip install flash-attn-4`, and compiles each shape in
