@@ -1,4 +1,4 @@
-"""`agent`: who answers the model's turns in reinforcement learning."""
+"""`agent`: what answers the turns of the model in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 @dataclass
 class AgentSourceConfig:
-    """The agent of the rows of some datasets"""
+    """The agent for the rows of some datasets"""
 
-    kind: str = flag("single_turn", "Who answers a turn of the model, as agent.kind", algorithms=registry.agent)
-    datasets: list[str] = flag([], "Values of column datasource whose rows it takes")
-    agent_func_path: str | None = flag(None, "Its file; null: that of train.agent_func_path")
-    max_turns: int | None = flag(None, "Most turns of the model in an episode; null: agent.max_turns", ge=1)
+    kind: str = flag("single_turn", algorithms=registry.agent)
+    """What answers a turn of the model, with the values of agent.kind"""
+    datasets: list[str] = flag([], "Values of the column datasource. The agent gets the rows with these values")
+    agent_func_path: str | None = flag(None, "Python file of this agent; null: train.agent_func_path")
+    max_turns: int | None = flag(None, ge=1)
+    """Largest number of turns of the model in an episode; null: agent.max_turns"""
 
 
 @dataclass
@@ -49,107 +51,118 @@ class AgentConfig:
     """Agents: what happens between the turns of the model"""
 
     kind: str = flag("single_turn", algorithms=registry.agent)
-    """Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python
-    interpreter; or a program of your own that asks for turns over HTTP, as chat completions"""
+    """What answers a turn of the model: nothing; tools that the model calls; an environment in your own file; a Python
+    interpreter; or your own program, which requests turns over HTTP as chat completions"""
     sources: dict[str, AgentSourceConfig] = flag({})
-    """Other agents by name, for the rows of some datasets; all other rows have that of agent.kind (docs/agents.md)"""
+    """Other agents by name, for the rows of some datasets. All other rows use the agent of agent.kind
+    (docs/agents.md)"""
     tools: list[str] = flag([])
-    """MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of
-    train.agent_func_path, and beside an environment"""
+    """MCP servers whose tools the model may call, each as mcp:<command or URL>. These tools are added to the functions
+    of train.agent_func_path, or to an environment"""
     mcp_sessions: str = flag("episode", choices=("episode", "process"))
-    """How long a session with an MCP server lasts: for an episode, which begins it with its first call (a command is
-    then a process for each episode); or for the process, for servers that keep nothing from one call to the next"""
+    """Lifetime of a session with an MCP server. episode: each episode starts a session at its first call (a command
+    then runs as one process per episode). process: the process keeps one session; use it for servers without state
+    between calls"""
     server_url: str | None = flag(None)
-    """ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of
-    train.agent_func_path"""
+    """Address (ws:// or wss://) of an environment with the OpenEnv protocol, instead of train.agent_func_path"""
     action_key: str | None = flag("message", when=SERVED)
-    """Field of an action with the text of a turn; null: a turn is the whole action, as JSON"""
+    """Field of an action that gets the text of a turn; null: the turn itself is the whole action, as JSON"""
     observation_key: str | None = flag(None, when=SERVED)
-    """Field of an observation that the model sees; null: its only text, or all of it as JSON"""
+    """Field of an observation that the model sees; null: the only text of the observation, or the whole observation as
+    JSON"""
     add_reward: bool = flag(False)
-    """Add the reward of the reward sources (reward.rule and the like) to that of the environment or program; false:
-    they score only the episodes to which it gave none"""
-    max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
+    """Add the reward from the reward sources (reward.rule and so on) to the reward from the environment or program.
+    false: the reward sources score only episodes that got no reward from them"""
+    max_turns: int = flag(8, "Largest number of turns of the model in an episode", ge=1, when=MANY_TURNS)
     timeout_s: float = flag(600.0, gt=0, when=MANY_TURNS)
-    """Longest episode in seconds; a longer one has no reward (agent.on_error)"""
+    """Time limit of an episode in seconds. An episode that exceeds it has no reward (agent.on_error)"""
     on_error: str | None = flag(None, choices=("stop", "drop", "zero"), when=MANY_TURNS)
-    """What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its group
-    is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as reward.on_error"""
+    """What to do with an episode that ended by an error of its environment or by agent.timeout_s. stop: end the run;
+    drop: drop the group of the episode; zero: give it the reward 0. If their share exceeds reward.max_error_rate, the
+    run ends. null: as reward.on_error"""
     history: str = flag(
         "append",
         choices=("append", "template"),
         needs=(
-            Need(is_true("data.apply_chat_template"), "the chat template says how earlier turns are shown", RENDERED),
-            Need(is_null("data.image_key"), "a conversation with images is not rendered again", RENDERED),
+            Need(is_true("data.apply_chat_template"), "the chat template shows the earlier turns", RENDERED),
+            Need(
+                is_null("data.image_key"),
+                "the chat template is not applied again to a conversation with images",
+                RENDERED,
+            ),
         ),
     )
-    """What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat template
-    shows of it, in a new sequence after each turn for which that differs"""
+    """How the model sees earlier turns. append: exactly the tokens that it wrote; template: the output of the chat
+    template, in a new sequence after each turn for which the two differ"""
     tool_timeout_s: float = flag(30.0, gt=0)
-    """Longest call of a tool, of Python code or of the environment, in seconds"""
+    """Time limit of a call of a tool, of Python code or of the environment, in seconds"""
     max_feedback_tokens: int | None = flag(512, ge=16)
-    """Longest answer to a turn in tokens; more is cut off; null: no limit"""
+    """Longest answer to a turn in tokens. A longer one is cut off; null: no limit"""
     compact_at_tokens: int | None = flag(None, ge=16)
-    """Tokens of a conversation from which on the model is asked to write a summary, with which the conversation goes on
-    after its first prompt, in a new sequence (docs/agents_compaction.md); null: never"""
-    compact_prompt: str = flag(SUMMARY, "How the user asks for a summary", when=COMPACTED)
+    """If a conversation reaches this number of tokens, the model is asked for a summary. The conversation then
+    continues in a new sequence, with its first prompt and the summary (docs/agents_compaction.md); null: never"""
+    compact_prompt: str = flag(SUMMARY, "Message of the user that asks for a summary", when=COMPACTED)
     compact_max_tokens: int = flag(1024, ge=1, when=COMPACTED)
-    """Longest summary in tokens; one that is cut off there ends the episode"""
+    """Longest summary in tokens. A summary that is cut off at this length ends the episode"""
     cut_to_fit: int | None = flag(None, ge=1)
-    """Cut an answer to a turn that leaves no room in data.max_len or rollout.max_new_tokens, so that so many tokens are
-    left; " [...]" stands where it was cut. null: such an answer ends the episode, or the request of a program fails"""
-    max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
+    """Shorten an answer to a turn if it does not fit into data.max_len or rollout.max_new_tokens, so that this number
+    of tokens is left for the model. " [...]" marks the cut. null: such an answer ends the episode, or the request of a
+    program fails"""
+    max_concurrent: int = flag(256, ge=1, resume=FREE, when=MANY_TURNS)
+    """Largest number of episodes that run at the same time"""
     num_workers: int = flag(0, ge=0, resume=FREE, when=MANY_TURNS)
-    """Processes beside the driver that run the episodes, spread over the nodes; 0: the driver runs them"""
+    """Number of processes beside the driver that run the episodes. They are spread over the nodes. 0: the driver runs
+    the episodes"""
     max_restarts: int = flag(
         3, ge=0, resume=FREE, when=(MANY_TURNS, is_positive(".num_workers", "<number of processes>"))
     )
-    """Times that each of these processes is started again when it dies; its unfinished episodes begin anew. 0: the run
-    ends"""
+    """Number of times that each of these processes is restarted after it has died. Its unfinished episodes start again.
+    0: the run ends instead"""
     tool_parser: str = flag(
         "hermes",
         algorithms=registry.tool_parser,
         when=MANY_TURNS,
         needs=Need(
             is_set(".vllm_tool_parser", "<name>, such as hermes"),
-            "it names one of vLLM's parsers",
+            "it is the name of the vLLM parser to use",
             at=algorithm_reads("", registry.tool_parser, "vllm_tool_parser"),
         ),
     )
-    """How calls of tools are read from the text of a turn"""
+    """How tool calls are parsed from the text of a turn"""
     vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
-    """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
+    """Name of a tool parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
     command: str | None = flag(None)
-    """Shell command that plays an episode in place of train.agent_func_path: a process with a folder of its own, which
-    finds the URL and the key of its episode in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like
-    (docs/agents_command.md)"""
+    """Shell command that plays an episode, instead of train.agent_func_path. It runs as a process in a folder of its
+    own. The environment variables OPENAI_BASE_URL, ANTHROPIC_BASE_URL and similar ones contain the URL and the key of
+    its episode (docs/agents_command.md)"""
     command_memory_mb: int = flag(4096, ge=64, resume=FREE, when=COMMANDED)
-    """Memory of all that a command has started, in MiB; one that holds more is killed"""
+    """Memory limit in MiB for all processes that a command has started. Beyond it, the command is killed"""
     score_command: str | None = flag(None, when=COMMANDED)
-    """Shell command that scores the files which agent.command left, in the same folder: its last line is the reward, or
-    a JSON object with reward, score, metrics or error. null: what agent.command posts, or else the reward sources"""
+    """Shell command that scores the files that agent.command wrote, in the same folder. Its last output line is the
+    reward, or a JSON object with reward, score, metrics or error. null: the reward that agent.command posts, or else
+    that of the reward sources"""
     container: str | None = flag(None, when=COMMANDED)
-    """Where both commands run: in containers of this image, by docker or podman; jail, in a jail of this machine, whose
-    only network is the endpoint; null, with the rights of the run"""
+    """Where both commands run. An image name: in containers of this image, with docker or podman; jail: in a jail of
+    this machine, whose only network access is the endpoint; null: with the rights of the run"""
     container_network: str = flag("host", resume=FREE, when=ISOLATED)
-    """Network of the containers, as `--network` of docker takes it. With host they reach all that this machine does; an
-    internal network leaves only this machine (docs/agents.md)"""
+    """Network of the containers, as in --network of docker. With host, they can reach everything that this machine can
+    reach. With an internal network, they reach only this machine (docs/agents.md)"""
     container_paths: list[str] = flag([], when=ISOLATED)
-    """Folders and files of this machine that the commands may read in a container or a jail, at the same paths"""
+    """Folders and files of this machine that the commands can read in a container or a jail, at the same paths"""
     host: str = flag("127.0.0.1", resume=FREE)
-    """Address of this machine at which the program reaches its endpoint, on a free port"""
+    """Address of this machine at which the program reaches its endpoint. The port is a free one"""
     sampling: str = flag("override", choices=("override", "refuse"), resume=FREE)
-    """What becomes of a request of the program that asks for another sampling than that of rollout.* (temperature, a
-    forced call, a JSON schema, ...): override, it is logged once and has no effect; or refuse, it is an error (400)"""
+    """What to do if a request of the program asks for other sampling settings than rollout.* (temperature, a forced
+    call, a JSON schema, ...). override: ignore them and log it once; refuse: answer with an error (400)"""
     python_style: str = flag("fence", algorithms=registry.python_style)
-    """How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a tool in
-    its chat template"""
-    python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64)
+    """How the model writes code. fence: in its text, as blocks that begin with ```python; tool: as tool calls of its
+    chat template"""
+    python_memory_mb: int = flag(512, "Memory limit of the Python interpreter of an episode, in MiB", ge=64)
     python_url: str | None = flag(None)
-    """http(s) address of a SandboxFusion server that runs the code, each block as a program of its own; null: a jail of
-    this machine, where names last for the episode"""
+    """Address (http or https) of a SandboxFusion server that runs the code. Each code block is then a separate program.
+    null: a jail of this machine runs it, and variables last for the whole episode"""
     python_allow_weaker: bool = flag(False, when=is_null(".python_url"), resume=FREE)
-    """Run code also where the machine offers only a weaker jail, without namespaces"""
+    """Also run code on machines that offer only a weaker jail without namespaces"""
 
     @property
     def kinds(self) -> set[str]:

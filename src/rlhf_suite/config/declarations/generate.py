@@ -1,4 +1,4 @@
-"""`generate` and `score`: what a batch job writes, where, and which part of the rows is its own."""
+"""`generate` and `score`: the output of a batch job, and the part of the rows that it processes."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ ANSWERS = is_null("generate.benchmark")  # in task=generate; in task=score alway
 
 @dataclass
 class OutputConfig:
-    """What is written, and which rows this job takes"""
+    """The output, and the rows of this job"""
 
-    output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder", when=ANSWERS)
+    output_path: str | None = flag(None, when=ANSWERS)
+    """Output file (.jsonl or .parquet); null: a .jsonl file in the run folder"""
     best_of_n: bool = flag(
         False,
-        "Keep only the sample of each prompt with the best score; the first of equal ones",
         when=ANSWERS,
         needs=Need(is_above("rollout.n_samples_per_prompt", 1, "8"), "there is only one sample of each prompt"),
     )
+    """Keep only the sample with the best score of each prompt. If several have the best score, keep the first of
+    them"""
     shard: str | None = flag(None, when=ANSWERS)
-    """i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"""
+    """Part of the rows that this job processes, as i/n: part i (from 0) of n equal parts. The name of the output file
+    then contains the part; null: all rows"""
 
 
 @dataclass
 class GenerateConfig(OutputConfig):
-    """What is written, and which rows this job takes"""
+    """The output, and the rows of this job"""
 
     benchmark: str | None = flag(None)
-    """Measure the model on benchmarks, and write no answers to prompts: a comma list of <name>:<file or folder of its
-    data set>, as in eval.benchmark; data.max_samples takes the first questions of each"""
+    """Measure the model on benchmarks instead of answering prompts. Benchmarks are separated by commas, each as
+    <name>:<file or folder of its data set>, as in eval.benchmark. data.max_samples limits the questions of each
+    benchmark to the first ones"""
     chunk_size: int | None = flag(None, ge=1, resume=FREE, when=ANSWERS)
-    """Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine"""
+    """Number of prompts whose answers are written together; null: enough prompts for vllm.max_num_seqs samples per
+    engine"""
 
 
 def shard_of(shard: str | None) -> tuple[int, int] | None:
@@ -67,11 +72,11 @@ def output_file(output_path: str | None, shard: str | None, default: Path) -> Pa
 
 @dataclass
 class ScoreConfig(OutputConfig):
-    """What is written of scored rows"""
+    """The output, and the rows of this job"""
 
     pairs: bool = flag(False, needs=Need(is_false(".best_of_n"), "a pair already contains the best response"))
-    """Write the best and the worst response of each prompt as chosen and rejected, where their scores differ"""
-    chunk_size: int = flag(1024, "Rows scored and written at a time", ge=1, resume=FREE)
+    """Write pairs: the best and the worst response of each prompt as chosen and rejected, if their scores differ"""
+    chunk_size: int = flag(1024, "Number of rows that are scored and written together", ge=1, resume=FREE)
     max_tokens_per_gpu: int = flag(16384, ge=1, when=BY_REWARD_MODEL | is_true("reward.process.enable"))
     """Token budget of a forward pass of the reward model"""
 

@@ -1,4 +1,4 @@
-"""`launch`: devices, Ray, deadlines."""
+"""`launch`: devices, Ray, time limits."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def trusts_code() -> bool:
 
 @dataclass
 class LaunchConfig(Section):
-    """How the run is brought up"""
+    """Devices, Ray and time limits of the run"""
 
     device: str = flag("auto", choices=("auto", "cpu", "cuda"), resume=FREE)
-    """The kind of device; auto: cuda where there is a GPU"""
+    """Type of device; auto: cuda on machines with a GPU, otherwise cpu"""
     ray_address: str | None = flag(None, resume=FREE, tasks=ON_RAY)
-    """Address of a running Ray cluster (auto: the local one); null: start a private one. A run that is one process is
-    not on Ray, and reads neither this flag nor the next two"""
+    """Address of a running Ray cluster (auto: the cluster of this machine); null: start a private cluster. A run with a
+    single process does not use Ray, and ignores this flag and the next two"""
     num_cpus: int | None = flag(None, ge=1, resume=FREE, tasks=ON_RAY)
-    """CPU slots that Ray may use; null: those that this process may use"""
+    """Number of CPU slots that Ray may use; null: the CPUs that this process may use"""
     object_store_mb: int | None = flag(None, ge=75, resume=FREE, tasks=ON_RAY)
-    """Shared memory of Ray's object store on each node, in MiB; null: what the samples of a step take at one time on
-    their way between driver, engines and models, if all have data.max_len tokens; at least 75. `rlhf-suite plan` says
-    how much that is. What does not fit into a smaller one is written to the disk"""
+    """Shared memory of Ray's object store on each node, in MiB; at least 75. Objects that do not fit are written to
+    disk. null: enough for the samples of a step with data.max_len tokens each, on their way between driver, engines and
+    models; `rlhf-suite plan` prints this size"""
     umask: str | None = flag(None, choices=("007", "027", "077"), resume=FREE)
-    """Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process"""
+    """Who else may read the files of the run. 027: only the group; 077: nobody; null: the umask of the process"""
     trust_remote_code: bool = flag(False, resume=FREE)
-    """Run the Python code that model folders and hub models bring with them (auto_map), here and in the engines. It may
-    do anything that you may do: read it first"""
+    """Run the Python code that comes with model folders and hub models (auto_map), in this process and in the engines.
+    This code can do everything that you can do, so read it first"""
     timeout_s: float = flag(1800.0, gt=0, resume=FREE)
-    """Deadline of each wait for an actor, in seconds since its last sign of life; when it passes, the run ends and
-    names the actor"""
+    """Time limit for each wait for an actor, in seconds since its last sign of life. Then the run ends and names the
+    actor"""
 
     @property
     def store_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""`teacher`: whose token probabilities a student learns."""
+"""`teacher`: the models whose token probabilities a student learns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from rlhf_suite.config.declarations.task_groups import RL
 TOKEN = "RLHF_SUITE_TEACHER_TOKEN"  # the environment variable with the token of teachers behind an endpoint
 HAS_MODEL, HAS_SERVER = (algorithm_needs(".kind", registry.teacher, need) for need in ("model", "server"))
 NAMED = "teacher.sources."
-OFFLOAD_ALL = "Keep the weights in host memory, and bring them to the GPU once for all that it computes in a step"
+OFFLOAD_ALL = "Keep the weights in host memory. In each step they are copied to the GPU once, for all computations"
 
 
 @dataclass
 class TeacherSourceConfig:
-    """Whose probabilities are learned"""
+    """A teacher, whose token probabilities the student learns"""
 
     kind: str = flag("model", algorithms=registry.teacher)
-    """Whose weights the teacher has"""
-    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+    """Which weights the teacher has"""
+    model_name_or_path: str | None = flag(None)
+    """Model to load: a folder in Hugging Face format, a name on the Hugging Face hub, or builtin:<name>"""
     remote_url: str | None = flag(None)
-    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
+    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1, or several addresses separated by
+    commas. Several servers share the load"""
 
 
 @dataclass
@@ -34,20 +36,24 @@ class NamedTeacherConfig(TeacherSourceConfig):
     """One of several teachers"""
 
     datasets: list[str] | None = flag(None)
-    """Values of column datasource whose rows it teaches; null: the rows that no other teacher has"""
+    """Values of the column datasource. This teacher is used for rows with these values; null: for all rows without
+    another teacher"""
 
 
 @dataclass
 class TeacherConfig(TeacherSourceConfig, Section):
-    """The teacher, which has the student's vocabulary; in task=ppo there may be several, if algo.distill.coef > 0"""
+    """The teacher, which must have the vocabulary of the student. In task=ppo there may be several teachers, if
+    algo.distill.coef > 0"""
 
     kind: str = flag("model", algorithms=registry.teacher, tasks=RL)
-    """Whose weights the teacher has"""
-    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>", when=HAS_MODEL)
+    """Which weights the teacher has"""
+    model_name_or_path: str | None = flag(None, when=HAS_MODEL)
+    """Model to load: a folder in Hugging Face format, a name on the Hugging Face hub, or builtin:<name>"""
     remote_url: str | None = flag(None, when=HAS_SERVER, tasks=RL)
-    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1; several share the load: a comma list"""
+    """Address of a server with vLLM's protocol, such as http://<host>:8000/v1, or several addresses separated by
+    commas. Several servers share the load"""
     sources: dict[str, NamedTeacherConfig] = flag({}, tasks=RL)
-    """Several teachers by name, each for its rows, instead of kind, model_name_or_path and remote_url
+    """Several teachers by name, each for some of the rows, instead of kind, model_name_or_path and remote_url
     (docs/rl_distillation.md)"""
     http: HttpConfig = group(HttpConfig, when=HAS_SERVER, tasks=RL)
     offload: bool = flag(
@@ -57,9 +63,11 @@ class TeacherConfig(TeacherSourceConfig, Section):
         needs=OFFLOADED,
         of_tasks={task: {"help": OFFLOAD_ALL} for task in RL},
     )
-    """Keep its weights in host memory, and bring them to the GPU once for all that it computes in a step"""
-    num_nodes: int = flag(1, "Nodes of a teacher's worker group", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+    """Keep the weights in host memory. In each step they are copied to the GPU once, for all computations of the
+    teacher"""
+    num_nodes: int = flag(1, "Number of nodes on which a teacher runs", ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+    num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE, when=HAS_MODEL, tasks=RL)
+    """Number of ranks (processes) of a teacher on each node"""
 
 
 def list_teachers(config: TeacherConfig) -> dict[str, TeacherSourceConfig]:
