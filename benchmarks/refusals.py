@@ -46,8 +46,9 @@ REASONS = {
 ROUNDS = 3
 TEXT = f"""{HEADING}
 
-What a family cannot do is refused by its config.json, before anything is loaded. Wall seconds of the whole command on
-two CPU cores, the shortest of {ROUNDS} (`python benchmarks/refusals.py`, which writes this section):
+The checks read the config.json of the model, and refuse what its family cannot do before anything is loaded. The table
+has the wall seconds of the whole command on two CPU cores, the shortest of {ROUNDS} (`python benchmarks/refusals.py`
+writes this section):
 
 | type | asked for | refused after |
 |---|---|---|
