@@ -138,7 +138,7 @@ class ChunkedLogProbs(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits_gradient @ weight
             if weight_gradient is not None:
-                weight_gradient += logits_gradient.T @ chunk
+                add_product(weight_gradient, logits_gradient.T, chunk)
             if bias_gradient is not None:
                 bias_gradient += logits_gradient.sum(0)
         return (
@@ -167,16 +167,25 @@ def _logits_gradient(
     log_p: Tensor, targets: Tensor, of_log_prob: Tensor | None, of_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
     """Return the gradient with respect to z, [rows, V]. This overwrites `log_p`."""
-    p = log_p.exp()
     if of_entropy is not None:
         assert entropy is not None
+        p = log_p.exp()
         result = log_p.add_(entropy[:, None]).mul_(p).mul_(-of_entropy[:, None])
+        if of_log_prob is not None:
+            result.addcmul_(p, -of_log_prob[:, None])
     else:
-        result = log_p.zero_()
+        result = log_p.exp_().mul_(0.0 if of_log_prob is None else -of_log_prob[:, None])
     if of_log_prob is not None:
-        result.addcmul_(p, -of_log_prob[:, None])
         result.scatter_add_(1, targets[:, None], of_log_prob[:, None])
     return result
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product of two matrices to `total`, without a matrix for the product where all have one precision."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 class ScoringHead(nn.Linear):
