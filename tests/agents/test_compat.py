@@ -287,13 +287,13 @@ def test_forms_of_the_suite(written, text, found):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("x = 1", "has nothing that an agent could use"),
+        ("x = 1", "contains nothing that an agent can use"),
         (
             "class AgentExecutor:\n    async def execute(self): ...",
             r"mine.py:2: AgentExecutor has its own execute.*endpoint",
         ),
         (FILES["openrlhf"] + "    async def execute(self): ...", "AgentExecutor has its own execute.*AgentInstance"),
-        ("def load_environment(): ...", "an environment of verifiers"),
+        ("def load_environment(): ...", "an environment of the library verifiers"),
         ("def f(:", "invalid syntax"),
     ],
 )

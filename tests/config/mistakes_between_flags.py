@@ -173,7 +173,7 @@ BETWEEN_FLAGS = [
     (SFT + "'data.input_template=\"{0} {0}\"'", "data.input_template", "must have one {}"),
     (SFT + "'data.input_template=\"{name}\"'", "data.input_template", "must have one {}"),
     (SFT + "'data.input_template=\"{} {\"'", "data.input_template", "must have one {}"),
-    (SFT + r"""'data.input_template="Q: {}\nA: "'""", "data.input_template", "a new line is meant"),
+    (SFT + r"""'data.input_template="Q: {}\nA: "'""", "data.input_template", "instead of a line break"),
     (KTO + "data.prompt_key=p", "data.prompt_key", "add data.chosen_key=<column>"),
     (KTO + "data.chosen_key=chosen data.prompt_key=p", "data.chosen_key", "write data.rejected_key=rejected"),
     (KTO + "data.chosen_key=a data.rejected_key=b", "data.chosen_key", "the prompt of the pairs is not named"),
@@ -187,7 +187,7 @@ BETWEEN_FLAGS = [
     (
         SFT + "data.apply_chat_template=true data.chat_template_kwargs=[tools:true]",
         "data.chat_template_kwargs",
-        "tools is given to the template by the suite",
+        "tools is a variable that the suite itself passes to the template",
     ),
     (SFT + "data.max_skipped_share=2", "data.max_skipped_share", "<= 1"),
     (SFT + "data.dataset=none/*.jsonl", "data.dataset", "no file matches none/*.jsonl"),

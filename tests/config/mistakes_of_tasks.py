@@ -93,7 +93,7 @@ OF_TASKS = [
     (REJECTION + "data.prompt_dataset=nowhere.jsonl", "data.prompt_dataset", "the file nowhere.jsonl does not exist"),
     (REJECTION + "rollout.max_new_tokens=3000", "rollout.max_new_tokens", "leaves no room for a prompt"),
     (REJECTION + "rollout.temperature=0", "rollout.n_samples_per_prompt", "all samples of a prompt are the same"),
-    (REJECTION + "rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt", "none can be better"),
+    (REJECTION + "rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt", "there is nothing to choose from"),
     (REJECTION + "reward.rule=null", "reward", "nothing scores the samples"),
     (REJECTION + "reward.model_name_or_path=org/rm", "reward", "several sources"),
     (
@@ -141,7 +141,11 @@ OF_TASKS = [
     (CHECK + "data.label_key=output", "reward", "nothing scores"),
     (CHECK + "reward.rule=math data.output_key=output", "data.label_key", "compares with a label"),
     (CHECK + "reward.rule=length", "data.output_key", "there is nothing to score"),
-    (CHECK + "reward.rule=code data.label_key=output", "data.output_key", "contains tests, which are not an answer"),
+    (
+        CHECK + "reward.rule=code data.label_key=output",
+        "data.output_key",
+        "contains tests, which cannot be scored as an answer",
+    ),
     (CHECK + "data.output_key=output reward.model_name_or_path=rm", "reward.model_name_or_path", "use task=score"),
     (CHECK + "data.output_key=output reward.on_error=drop", "reward.on_error", "it belongs to task="),
     (

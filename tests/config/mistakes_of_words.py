@@ -129,8 +129,8 @@ OF_WORDS = [
     (PPO + "rollout.temperature=2.5", "rollout.temperature", "2.5"),
     (PPO + "rollout.temperature=0.005", "rollout.temperature", "0.005"),  # vLLM would sample at 0.01
     (PPO + "eval.temperature=2.5", "eval.temperature", "2.5"),
-    (DPO + "data.turn_markers=[Human]", "data.turn_markers", "must be two different texts"),
-    (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "must be two different texts"),
+    (DPO + "data.turn_markers=[Human]", "data.turn_markers", "of the assistant must differ"),
+    (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "of the assistant must differ"),
     (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
     (SFT + "data.turn_markers=[Q,A] data.output_key=output", "data.turn_markers", "add data.output_key=null"),
     (

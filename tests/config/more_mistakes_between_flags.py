@@ -42,7 +42,7 @@ MORE_BETWEEN_FLAGS = [
         "low < high",
     ),
     (PPO + "algo.dynamic_filtering_min_std=0.1", "algo.dynamic_filtering_min_std", "dynamic_filtering_enable=true"),
-    (PPO + ROUND + "=9", ROUND, "9 prompts is less than a step of rollout.batch_size=1024"),
+    (PPO + ROUND + "=9", ROUND, "9 prompts is smaller than a step of rollout.batch_size=1024"),
     (PPO + ROUND + "=2048", ROUND, "up to 1 step old are trained on as if the policy had written them"),
     (ASYNC + ROUND + "=3072 correction=tis", ROUND, "write train.async_queue_size=2 or more"),
     (ASYNC + ROUND + "=2048 correction=tis train.async_queue_size=0", ROUND, "trained 1 step after the first ones"),
@@ -84,8 +84,8 @@ MORE_BETWEEN_FLAGS = [
     (PPO + "reward.http.batch_size=4", "reward.http.batch_size", "has no effect"),
     (PPO + "reward.rubric=r.md reward.judge.url=http://a/v1 reward.judge.model=m", "reward", "several sources"),
     (PPO + "reward.judge.model=m", "reward.judge.model", "add reward.rubric=<rubric.md>"),
-    (JUDGE + "reward.judge.model=null", "reward.judge.model", "which model is asked"),
-    (JUDGE + "reward.judge.url=null reward.judge.model=null", "reward.judge.model", "no judge is named"),
+    (JUDGE + "reward.judge.model=null", "reward.judge.model", "must name a model"),
+    (JUDGE + "reward.judge.url=null reward.judge.model=null", "reward.judge.model", "there is no judge"),
     (JUDGE + "reward.judge.num_engines=2", "reward.judge.num_engines", "has no effect"),
     (JUDGE + "'reward.judge.url=\"http://a/v1?api_key=x\"'", "reward.judge.url", "holds api_key in its query"),
     (
@@ -108,7 +108,7 @@ MORE_BETWEEN_FLAGS = [
     (
         JUDGE + "reward.judge.mode=rank rollout.n_samples_per_prompt=1 algo.advantage.estimator=reinforce",
         "rollout.n_samples_per_prompt",
-        "there is one",
+        "but there is only one",
     ),
     (
         JUDGE + "reward.judge.url=null 'reward.judge.body={stop: [a]}'",
@@ -130,7 +130,7 @@ MORE_BETWEEN_FLAGS = [
     (JUDGE + "reward.judge.key_env=sk-123", "reward.judge.key_env", "not the name of an environment variable"),
     (JUDGE + "reward.judge.key_env=OPEN", "reward.judge.key_env", "KEY or TOKEN in its name"),
     (JUDGE + "'reward.judge.scale=[1,1]'", "reward.judge.scale", "worst < best"),
-    (JUDGE + "'reward.judge.body={stream: true}'", "reward.judge.body.stream", "a field that the suite writes"),
+    (JUDGE + "'reward.judge.body={stream: true}'", "reward.judge.body.stream", "a field that the suite sets"),
     (PPO + "reward.max_error_rate=0.1", "reward.max_error_rate", "add reward.on_error=drop"),
     (PPO + "data.label_key=null", "data.label_key", "compares with a label"),
     (sources("{a: {rule: maths}}"), "reward.sources.a.rule", "did you mean rule: math?"),
@@ -146,7 +146,7 @@ MORE_BETWEEN_FLAGS = [
     (
         PPO.replace("reward.rule=exact_match", "reward.model_name_or_path=rm") + "reward.reward_key=a",
         "reward.reward_key",
-        "gives one number without a name",
+        "gives only one number without a name",
     ),
     (PPO + "reward.combine=mean", "reward.combine", "sum"),
     (sources("{a/b: {rule: math}}"), "reward.sources", "use only letters, digits"),
@@ -201,12 +201,12 @@ MORE_BETWEEN_FLAGS = [
     (
         PPO + "experiment=kl_cov rollout.batch_size=4 train.batch_size=32",
         "actor.policy_loss_type",
-        "a single optimiser step has not moved",
+        "0 in a single optimiser step",
     ),
     (PPO + "actor.entropy_target=1", "actor.entropy_target", "add actor.entropy_coef=0"),
     (PPO + "actor.entropy_coef=0 actor.entropy_coef_step=0.1", "actor.entropy_coef_step", "actor.entropy_target"),
     (PPO + "actor.entropy_coef=2 actor.entropy_target=1", "actor.entropy_coef_max", "write actor.entropy_coef_max=4"),
-    (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "9 of 8 samples"),
+    (PPO + "experiment=pkpo algo.advantage.pass_k=9", "algo.advantage.pass_k", "8 samples has fewer than 9"),
     (PPO + "algo.advantage.pass_k=2", "algo.advantage.pass_k", "add algo.advantage.estimator=pkpo"),
     (
         PPO + "algo.advantage.estimator=rloo rollout.n_samples_per_prompt=2 critic.value_clip_high=1",
@@ -230,9 +230,9 @@ MORE_BETWEEN_FLAGS = [
     (PPO + "data.pretrain_dataset=nowhere.jsonl", "data.pretrain_dataset", "nowhere.jsonl"),
     (PPO + "rollout.top_p=0.9", "rollout.top_p", "write rollout.top_p=1.0"),
     (PPO + "rollout.top_k=50", "rollout.top_k", "write rollout.top_k=-1"),
-    (PPO + "rollout.min_p=0.1", "rollout.min_p", "or correct for it (correction=tis)"),
-    (PPO + "rollout.repetition_penalty=1.2", "rollout.repetition_penalty", "1.2 changes what is sampled"),
-    (PPO + "rollout.top_p=0.9 algo.mismatch_max=1", "rollout.top_p", "or correct for it (correction=tis)"),
+    (PPO + "rollout.min_p=0.1", "rollout.min_p", "or add correction=tis"),
+    (PPO + "rollout.repetition_penalty=1.2", "rollout.repetition_penalty", "1.2 changes the sampling distribution"),
+    (PPO + "rollout.top_p=0.9 algo.mismatch_max=1", "rollout.top_p", "or add correction=tis"),
     (PPO + "train.colocate_all=true vllm.num_engines=2", "train.colocate_all", "actor 1, critic 1, ref 1, vllm 2"),
     (PPO + "train.colocate_actor_ref=true ref.num_gpus_per_node=2", "train.colocate_actor_ref", "actor 1, ref 2"),
     (
@@ -293,7 +293,7 @@ MORE_BETWEEN_FLAGS = [
     (
         TEACHERS + "{a:{model_name_or_path:x,datasets:[d]},b:{model_name_or_path:y,datasets:[d]}}",
         "teacher.sources",
-        "d would have 2 teachers, and a row has one",
+        "d would have 2 teachers, but a row has only one",
     ),
     (PPO + OPD + "teacher.num_gpus_per_node=3", "teacher.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
     (PPO + OPD + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "does not exist"),

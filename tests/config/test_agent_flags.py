@@ -106,7 +106,11 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=TOOLS", "train.agent_func_path", "is not for agent.kind"),
         (f"agent.kind=tools train.agent_func_path=ENV {RULE} {CHAT}", "train.agent_func_path", "is not for agent.kind"),
         ("agent.kind=environment train.agent_func_path=TRL", "data.apply_chat_template", "need a chat template"),
-        ("agent.kind=environment train.agent_func_path=BOTH", "data.apply_chat_template", "form of a chat template"),
+        (
+            "agent.kind=environment train.agent_func_path=BOTH",
+            "data.apply_chat_template",
+            "defines the form of tool calls",
+        ),
         ("agent.kind=environment train.agent_func_path=RAW", "train.agent_func_path", "raw text, and tools beside it"),
         (
             f"agent.kind=environment train.agent_func_path=PAYS {CHAT} {RULE}",
@@ -122,16 +126,24 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             "agent.kind=environment train.agent_func_path=ENV agent.add_reward=true",
             "agent.add_reward",
-            "there is no reward source",
+            "the run has no reward source",
         ),
-        (f"agent.kind=tools train.agent_func_path=TOOLS {RULE}", "data.apply_chat_template", "form of a chat template"),
-        (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
+        (
+            f"agent.kind=tools train.agent_func_path=TOOLS {RULE}",
+            "data.apply_chat_template",
+            "defines the form of tool calls",
+        ),
+        (
+            f"agent.kind=python agent.python_style=tool {RULE}",
+            "data.apply_chat_template",
+            "defines the form of tool calls",
+        ),
         (
             "agent.kind=environment train.agent_func_path=ENV agent.history=template",
             "agent.history",
-            "how earlier turns are shown",
+            "shows the earlier turns",
         ),
-        (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
+        (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not an MCP server"),
         (
             f"agent.kind=tools train.agent_func_path=TOOLS agent.tool_parser=vllm {RULE} {CHAT}",
             "agent.tool_parser",
@@ -155,7 +167,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]",
             "eval.max_calls",
-            "nobody answers",
+            "an answer of a single turn has no calls",
         ),
         (f"agent.kind=endpoint {CHAT}", "train.agent_func_path", "has no program"),
         (
@@ -177,7 +189,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=jail agent.container_network=agents",
             "agent.container_network",
-            "no network but the endpoint",
+            "the only network access of a jail",
         ),
         (
             f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=--privileged",
@@ -220,7 +232,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} agent.compact_at_tokens=40",
             "agent.compact_max_tokens",
-            "as long as the conversation it stands for (agent.compact_at_tokens=40)",
+            "as long as the conversation that it replaces (agent.compact_at_tokens=40)",
         ),
         (
             f"agent.kind=environment train.agent_func_path=ENV {CHAT} {LIMITS} rollout.max_new_tokens=140",
@@ -267,7 +279,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"{RULE} agent.kind=python 'agent.sources={{a: {{datasets: [x], max_turns: 2}}}}'",
             "agent.sources.a.max_turns",
-            "has one turn",
+            "has episodes of one turn",
         ),
         (
             f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} 'agent.sources={{a: {{datasets: [x]}}}}'",
@@ -277,7 +289,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"{RULE} 'agent.sources={{a: {{kind: tools, datasets: [x], agent_func_path: \"TOOLS\"}}}}'",
             "data.apply_chat_template",
-            "form of a chat template",
+            "defines the form of tool calls",
         ),
         (
             "agent.kind=environment train.agent_func_path=ENV 'agent.sources={a: {datasets: [x]}}'",

@@ -65,12 +65,12 @@ def test_what_is_refused_exists():
     [
         ("{dtype: float16}", "dtype", "ds.param_dtype decides it"),
         ("{quantization: fp8}", "quantization", "vllm.quantization decides it"),
-        ("{quantization_config: {}}", "quantization_config", "a weight sync brings whole weights"),
+        ("{quantization_config: {}}", "quantization_config", "a weight sync sends whole weights"),
         ("{speculative_config: {}}", "speculative_config", "vllm.speculative_config decides it"),
         ("{data_parallel_size: 2}", "data_parallel_size", "the suite places the engines"),
         ("{hf_token: abc}", "hf_token", "export HF_TOKEN"),
         ("{enable_chunked_prefill: true}", "enable_chunked_prefill", "would change its random numbers"),
-        ("{kv_cache_dtype: fp8}", "kv_cache_dtype", "away from those of the trainer"),
+        ("{kv_cache_dtype: fp8}", "kv_cache_dtype", "differ from those of the trainer"),
     ],
 )
 def test_what_the_suite_decides_is_refused(checked, value, key, said):

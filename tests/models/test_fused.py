@@ -12,7 +12,7 @@ from rlhf_suite.models.prepare import fuse_layers
 
 def test_without_a_gpu_or_the_package_it_is_refused(load, monkeypatch):
     model = load().model
-    with pytest.raises(UserError, match=r"needs a GPU, and this machine has none: .*write ds.use_liger_kernel=false"):
+    with pytest.raises(UserError, match=r"needs a GPU, but this machine has none: .*write ds.use_liger_kernel=false"):
         fuse_layers(model, "cpu")
     monkeypatch.setattr("rlhf_suite.config.check.lacking.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'rlhf-suite\[gpu\]'"):

@@ -87,7 +87,7 @@ def test_its_declaration_decides_which_flags_are_read_and_what_is_needed(own):
     ((key, _),) = problems(f"{kind}think_twice agent.server_url=ws://localhost:1/ws")
     assert key == "agent.server_url"
     ((key, what),) = problems(f"{kind}alone")
-    assert key == "data.apply_chat_template" and "speaks in messages" in what
+    assert key == "data.apply_chat_template" and "sends messages" in what
     assert problems(f"{kind}undeclared agent.tool_timeout_s=3 data.reward_columns=[x]") == []
     ((key, what),) = problems(f"{kind}gone")
     assert key == "agent.kind" and "defines no gone" in what

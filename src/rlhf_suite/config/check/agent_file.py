@@ -145,9 +145,9 @@ def arguments_of(node: FunctionDef) -> list[str]:
 def refusal(path: Path, names: Container[str]) -> SourceError:
     """Return why a file that has none of the forms cannot be used."""
     if "load_environment" in names:
-        problem = f"{path} makes an environment of verifiers, which runs in a Python environment of its own"
+        problem = f"{path} makes an environment of the library verifiers, which needs its own Python environment"
         return SourceError(problem, FIX)
-    return SourceError(f"{path} has nothing that an agent could use", FIX)
+    return SourceError(f"{path} contains nothing that an agent can use", FIX)
 
 
 def bases(node: ast.ClassDef) -> list[str]:

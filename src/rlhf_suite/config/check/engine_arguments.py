@@ -34,8 +34,8 @@ BY_FLAG = {  # the flag that decides an argument
     "tokenizer": "actor.model_name_or_path",
     "trust_remote_code": "launch.trust_remote_code",
 }
-OTHER_WEIGHTS = "a weight sync brings whole weights in ds.param_dtype, and compares them with those of the trainer"
-OTHER_TOKENS = "it changes what is sampled, and the trainer's log-probs would not be those of the samples"
+OTHER_WEIGHTS = "a weight sync sends whole weights in ds.param_dtype, and compares them with those of the trainer"
+OTHER_TOKENS = "it changes the sampling distribution, so the trainer's log-probs would not fit the samples"
 PLACEMENT = "the suite places the engines, vllm.num_engines of them"
 REQUESTS = "the suite makes the requests and reads the answers"
 BY_SUITE = {  # why the suite itself decides an argument
@@ -92,7 +92,7 @@ def speculation_problems(config: Mapping[str, Any], others: Mapping[str, bool]) 
     if method not in METHODS:
         problem = f"method {method} is not one of {', '.join(METHODS)}"
         if method is not None:
-            problem += ": the weights of other methods belong to one policy, and no weight sync brings them"
+            problem += ": the weights of other methods belong to one policy, and a weight sync does not update them"
         yield Problem(SPECULATIVE, problem, f"write '{SPECULATIVE}={example}'")
         return
     tokens = config.get("num_speculative_tokens")
@@ -101,7 +101,9 @@ def speculation_problems(config: Mapping[str, Any], others: Mapping[str, bool]) 
         yield Problem(SPECULATIVE, problem, f"write '{SPECULATIVE}={example}'")
     if (method == METHODS[1]) != (config.get("model") is not None):
         is_missing = method == METHODS[1]
-        problem = f"method {method} guesses by a model, and none is named" if is_missing else f"{method} reads no model"
+        problem = (
+            f"method {method} needs a draft model, and there is none" if is_missing else f"{method} reads no model"
+        )
         yield Problem(SPECULATIVE, problem, "add model: <HF folder or hub name>" if is_missing else "remove model")
     for flag in (flag for flag, is_used in others.items() if is_used):
         yield Problem(SPECULATIVE, f"cannot be done together with {flag}", f"remove it, or {flag}")
@@ -112,6 +114,6 @@ def rounding_problems(quantization: str | None, arguments: Mapping[str, Any], is
     rounded = {QUANTIZATION: quantization or "auto", f"{KEY}.{ROUNDED}": arguments.get(ROUNDED, "auto")}
     for key, value in rounded.items():
         if value != "auto" and not is_corrected:
-            problem = f"{value} moves the log-probs of the engine away from those of the trainer"
+            problem = f"{value} makes the log-probs of the engine differ from those of the trainer"
             fix = "add correction=tis (or icepop) and algo.mismatch_max=<nats>, or remove it"
             yield Problem(key, problem, fix)

@@ -47,7 +47,7 @@ def refuse_missing(flag: str, package: Package) -> None:
 
 def make_no_gpu_problem(key: str, value: Any, need: Need, off: str) -> Problem:
     """Return the problem of a flag with this need on a machine without a GPU; `off` is the value to write instead."""
-    problem = f"{spell(value)} needs a GPU, and this machine has none: {need.why}"
+    problem = f"{spell(value)} needs a GPU, but this machine has none: {need.why}"
     return Problem(key, problem, f"write {key}={off}")
 
 
@@ -71,7 +71,7 @@ def find_token_problem(run: Run) -> Problem | None:
     token, host = os.environ.get(variable), run.serve.host
     if not token and host not in THIS_MACHINE:
         fix = f"export {variable}={beginning}<secret> here{clients}, or remove serve.host"
-        return Problem("serve.host", f"{host} lets other machines connect, and there is no token", fix)
+        return Problem("serve.host", f"{host} lets other machines connect, but there is no token", fix)
     if token and not token.startswith(beginning):
         problem = f"does not begin with {beginning}, and clients refuse such a key"
         return Problem(variable, problem, f"put {beginning} before the secret")

@@ -62,7 +62,7 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:
         fix = "export WANDB_API_KEY, and set logger.wandb.enable=true"
-        return Problem(key, "keys are not taken from the command line", fix, ("logger.wandb.enable",), "name")
+        return Problem(key, "secrets cannot be given on the command line", fix, ("logger.wandb.enable",), "name")
     known = flags_of(task)
     owners = list_tasks_with(key) if task and entry_alone(key, known) is None else []
     close = nearest(key, known)
@@ -77,7 +77,7 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     reason = f"task={task} has no such flag" if task else "no task has such a flag"
     if several := [name for name in known if name.rpartition(".")[2] == key]:
         return Problem(
-            key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}", (*several,), "name"
+            key, f"is a short name of {len(several)} flags", f"write one of {', '.join(several)}", (*several,), "name"
         )
     return Problem(key, reason, guess or f"see --help{f' task={task}' if task else ''}", (*close,), "name")
 

@@ -149,7 +149,7 @@ NOTHING: dict[str, str] = {
     "entropy_shape_kappa": "it is KAPPA at the top of experiments/own_code/async_fork.py",
     **dict.fromkeys(
         ("use_adv_mask_before", "use_adv_mask_after", "use_adv_mask_skip", "use_loss_mask"),
-        "what is filtered leaves the batch, and whitening is over what is trained on",
+        "filtered samples leave the batch, and whitening uses only the samples that are trained on",
     ),
     "use_env_mask": "tokens of an environment are never trained on",
     "use_length_acc_balance": "batches are always balanced by length",

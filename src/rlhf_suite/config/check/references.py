@@ -58,9 +58,9 @@ def from_environment(name: str, default: str | None = NO_DEFAULT) -> str | None:
         return None if default is None else str(default)
     if not is_plain(name, value):
         problem = (
-            "is neither a path that exists nor a number, so perhaps a secret: values are written to files, reports"
+            "is neither an existing path nor a number, so it may be a secret: values are written to files, reports"
         )
-        fix = f'if it is one, leave it in the environment, where keys are read; else write "${name}" for the shell'
+        fix = f'leave a secret in the environment, where the suite reads keys; otherwise write "${name}" for the shell'
         raise FixableError(f"${{oc.env:{name}}} {problem}", fix)
     return value
 

@@ -114,7 +114,7 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         return
     if is_path(info) and "output" not in info.key and (long := too_long(value)):  # those are tried on the disk
         yield Problem(
-            info.key, f"{long[:40]}... is longer than a name of a file can be", f"write {info.before_value}<path>"
+            info.key, f"{long[:40]}... is too long for the name of a file", f"write {info.before_value}<path>"
         )
         return
     for item in value if isinstance(value, list) else [value]:
@@ -130,7 +130,7 @@ def means_nothing(info: FlagInfo, text: str) -> bool:
 def no_name(info: FlagInfo, value: str) -> Problem:
     """Return the problem of a text such as None, which other programs read as nothing."""
     fix = "null" if info.type.optional else "<text>"
-    return Problem(info.key, f"{value!r} is read as a text, not as no value", f"write {info.before_value}{fix}")
+    return Problem(info.key, f"{value!r} is read as text, not as an empty value", f"write {info.before_value}{fix}")
 
 
 def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:

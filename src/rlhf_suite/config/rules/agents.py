@@ -55,7 +55,9 @@ def agents_share_the_datasets(run: Run) -> Iterator[Problem]:
         key = f"agent.sources.{name}"
         if not source.datasets:
             problem = "no row has this agent"
-            yield Problem(f"{key}.datasets", problem, "write the values of the column datasource whose rows it takes")
+            yield Problem(
+                f"{key}.datasets", problem, "write the values of the column datasource for whose rows this agent is"
+            )
         for dataset in source.datasets:
             if taken.setdefault(dataset, name) != name:
                 problem = f"the rows of {dataset} have the agent {taken[dataset]} already"
@@ -74,7 +76,9 @@ def agents_beside_others_fit(run: Run) -> Iterator[Problem]:
                 f"{key}.agent_func_path", f"{key}.kind={kind} reads no file", "remove it, or write another kind"
             )
         if source.max_turns is not None and not agent.config.needs("turns"):
-            yield Problem(f"{key}.max_turns", f"{key}.kind={kind} has one turn", "remove it, or write another kind")
+            yield Problem(
+                f"{key}.max_turns", f"{key}.kind={kind} has episodes of one turn", "remove it, or write another kind"
+            )
         if agent.config.needs("all_rows"):
             problem = f"{kind} takes all rows, and is not one of {', '.join(registry.agent.without('all_rows'))}"
             yield Problem(f"{key}.kind", problem, "write another kind")
@@ -88,17 +92,21 @@ def messages_have_a_template(run: Run) -> Iterator[Problem]:
     callers = [agent for agent in agents if agent.config.needs("tool_messages")]
     if callers:
         fence = ", or write agent.python_style=fence" if callers[0].config.reads("python_style") else ""
-        yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
+        yield Problem(key, "the chat template defines the form of tool calls", f"{fix}{fence}")
     if any(agent.config.needs("user_messages") for agent in agents):
         speaker = next(agent.config.kind for agent in agents if agent.config.needs("user_messages"))
-        yield Problem(key, f"agent.kind={speaker} speaks in messages, which need a chat template", fix)
+        yield Problem(key, f"agent.kind={speaker} sends messages, which need a chat template", fix)
 
 
 @rule(tasks=RL)
 def rewards_of_environments_are_used(run: Run) -> Iterator[Problem]:
     if run.agent.add_reward and not has_source(run.reward):
-        problem = "there is no reward source whose reward could be added"
-        yield Problem("agent.add_reward", problem, "add reward.rule=<rule> or the like, or agent.add_reward=false")
+        problem = "the run has no reward source whose reward could be added"
+        yield Problem(
+            "agent.add_reward",
+            problem,
+            "add a reward source, such as reward.rule=<rule>, or write agent.add_reward=false",
+        )
 
 
 @rule(tasks=RL)
@@ -111,7 +119,9 @@ def servers_of_agents_have_addresses(run: Run) -> Iterator[Problem]:
             problem = f"{hide_secrets(url)!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
             yield Problem(f"agent.{name}", problem, f"write agent.{name}={schemes[0]}://<host>:<port>")
         elif url is not None:
-            yield from password_problems(f"agent.{name}", url, "remove it; these servers are asked without a password")
+            yield from password_problems(
+                f"agent.{name}", url, "remove it: the suite does not send a password to these servers"
+            )
 
 
 @rule(tasks=RL)
@@ -130,7 +140,7 @@ def summaries_fit(run: Run) -> Iterator[Problem]:
     if at is None or not any(registry.agent.reads(kind, "compact_at_tokens") for kind in run.agent.kinds):
         return
     if not run.data.apply_chat_template:
-        problem = "a summary is asked for in a message of the user, which needs a chat template"
+        problem = "the request for a summary is a message of the user, which needs a chat template"
         yield Problem(key, problem, "add data.apply_chat_template=true, or write agent.compact_at_tokens=null")
     name = run.algo.advantage.estimator
     if name in registry.estimator.that_read("gamma"):
@@ -147,7 +157,7 @@ def summaries_fit(run: Run) -> Iterator[Problem]:
         problem = f"{parts} takes up to {needed} tokens, and no more may follow the prompt"
         yield Problem("rollout.max_new_tokens", problem, f"raise it above {needed}, or lower these limits")
     if most >= at:
-        problem = f"a summary of that length would be as long as the conversation it stands for ({key}={at})"
+        problem = f"a summary of this length would be as long as the conversation that it replaces ({key}={at})"
         yield Problem("agent.compact_max_tokens", problem, f"write less than {at}")
 
 
@@ -160,7 +170,7 @@ def containers_reach_the_endpoint(run: Run) -> Iterator[Problem]:
         yield Problem("agent.container", f"{agent.container!r} is not an image", "write an image, jail or null")
     has_own_network = agent.container_network != "host"
     if agent.container == JAIL and has_own_network:
-        problem = "a jail has no network but the endpoint"
+        problem = "the only network access of a jail is the endpoint"
         yield Problem("agent.container_network", problem, "remove it, or write an image in agent.container")
     elif has_own_network and (agent.host == "localhost" or agent.host.startswith("127.")):
         problem = f"containers of the network {agent.container_network} do not reach agent.host={agent.host}"
@@ -172,12 +182,12 @@ def containers_reach_the_endpoint(run: Run) -> Iterator[Problem]:
 def servers_of_tools_are_named(run: Run) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
-            problem = f"{name!r} is not a server of tools"
+            problem = f"{name!r} is not an MCP server"
             yield Problem("agent.tools", problem, "write mcp:<command>, or mcp:http://<host>:<port>/mcp")
 
 
 @rule(tasks=RL)
 def programs_read_text(run: Run) -> Iterator[Problem]:
     if run.data.image_key is not None and run.agent.needs("text"):
-        problem = "programs that use the endpoint send and get text alone"
+        problem = "programs that use the endpoint can only send and receive text"
         yield Problem("agent.kind", problem, "write agent.kind=environment")

@@ -21,7 +21,7 @@ def covariances_choose_tokens(run: Run) -> Iterator[Problem]:
     if policy_loss.needs(loss, "covariance_band") and not (len(band) == 2 and band[0] < band[1]):
         yield Problem("actor.clip_cov_range", f"{band} is not [low, high]", "write 'actor.clip_cov_range=[1,5]'")
     if policy_loss.needs(loss, "largest_covariances") and optimizer_steps_per_rollout(run) == 1:
-        problem = f"{loss} pulls back to the policy before the update, which a single optimiser step has not moved"
+        problem = f"{loss} penalises the distance from the old policy, which is 0 in a single optimiser step"
         samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
         fix = f"write train.batch_size={max(samples // 4, 1)}, train.max_epochs=2, or another loss"
         yield Problem("actor.policy_loss_type", problem, fix)
@@ -44,13 +44,13 @@ def correction_fits(run: Run) -> Iterator[Problem]:
     if correction.reads(mode, "is_correction_threshold"):
         yield from band_problems(config.is_correction_threshold, gating)
     if correction.needs(mode, "ratio") and registry.gating.needs(gating, "upper_bound"):
-        problem = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
+        problem = f"mode clip cannot bound weights by a band of another quantity ({CORRECTION}_gating={gating})"
         yield Problem(f"{CORRECTION}_mode", problem, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
     elif correction.needs(mode, "unit_weight") and level == "seq":
         problem = "level seq keeps or drops whole sequences, so there is no single weight to bound"
         yield Problem(f"{CORRECTION}_mode", problem, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
     if policy_loss.needs(loss, "sequences") and level == "token":
-        problem = f"token would weigh single tokens, and the ratio of {loss} is one of whole sequences"
+        problem = f"level token would weight single tokens, but the ratio of {loss} is that of whole sequences"
         yield Problem(f"{CORRECTION}_level", problem, f"write {CORRECTION}_level=geo")
 
 
@@ -120,10 +120,10 @@ def reward_parts_are_named(run: Run) -> Iterator[Problem]:
         )
         yield Problem(key, problem, f"write '{key}=[{known}]' (docs/rl_estimators.md)")
     elif missing := [name for name in penalised if name not in parts]:
-        problem = f"{config.estimator} reads the parts of the reward alone, and {missing[0]} is none of them"
+        problem = f"{config.estimator} reads only the parts of the reward, and {missing[0]} is not one of them"
         yield Problem(key, problem, f"write '{key}=[{','.join([*parts, *missing])}]', or {penalised[missing[0]]}=null")
     if weights is not None and (len(weights) != len(parts) or not any(weights)):
-        problem = f"{weights} is not one number for each of {len(parts)} parts, of which one is above 0"
+        problem = f"{weights} is not one number for each of {len(parts)} parts, with at least one above 0"
         weights_key = "algo.advantage.reward_part_weights"
         yield Problem(weights_key, problem, f"write '{weights_key}=[{','.join('1' for _ in parts)}]', or null")
 
@@ -143,7 +143,7 @@ def rewards_are_successes(run: Run) -> Iterator[Problem]:
     config = run.algo.advantage
     if not config.needs("successes"):
         return
-    problem = f"rewards below 0 are not successes, and {config.estimator} divides by the mean of successes"
+    problem = f"negative rewards do not count as successes, and {config.estimator} divides by the mean of successes"
     if run.reward.overlong_buffer_len is not None:
         key = "reward.overlong_buffer_len"
         yield Problem(key, f"its penalty makes rewards negative: {problem}", f"write {key}=null, or another estimator")
@@ -160,7 +160,7 @@ def groups_hold_k_samples(run: Run) -> Iterator[Problem]:
         and not is_own(config.estimator)
         and samples < config.pass_k
     ):
-        problem = f"{config.pass_k} of {samples} samples of a prompt are none"
+        problem = f"a group of {samples} samples has fewer than {config.pass_k}"
         key = "rollout.n_samples_per_prompt"
         yield Problem("algo.advantage.pass_k", problem, f"write {key}={2 * config.pass_k}, or a smaller number")
 
@@ -170,7 +170,7 @@ def kl_pulls(run: Run) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
     pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
     if kl.use_loss and kl.init_coef > 0 and not pulls:
-        problem = f"{kl.estimator} as a loss has a gradient of mean zero, so it has no effect on average"
+        problem = f"{kl.estimator} has a gradient of mean zero as a loss term, so it has no effect on average"
         fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
         yield Problem("algo.kl.estimator", problem, fix)
     if kl.target is not None and kl.horizon <= 0.2 * samples:

@@ -31,10 +31,10 @@ def list_unserved(run: Run) -> Iterator[Problem]:
     }
     for key, is_asked in asked.items():
         if is_asked:
-            yield Problem(key, "a client does not do this: its calls are steps of your own loop", "remove it")
+            yield Problem(key, "a client cannot do this, because its calls are the steps of your own loop", "remove it")
     if run.algo.advantage.needs("values"):
         fix = "choose another one, such as algo.advantage.estimator=group_norm"
-        yield Problem("algo.advantage.estimator", f"{run.algo.advantage.estimator} needs a critic, and a client has none", fix)  # fmt: skip  # noqa: E501
+        yield Problem("algo.advantage.estimator", f"{run.algo.advantage.estimator} needs a critic, which a client does not have", fix)  # fmt: skip  # noqa: E501
 
 
 def knows_last_pass(ds: DeepSpeedConfig) -> bool:
@@ -46,12 +46,12 @@ def knows_last_pass(ds: DeepSpeedConfig) -> bool:
 def results_do_not_depend_on_others(run: Run) -> Iterator[Problem]:
     """Check that gradients draw no random numbers: those of one client would depend on when others call."""
     if run.ds.lora.dropout > 0:
-        problem = "the gradients of a client would depend on what others ask for meanwhile"
+        problem = "the gradients of one client would depend on the requests of other clients"
         yield Problem("ds.lora.dropout", problem, "write ds.lora.dropout=0")
 
 
 @rule(tasks=("serve_train",))
 def no_pass_is_the_last(run: Run) -> Iterator[Problem]:
     if knows_last_pass(run.ds):
-        problem = "the last backward pass before an update must be known as such, which no call says"
+        problem = "it must know the last backward pass before an update, but no call of a client says so"
         yield Problem("ds.overlap_comm", problem, "remove it")

@@ -89,7 +89,7 @@ def benchmarks_are_known(run: Run) -> Iterator[Problem]:
 def benchmarks_have_one_turn(run: Run) -> Iterator[Problem]:
     key = "eval.benchmark"
     if run.eval.benchmark is not None and run.agent.has_turns:
-        problem = "a benchmark has prompts of one turn, and this run has an agent"
+        problem = "a benchmark has prompts of a single turn, but this run has an agent"
         yield Problem(key, problem, f"remove {key}, and measure the model without agent.kind")
 
 
@@ -123,7 +123,7 @@ def template_has_one_place(run: Run) -> Iterator[Problem]:
         yield Problem(key, f"{template!r} must have one {{}}, where the prompt goes", fix)
     if UNTURNED_NEWLINE.search(template):
         fix = f"""in bash write $'{key}="..."' with the dollar sign, or put the template in a preset"""
-        yield Problem(key, f"{template!r} has a backslash and an n where a new line is meant", fix)
+        yield Problem(key, f"{template!r} contains a backslash and an n instead of a line break", fix)
 
 
 @rule(tasks=(*PLANNED, "chat"))
@@ -133,14 +133,14 @@ def variables_are_named(run: Run) -> Iterator[Problem]:
         if not colon or not name.isidentifier():
             yield Problem(FLAG, f"{setting!r} is not name:value", f"write '{FLAG}=[enable_thinking:false]'")
         elif name in TAKEN:
-            yield Problem(FLAG, f"{name} is given to the template by the suite", "remove it")
+            yield Problem(FLAG, f"{name} is a variable that the suite itself passes to the template", "remove it")
 
 
 @rule(tasks=SUPERVISED)
 def turns_are_marked(run: Run) -> Iterator[Problem]:
     markers = run.data.turn_markers if run.data.has("turn_markers") else None
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
-        problem = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
+        problem = f"{markers}: the texts that begin a turn of the user and a turn of the assistant must differ"
         yield Problem("data.turn_markers", problem, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
 
 

@@ -48,15 +48,15 @@ def judge_is_named(run: Run) -> Iterator[Problem]:
         return
     server = "add reward.judge.url=http://<host>:<port>/v1"
     if not urls(judge.url) and not has_judge(run):
-        problem, model = "no judge is named that scores by the rubric", judge.model or "<folder of a chat model>"
+        problem, model = "there is no judge to score by the rubric", judge.model or "<folder of a chat model>"
         fix = f"serve it, as by 'vllm serve {model} --port 8000', and {server}; only task=ppo has engines for a judge"
         yield Problem("reward.judge.url", problem, fix)
     yield from url_problems("reward.judge.url", urls(judge.url), judge.key_env)
     if not judge.model and has_judge(run):
         fix = f"{server} and reward.judge.model=<its name there>, or reward.judge.model=<model folder> alone"
-        yield Problem("reward.judge.model", "no judge is named that scores by the rubric", fix)
+        yield Problem("reward.judge.model", "there is no judge to score by the rubric", fix)
     elif not judge.model:
-        problem = "the server has to know which model is asked"
+        problem = "the request to the server must name a model"
         yield Problem("reward.judge.model", problem, "add reward.judge.model=<name of the model at the server>")
 
 
@@ -79,7 +79,7 @@ def engines_take_the_fields(run: Run) -> Iterator[Problem]:
             problem = "is not a table of variables of the chat template"
             yield Problem(f"reward.judge.body.{TEMPLATE}", problem, "write it as {enable_thinking: false}")
     elif judge.mode == "yes_no" and list_rubrics(run) and "logprobs" in judge.body:
-        problem = "is a field that the suite writes where reward.judge.mode=yes_no"
+        problem = "is a field that the suite sets with reward.judge.mode=yes_no"
         yield Problem("reward.judge.body.logprobs", problem, "remove it: the score is read from log-probabilities")
 
 
@@ -89,7 +89,7 @@ def fields_can_be_sent_and_kept(run: Run) -> Iterator[Problem]:
     key = "reward.judge.body"
     for name, value in walk(run.reward.judge.body):
         if SECRET_FIELD.fullmatch(name.rpartition(".")[2]):
-            problem = "is the name of a secret, which would be written into the run folder"
+            problem = "is the name of a secret, and the run folder would contain its value"
             yield Problem(f"{key}.{name}", problem, f"remove it, and export {run.reward.judge.key_env}")
         elif not has_judge(run) and isinstance(value, float) and not math.isfinite(value):
             yield Problem(f"{key}.{name}", f"{value} is not a number of JSON", "write a finite number, or remove it")
@@ -109,10 +109,10 @@ def answers_can_be_ranked(run: Run) -> Iterator[Problem]:
     if run.reward.judge.mode != "rank" or not list_rubrics(run):
         return
     if run.task in SAMPLES_GROUPS and run.rollout.n_samples_per_prompt < MIN_RANKED:
-        problem = "rank orders the answers to a prompt, and there is one"
+        problem = "rank orders the answers to a prompt, but there is only one"
         yield Problem("rollout.n_samples_per_prompt", problem, "write 2 or more, or reward.judge.mode=verdict")
     if run.task == "score" and not run.score.needs_groups:
-        problem = "rank orders all answers to a prompt, and rows are scored one by one"
+        problem = "rank orders all answers to a prompt, but rows are scored one by one"
         yield Problem("reward.judge.mode", problem, "write verdict, or add score.best_of_n=true")
 
 
@@ -125,7 +125,9 @@ def judge_key_is_a_secret(run: Run) -> Iterator[Problem]:
             key, "is not the name of an environment variable", "export the key, and write the variable's name"
         )
     elif not SECRET_NAMES.search(run.reward.judge.key_env):
-        problem = f"{run.reward.judge.key_env} is not a name by which messages know that its value is a secret"
+        problem = (
+            f"{run.reward.judge.key_env} is not a name that marks its value as a secret, so messages could show it"
+        )
         yield Problem(key, problem, "name a variable with KEY or TOKEN in its name")
 
 
@@ -136,4 +138,4 @@ def judge_has_a_scale(run: Run) -> Iterator[Problem]:
         yield Problem("reward.judge.scale", f"{scale} is not [worst, best] with worst < best", "write '[0,10]'")
     for name, fix in OWN_FIELDS.items():
         if name in run.reward.judge.body:
-            yield Problem(f"reward.judge.body.{name}", "is a field that the suite writes", fix)
+            yield Problem(f"reward.judge.body.{name}", "is a field that the suite sets", fix)

@@ -56,7 +56,7 @@ def model_reads_images(run: Run) -> Iterator[Problem]:
 def policy_is_not_drawn(run: Run) -> Iterator[Problem]:
     if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
         problem = (
-            f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
+            f"{run.ds.lora.dropout} would train in every forward pass a policy that differs from the one that sampled"
         )
         yield Problem("ds.lora.dropout", problem, "write ds.lora.dropout=0.0")
 

@@ -110,7 +110,7 @@ def sources_fit_together(run: Run) -> Iterator[Problem]:
         yield Problem("reward.sources", "every weight is 0, so nothing is trained on", "give one a weight above 0")
     for name in sources:
         if not NAME.fullmatch(name):
-            problem = f"{name!r} becomes part of the names of metrics"
+            problem = f"{name!r} is part of the names of metrics"
             yield Problem("reward.sources", problem, "use only letters, digits, - and _ in the names of sources")
 
 
@@ -129,11 +129,11 @@ def reward_key_is_there(run: Run) -> Iterator[Problem]:
     if key is None:
         return
     if not sources and reward_models(run.reward):
-        problem = f"{key!r} is a name of a number, and a reward model gives one number without a name"
+        problem = f"{key!r} is the name of a number, but a reward model gives only one number without a name"
         yield Problem("reward.reward_key", problem, "remove it")
     name = key.partition("/")[0]
     if sources and (name not in sources or sources[name].weight == 0):
-        problem = f"{key!r} begins with no source that has a weight above 0; sources: {', '.join(sources)}"
+        problem = f"{key!r} does not begin with a source whose weight is above 0; sources: {', '.join(sources)}"
         yield Problem("reward.reward_key", problem, "write <source>, or <source>/<name of one of its numbers>")
 
 
@@ -211,10 +211,12 @@ def pattern_is_one(run: Run) -> Iterator[Problem]:
 def sources_read_text(run: Run) -> Iterator[Problem]:
     for name, source in run.reward.sources.items():
         if source.model_name_or_path is not None or source.process:
-            problem = "several sources can only score text here, which a reward model does not do"
-            fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
+            problem = "this task allows only sources that score text, but a reward model scores tokens"
+            fix = (
+                "serve it (task=serve_rm) and write its address as remote_url, or write only reward.model_name_or_path"
+            )
             if not run.reward.has("process"):
-                fix = "serve it with task=serve_rm and name it by remote_url, or remove it for this check"
+                fix = "serve it with task=serve_rm and write its address as remote_url, or remove it for this check"
             yield Problem(f"reward.sources.{name}", problem, fix)
 
 
@@ -222,7 +224,7 @@ def sources_read_text(run: Run) -> Iterator[Problem]:
 def no_model_scores(run: Run) -> Iterator[Problem]:
     key = "reward.model_name_or_path"
     if run.reward.model_name_or_path is not None:
-        fix = "use task=score, or a served one: task=serve_rm, reward.remote_url"
+        fix = "use task=score, or serve the model with task=serve_rm and write its address as reward.remote_url"
         yield Problem(key, "this task loads no model", fix)
 
 
@@ -233,10 +235,12 @@ def something_is_scored(run: Run) -> Iterator[Problem]:
         return
     key, fix = "data.output_key", "add data.output_key=<column of the responses>"
     if run.data.label_key is None:
-        yield Problem(key, "there is nothing to score: no response, and no label to take for one", fix)
+        yield Problem(key, "there is nothing to score: neither a response nor a label to use as the response", fix)
     for name, source in list_named(run).items():
         if source.rule is not None and reward_rule.needs(source.rule, "tests"):
-            yield Problem(key, f"a label of {name}.rule={source.rule} contains tests, which are not an answer", fix)
+            yield Problem(
+                key, f"a label of {name}.rule={source.rule} contains tests, which cannot be scored as an answer", fix
+            )
 
 
 @rule(tasks=("generate",))

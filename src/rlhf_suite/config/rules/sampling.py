@@ -38,10 +38,10 @@ def sampling_is_unchanged(run: Run) -> Iterator[Problem]:
         corrected = run.algo.advantage.is_correction_level != "off"
         if value != neutral and not (corrected and run.algo.mismatch_max is not None):
             key = f"rollout.{name}"
-            problem = f"{value} changes what is sampled, and the trainer's log-probs would not be those of the samples"
+            problem = f"{value} changes the sampling distribution, so the trainer's log-probs would not fit the samples"
             fix = (
-                f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
-                "far they may differ"
+                f"write {key}={neutral}; or add correction=tis, and algo.mismatch_max=<nats> with the largest allowed "
+                "difference"
             )
             yield Problem(key, problem, fix)
 
@@ -54,7 +54,9 @@ def rounds_fit(run: Run) -> Iterator[Problem]:
     if run.algo.filters or prompts == size or run.replays:
         return
     if prompts < size:
-        text = f"a round of {prompts} prompts is less than a step of rollout.batch_size={size}, and nothing is filtered"
+        text = (
+            f"a round of {prompts} prompts is smaller than a step of rollout.batch_size={size}, and there is no filter"
+        )
         yield Problem(key, text, f"write {size} or more, or leave it out")
         return
     later = (size - gcd(prompts, size) + prompts - 1) // size  # steps after the first one that a round reaches
@@ -119,7 +121,7 @@ def scores_fit(run: Run) -> Iterator[Problem]:
 @rule(tasks=("rejection_sampling", "iterative_dpo"))
 def there_is_a_choice(run: Run) -> Iterator[Problem]:
     if run.rollout.n_samples_per_prompt < 2:
-        problem = "there is only one answer to each prompt, so none can be better"
+        problem = "there is only one answer to each prompt, so there is nothing to choose from"
         yield Problem("rollout.n_samples_per_prompt", problem, "write rollout.n_samples_per_prompt=8")
 
 

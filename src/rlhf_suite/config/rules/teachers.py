@@ -29,7 +29,9 @@ def weights_are_named(key: str, source: TeacherSourceConfig) -> Iterator[Problem
     needs_model, needs_server = teacher.needs(source.kind, "model"), teacher.needs(source.kind, "server")
     model, server = f"{key}.model_name_or_path", f"{key}.remote_url"
     if needs_model and source.model_name_or_path is None:
-        yield Problem(model, "algo.distill needs a teacher, and none is named", f"add {model}=<HF folder or hub name>")
+        yield Problem(
+            model, "algo.distill needs a teacher, but no teacher is set", f"add {model}=<HF folder or hub name>"
+        )
     given = urls(source.remote_url)
     if needs_server and not (given and all(map(is_http, given))):
         said = printable(source.remote_url or "")
@@ -50,10 +52,10 @@ def weights_are_named(key: str, source: TeacherSourceConfig) -> Iterator[Problem
 def teacher_has_what_it_needs(run: Run, key: str, source: TeacherSourceConfig) -> Iterator[Problem]:
     """Yield what the kind of a teacher needs of the rest of the run."""
     if teacher.needs(source.kind, "prompt") and run.data.teacher_prompt_key is None:
-        problem = f"{key}.kind={source.kind} says of a token what the policy says, unless it reads another prompt"
+        problem = f"{key}.kind={source.kind} has the probabilities of the policy, unless it reads another prompt"
         yield Problem(PROMPT, problem, f"add {PROMPT}=<column>, or choose another kind")
     if teacher.needs(source.kind, "average") and not run.train.enable_ema:
-        problem = f"there is no average of the policy's weights for {key}.kind={source.kind}"
+        problem = f"the run keeps no average of the policy's weights for {key}.kind={source.kind}"
         yield Problem("train.enable_ema", problem, "write train.enable_ema=true")
     if teacher.needs(source.kind, "temperature") and run.rollout.temperature != 1:
         problem = f"{run.rollout.temperature:g}: {key}.kind={source.kind} gives log-probs at temperature 1"
@@ -76,7 +78,7 @@ def teachers_share_rows(run: Run) -> Iterator[Problem]:
         yield Problem(f"{NAMED}{others[1]}.datasets", problem, "name the datasets of all teachers but one")
     counts = Counter(dataset for source in sources.values() for dataset in source.datasets or ())
     for dataset in (dataset for dataset, count in counts.items() if count > 1):
-        problem = f"{dataset} would have {counts[dataset]} teachers, and a row has one"
+        problem = f"{dataset} would have {counts[dataset]} teachers, but a row has only one"
         yield Problem(SOURCES, problem, f"keep {dataset} in the datasets of one of them")
 
 
@@ -85,5 +87,5 @@ def teachers_read_other_prompts(run: Run) -> Iterator[Problem]:
     if run.data.teacher_prompt_key is None or run.algo.distill.coef == 0:
         return
     if run.agent.has_turns:
-        problem = "an episode of several turns has no prompt that a teacher could read another one in place of"
+        problem = "an episode of several turns has no single prompt that a teacher prompt could replace"
         yield Problem(PROMPT, problem, f"write {PROMPT}=null, or agent.kind=single_turn")

@@ -175,7 +175,7 @@ def best_metric_is_measured(run: Run) -> Iterator[Problem]:
         fix = did_you_mean(name, known, f"{key}=") or f"write {key}={known[0]}, or none"
         problem = f"no evaluation of task={run.task} measures {name}; "
         if prefix.startswith("eval") and f"eval/{last}" in measured:
-            problem = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
+            problem = f"of {name} neither more nor less is better, so it cannot select a checkpoint; "
         yield Problem(key, f"{problem}it has {', '.join(known)}", fix)
 
 

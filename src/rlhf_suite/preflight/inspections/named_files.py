@@ -124,7 +124,7 @@ def taker(part: str) -> str:
 def tools_of_environments_have_a_template(run: Run) -> Iterator[Problem]:
     """Yield a problem if an environment has tools beside it, which are called in the form of a chat template."""
     if run.task in RL and not run.data.apply_chat_template and any(map(has_tools_beside, agents_in(run))):
-        yield Problem(TEMPLATE, "tools are called in the form of a chat template", f"add {TEMPLATE}=true")
+        yield Problem(TEMPLATE, "the chat template defines the form of tool calls", f"add {TEMPLATE}=true")
 
 
 def rewards_of_files_are_used(run: Run) -> Iterator[Problem]:
