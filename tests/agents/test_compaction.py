@@ -247,6 +247,6 @@ def test_a_template_without_a_message_of_the_user_behind_tools_is_refused_where_
     bridge = Bridge(tokenizer, DataConfig.of("sft", apply_chat_template=True), (tokenizer.eos_token_id,))
     bridge.check(["tool", "user"])
     Compaction(50, ASK, 20).check(bridge, 1000, None, ["user"])
-    said = r"cannot go on with a user's message after the answer of a tool: .*must follow"
+    said = r"cannot continue with a user's message after the answer of a tool: .*must follow"
     with pytest.raises(UserError, match=said):
         Compaction(50, ASK, 20).check(bridge, 1000, None, ["tool"])

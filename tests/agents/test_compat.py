@@ -334,5 +334,5 @@ def test_a_template_that_cannot_show_tools_is_refused_at_the_start(written):
     config.data.apply_chat_template = True
     config.agent.kind, config.train.agent_func_path = "environment", written(FILES["trl"])
     plain = byte_tokenizer()
-    with pytest.raises(UserError, match="cannot go on with the answer of a tool: the chat template does not render"):
+    with pytest.raises(UserError, match="cannot continue with the answer of a tool: the chat template does not render"):
         make_episodes(config, None, plain, [plain.eos_token_id], None)

@@ -49,7 +49,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 WRONG = [
-    ("task=sft", {}, "task", "'task=sft' is not the name of a task", "write the name alone: rs.run('sft', ...)"),
+    ("task=sft", {}, "task", "'task=sft' is not the name of a task", "write only the name: rs.run('sft', ...)"),
     (["sft"], {}, "task", "['sft'] is not the name of a task", "choose one of"),
     (3, {}, "task", "3 is not the name of a task", "choose one of"),
     ("sft", {"data": 3}, "data.dataset", "a value of type int has no rows", "give a list of dicts, a table"),

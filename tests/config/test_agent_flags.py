@@ -121,7 +121,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (
             f"agent.kind=environment train.agent_func_path=TOOLED {CHAT}",
             "train.agent_func_path",
-            "has an environment with roles, and tools beside it",
+            "has an environment with roles, and no role can call",
         ),
         (
             "agent.kind=environment train.agent_func_path=ENV agent.add_reward=true",

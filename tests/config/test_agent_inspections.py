@@ -106,7 +106,7 @@ def test_a_server_that_is_not_there_is_found_before_the_run(tmp_path):
         ("if true; then echo", "the shell cannot read it"),
         ("  ", "it is empty"),
         ("no-such-program -p", "there is no program no-such-program"),
-        ("agents/bin/python x.py", "would be looked for in the folder of each episode"),
+        ("agents/bin/python x.py", "would be searched in the folder of each episode"),
         ("/no/such/program", "there is no program /no/such/program"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_checkpoint_without_the_optimiser_needs_a_word_to_go_on(checked, tmp_p
     store.commit(3, {"step": 3, "has_optimizer": False})
     line = f"{PPO} ckpt.load_enable=true"
     (problem,) = inspect(checked(line).runs, tmp_path)
-    assert "has weights alone" in problem.what and "ckpt.reset_optimizer=true" in problem.fix
+    assert "has only weights" in problem.what and "ckpt.reset_optimizer=true" in problem.fix
     assert inspect(checked(f"{line} ckpt.reset_optimizer=true").runs, tmp_path) == []
 
 
@@ -231,7 +231,7 @@ def test_load_enable_finds_the_run_whose_flags_may_change(checked, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     earlier(tmp_path / "outputs/ppo/a", checked(PPO).runs[0])
     line = f"{PPO} train.max_steps=9 ckpt.load_enable=true"
-    assert "starting afresh" in for_run(checked(line)).note
+    assert "starting a new run" in for_run(checked(line)).note
     place = for_run(checked(f"{line} ckpt.allow_changes=[train.max_steps]"))
     assert isinstance(place, Place) and place.folder == Path("outputs/ppo/a")
 
@@ -293,7 +293,7 @@ def test_a_damaged_status_is_one_message(checked, tmp_path, monkeypatch, text):
     assert f"{record.status_file} is damaged: it " in problem.what
     assert "delete it" in problem.fix
     monkeypatch.chdir(tmp_path)
-    assert "starting afresh" in for_run(checked(f"{PPO} ckpt.load_enable=true")).note
+    assert "starting a new run" in for_run(checked(f"{PPO} ckpt.load_enable=true")).note
     record.status_file.unlink()
     assert inspect([run], record.path) == []
     assert json.loads((record.checkpoints / "step_000003/state.json").read_text()) == {"step": 3}

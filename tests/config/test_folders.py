@@ -64,7 +64,7 @@ def test_load_enable_without_an_earlier_run_starts_afresh_and_says_so(checked, h
     place = for_run(checked("task=sft ckpt.load_enable=true"))
     assert isinstance(place, Place)
     assert list(place.folder.iterdir()) == []
-    assert "starting afresh" in place.note
+    assert "starting a new run" in place.note
 
 
 def test_checkpoints_named_by_path_are_continued_in_a_new_folder(checked, here):

@@ -209,7 +209,7 @@ ROUTED = {"model_type": "qwen3_moe", "num_experts": 4}
             ROUTED,
             "actor.routing_replay=true vllm.enable_prefix_caching=true launch.device=cpu",
             "vllm.enable_prefix_caching",
-            "has no routes of tokens that it finds in its cache",
+            "has no routes for tokens from its prefix cache",
         ),
     ],
 )

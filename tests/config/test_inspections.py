@@ -188,7 +188,7 @@ def test_an_address_is_neither_a_source_nor_a_model(tmp_path):
     assert key == "actor.model_name_or_path" and "download it" in said
     data = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=https://far.example/rows.jsonl"
     (problem,) = preflight(parse(shlex.split(data))).problems
-    assert problem.key == "data.dataset" and "is an address, and no file is fetched" in problem.what
+    assert problem.key == "data.dataset" and "is an address, but the suite does not download data files" in problem.what
 
 
 def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, closed_port):

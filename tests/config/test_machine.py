@@ -56,7 +56,7 @@ def test_a_machine_with_too_few_ports_is_named(tmp_path):
     ("prepare", "said"),
     [
         ("mount -t tmpfs -o ro none /dev/shm", "/dev/shm is missing or cannot be written"),
-        ("mount -t tmpfs -o size=64m none /dev/shm", "/dev/shm has 64 MiB free, and Ray's object store takes 75 MiB"),
+        ("mount -t tmpfs -o size=64m none /dev/shm", "/dev/shm has 64 MiB free, but Ray's object store takes 75 MiB"),
     ],
 )
 def test_a_machine_without_enough_shared_memory_is_named(prepare, said, tmp_path):
@@ -68,10 +68,10 @@ def test_rollouts_that_do_not_fit_into_shared_memory_are_refused_with_their_size
     words = [*PPO, "rollout.batch_size=2048", "rollout.n_samples_per_prompt=8", "data.max_len=4096"]
     small = "mount -t tmpfs -o size=200m none /dev/shm"
     said = refused(words, small, "--mount", tmp_path)
-    assert "/dev/shm has 200 MiB free, and Ray's object store takes 5200 MiB for the 16384 samples of a step" in said
-    assert "write launch.object_store_mb=200 (what does not fit then waits on the disk)" in said
+    assert "/dev/shm has 200 MiB free, but Ray's object store takes 5200 MiB for the 16384 samples of a step" in said
+    assert "write launch.object_store_mb=200 (objects that do not fit are then written to disk)" in said
     said = refused([*words, "launch.object_store_mb=300"], small, "--mount", tmp_path)
-    assert "/dev/shm has 200 MiB free, and Ray's object store takes 300 MiB\n" in said
+    assert "/dev/shm has 200 MiB free, but Ray's object store takes 300 MiB\n" in said
 
 
 @pytest.mark.parametrize(("name", "said"), [("tmp-é", "other than ASCII"), ("t" * 40, "leave room for")])

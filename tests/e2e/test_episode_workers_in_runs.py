@@ -108,7 +108,7 @@ def test_a_run_whose_worker_dies_in_an_episode_ends_in_the_weights_of_one_whose_
     ended = jobs.run(folder, words(folder.name, "agent.num_workers=2", named, number=11, times=1))
     assert "episode workers x 2" in ended.out
     assert "It is started again (restart 1 of 3, agent.max_restarts)" in ended.err
-    assert "unfinished episodes begin anew" in ended.out
+    assert "unfinished episodes start again" in ended.out
     assert any("this process ends" in log.read_text() for log in (folder / "logs").glob("episode-worker-*.log"))
     assert_same(folder, in_the_driver("each_step"))
     rows = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]

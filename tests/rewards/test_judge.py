@@ -106,7 +106,7 @@ def test_a_rubric_without_criteria_has_one_score_and_may_show_the_label(serve, j
         ('VERDICT {n} {"correct": null, "polite": 5}', "correct is not a number"),
         ('VERDICT {n} {"correct": 10}', "the verdict is about [correct], and the criteria are [correct, polite]"),
         ('VERDICT {n} {"correct": 1, "polite": 5, "kind": 1}', "the verdict is about [correct, polite, kind]"),
-        ('VERDICT {n} {"correct": 1, "correct": 9, "polite": 5}', "a criterion stands twice"),
+        ('VERDICT {n} {"correct": 1, "correct": 9, "polite": 5}', "a criterion occurs twice"),
         ("VERDICT {n} 7", "the verdict is not an object: '7'"),
         ('VERDICT {n} {"correct": 10, "polite": 5} or so', "the verdict is not JSON"),
         ("VERDICT {n} " + "[" * 100_000, "the verdict is not JSON"),

@@ -117,7 +117,7 @@ def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is
     assert workers.restarts.counts == [0, 1]
     said = capfd.readouterr()
     assert "episode-worker-1 died during" in said.err and "(restart 1 of 1, agent.max_restarts)" in said.err
-    assert "episode-worker-1 runs again: its 4 unfinished episodes begin anew" in said.out
+    assert "episode-worker-1 runs again: its 4 unfinished episodes start again" in said.out
     assert (job.logs / "episode-worker-1.log").read_text().count(" begins") == 12
     started = job.start_held(workers, 8)
     kill_actor(workers.members[1])

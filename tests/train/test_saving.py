@@ -239,7 +239,7 @@ def test_metric_json_has_the_metrics_of_the_step_and_the_rule_of_the_best(saver)
 def test_weights_alone_are_saved_and_resumed_from_only_when_that_is_asked_for(saver, group):
     saver(save_steps=1, disable_ds=True).save_if_due(1, {})
     said = []
-    with pytest.raises(UserError, match=r"has weights alone .*ckpt\.disable_ds=true.*ckpt\.reset_optimizer=true"):
+    with pytest.raises(UserError, match=r"has only weights .*ckpt\.disable_ds=true.*ckpt\.reset_optimizer=true"):
         saver(save_steps=1, load_enable=True).resume(said.append)
     assert group.submit("get_asked", activity="").result() == [False], "saved without, and nothing loaded"
     assert saver(save_steps=1, load_enable=True, reset_optimizer=True).resume(said.append) == 1

@@ -146,7 +146,7 @@ class Bridge:
                 problem = error.reason
             if problem is not None:
                 raise UserError(
-                    f"data.apply_chat_template=true: with this chat template a conversation cannot go on with "
+                    f"data.apply_chat_template=true: with this chat template a conversation cannot continue with "
                     f"{AFTER[role]}: {problem}. Set another data.tokenizer_chat_template, or answer with raw text "
                     "(agent.kind=environment, data.apply_chat_template=false)"
                 )

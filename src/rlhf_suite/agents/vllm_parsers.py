@@ -43,7 +43,7 @@ def call_reader(name: str | None, tokenizer: PreTrainedTokenizerBase) -> CallRea
     try:
         read("", [])
     except NotImplementedError as error:
-        raise UserError(f"{FLAG}={name} reads streams alone; take another parser") from error
+        raise UserError(f"{FLAG}={name} reads only streams; choose another parser") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{FLAG}={name} is not for this tokenizer ({reason}); take another parser") from error

@@ -74,7 +74,7 @@ def check_task(task: Any) -> None:
     if isinstance(task, str) and re.fullmatch(r"\w+", task):
         return
     name = str(task).removeprefix("task=")
-    fix = f"write the name alone: rs.run({name!r}, ...)" if name in TASKS else f"choose one of {', '.join(TASKS)}"
+    fix = f"write only the name: rs.run({name!r}, ...)" if name in TASKS else f"choose one of {', '.join(TASKS)}"
     raise ConfigurationError.of("task", f"{task!r:.80} is not the name of a task", fix)
 
 

@@ -189,7 +189,7 @@ run that works or was killed.""",
     "watch": Command(
         watch,
         "<folder>...",
-        "the same page in a browser, refreshed while runs go on",
+        "the same page in a browser, refreshed during the runs",
         """\
 Prints an address of this machine, for a browser on it, and serves the page of `rlhf-suite report` there until Ctrl-C:
 that of a run, that of a sweep and one of each of its runs, or the runs in a folder beside each other and one page of

@@ -75,7 +75,7 @@ def engine_adapter(run: Run, actor: ModelPlan) -> tuple[AdapterSpec | None, str]
 def describe_syncs(engines: EnginePool, why: str) -> str:
     """Return a line that says what weight syncs of a run with adapters bring. `why`: why they are merged."""
     if engines.takes_adapters:
-        return "Weight syncs: the adapters alone, after the model without them at the first one"
+        return "Weight syncs: only the adapters; the first sync also sends the base model"
     return f"Weight syncs: whole weights with adapters merged ({why or 'vLLM does not adapt this model'})"
 
 

@@ -62,13 +62,13 @@ def for_run(checked: Preflight) -> Place | Problem:
     if checked.chosen_folder:
         return choose_folder(checked.folder, run)
     if here is not None:
-        need = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
+        need = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them can reach"
         return Problem("run_dir", need, "add run_dir=<folder>, or use hydra/launcher=slurm")
     outputs, note = checked.folder.parent, ""
     if resumes(run) and not (run.task in TRAINED and run.ckpt.path is not None):
         if earlier := newest_equal(run, outputs):
             return busy(earlier) or Place(earlier, f"continuing the run in {earlier}")
-        note = f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh"
+        note = f"ckpt.load_enable: no run of this configuration in {outputs}, starting a new run"
     if reason := unwritable(outputs):
         return Problem("run_dir", f"{outputs.absolute()} cannot hold a run: {reason}", "add run_dir=<folder>")
     return Place(fresh(checked.folder), note, is_new=True)

@@ -143,7 +143,7 @@ def settings_problems(hydra: DictConfig, checked: Preflight) -> list[Problem]:
         problems.append(Problem("hydra/launcher", problem, "write hydra/launcher=local, or hydra/sweeper=basic"))
     dict(hydra.job.env_set)  # resolved, which a run would find out late
     if hydra.job.chdir:
-        problem = "a run stays in the working folder, and writes to its own folder"
+        problem = "a run does not change its working folder, and writes to its own run folder"
         problems.append(Problem("hydra.job.chdir", problem, "remove it; run_dir=<folder> says where the run writes"))
     if hydra.callbacks:
         problems.append(Problem("hydra.callbacks", "a run calls no callbacks of Hydra", "remove it"))
@@ -276,7 +276,7 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
         problem = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
         fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/loops.md)"
         return Problem(key, problem, fix)
-    return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
+    return Problem(key, f"{num_nodes} nodes, but this run is one process, so the other nodes would be idle", fix)
 
 
 def too_few_nodes(run: Run, num_nodes: int) -> Problem | None:

@@ -104,9 +104,11 @@ def tests_of(label: str) -> Tests:
         raise LabelError(f"the label holds no tests ({error}); see docs/rewards_code.md") from None
     if lent := [name for name in names_of(tests.asserts) if HELPER.match(name)]:
         says = f"they use {', '.join(lent)}, which they do not define: the program would decide by defining it"
-        raise LabelError(f"the label's tests cannot judge: {says}; import or define it in the tests")
+        raise LabelError(f"the tests of the label cannot judge a program: {says}; import or define it in the tests")
     if any(len(wanted) > MAX_PROGRAM_OUTPUT_BYTES for _, wanted in tests.pairs):
-        raise LabelError(f"the label wants more output than is kept of a program ({MAX_PROGRAM_OUTPUT_BYTES} bytes)")
+        raise LabelError(
+            f"the label expects more output than the suite keeps of a program ({MAX_PROGRAM_OUTPUT_BYTES} bytes)"
+        )
     if not tests.pairs and not tests.asserts:
         raise LabelError("the label holds no tests: its lists are empty; see docs/rewards_code.md")
     return tests

@@ -105,7 +105,7 @@ def read_rubric(text: str) -> Rubric:
         RubricError: it is not one.
     """
     if len(text) > MAX_TEXT:
-        raise RubricError(f"it has {len(text):,} characters, and a rubric has at most {MAX_TEXT:,}")
+        raise RubricError(f"it has {len(text):,} characters, but a rubric may have at most {MAX_TEXT:,}")
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         for word in WORD.findall(line):
@@ -128,12 +128,12 @@ def read_weights(lines: Sequence[str]) -> dict[str, float]:
         elif within and ITEM.match(line):
             name, weight = read_criterion(number, line)
             if name in weights:
-                raise RubricError(f"line {number}: the criterion {name} stands twice")
+                raise RubricError(f"line {number}: the criterion {name} occurs twice")
             weights[name] = weight
         elif TITLE.fullmatch(line):
             refuse_title(number, lines)
     if opened and not weights:
-        raise RubricError(f"line {opened}: no criterion stands below this heading: {FORM}")
+        raise RubricError(f"line {opened}: there is no criterion below this heading: {FORM}")
     if weights and not any(weights.values()):
         raise RubricError("every criterion has the weight 0")
     return weights
@@ -143,7 +143,7 @@ def refuse_title(number: int, lines: Sequence[str]) -> None:
     """Refuse a line that is meant as the heading, as the list below it shows, and is not one."""
     below = next(filter(str.strip, lines[number:]), "")
     if CRITERION.fullmatch(below.rstrip()):
-        raise RubricError(f"line {number}: criteria stand below a heading: write '## Criteria'")
+        raise RubricError(f"line {number}: criteria must be below a heading: write '## Criteria'")
 
 
 def read_criterion(number: int, line: str) -> tuple[str, float]:
@@ -258,7 +258,7 @@ def read_json(text: str) -> Any:
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return named values; raise NoVerdict where a name stands twice."""
     if len(dict(pairs)) < len(pairs):
-        raise NoVerdict("a criterion stands twice in the verdict")
+        raise NoVerdict("a criterion occurs twice in the verdict")
     return dict(pairs)
 
 

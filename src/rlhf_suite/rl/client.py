@@ -122,7 +122,9 @@ class TrainingClient:
             raise UserError("optim_step: no gradients wait. Call forward_backward first")
         adam = adam or Adam()
         if run.actor.optim != "adam" and adam != Adam():
-            raise UserError(f"optim_step: actor.optim={run.actor.optim} follows the flags alone. Call it without adam")
+            raise UserError(
+                f"optim_step: actor.optim={run.actor.optim} uses only the settings of the flags. Call it without adam"
+            )
         if adam.lr is None:
             self._check_schedule()
         betas = run.actor.adam.betas if adam.betas is None else [*adam.betas]

@@ -147,7 +147,7 @@ class EpisodeLink(Link[EpisodeOrder, list[Trajectory]]):
     Beside the results of episodes come reports, and engines that died."""
 
     doing = "episodes"
-    again = "episodes begin anew"
+    again = "episodes start again"
     result_flags = "agent.timeout_s + launch.timeout_s"  # an episode ends within the first, so there is news of one
 
     def __init__(self, workers: EpisodeWorkers, number: int) -> None:

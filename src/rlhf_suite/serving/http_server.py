@@ -184,7 +184,7 @@ class Guard:
         if (refused := self.refuse_unauthorised(scope)) is not None:
             return refused
         if self.under_way >= MAX_CONNECTIONS:
-            return JSONResponse({"error": "too many requests are under way"}, 503, {"retry-after": "1"})
+            return JSONResponse({"error": "too many requests are in progress"}, 503, {"retry-after": "1"})
         return None
 
     def refuse_unauthorised(self, scope: Scope) -> Response | None:

@@ -199,4 +199,4 @@ def warnings(config: Run, checked: Sequence[Checked], in_batch: Mapping[str, Out
         a for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and abs(a.reward - b.reward) > SAME
     ]
     if differ:
-        yield f"{len(differ)} rows score differently in a batch than alone; a score must not depend on other responses"
+        yield f"{len(differ)} rows score differently in a batch than alone; a score must not depend on other rows"

@@ -192,8 +192,8 @@ def optimizer_problem(checkpoint: Checkpoint, config: CheckpointConfig) -> Probl
     """Return why a run cannot go on from a checkpoint: it has no optimiser state, and the run asks for one."""
     if checkpoint.state().get("has_optimizer", True) or config.reset_optimizer:
         return None
-    problem = f"{checkpoint.path} has weights alone (it was saved with ckpt.disable_ds=true)"
-    fix = "add ckpt.reset_optimizer=true to continue from them with moments that begin anew"
+    problem = f"{checkpoint.path} has only weights (it was saved with ckpt.disable_ds=true)"
+    fix = "add ckpt.reset_optimizer=true to continue from them with new optimiser moments"
     return Problem("ckpt.load_enable", problem, fix)
 
 

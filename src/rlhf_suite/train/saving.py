@@ -84,7 +84,7 @@ class Saver:
         if checkpoints and not self.config.load_enable:
             raise UserError(
                 f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {checkpoints[0].step}). "
-                "Set ckpt.load_enable=true to go on from there, or choose another ckpt.path"
+                "Set ckpt.load_enable=true to continue from there, or choose another ckpt.path"
             )
         checkpoint = self.store.newest_sound(say, self.digests)
         if checkpoint is None:

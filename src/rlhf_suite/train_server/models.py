@@ -177,7 +177,7 @@ class Models(TrainingClient):
         if not model.is_due:
             return
         state = self.states.path_of(address_of(model.name, STATES, LATEST), STATES)
-        advice = "optim_step without new gradients writes the state alone"
+        advice = "optim_step without new gradients writes only the state"
         with (
             self.on_disk(
                 f"optim_step: step {model.step} of the model was taken and counts, so do not send its passes again. "

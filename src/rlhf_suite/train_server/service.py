@@ -248,7 +248,7 @@ class Service:
 
         async def work() -> Answer:
             if body.get("kind", "snapshot") != "snapshot":
-                problem = "kind=inflight changes the weights of samples under way, which this server does not do"
+                problem = "kind=inflight changes the weights of unfinished samples, which this server does not support"
                 raise BadRequest(f"save_weights_for_sampler: {problem}. Use kind=snapshot")
             address = session if state is None else address_of(name, SAMPLERS, state)
             await self.jobs.in_thread(lambda: self.models.snapshot(name, address, keeps=state is not None))

@@ -83,7 +83,7 @@ def class_problems(run: Run, chosen: ChosenAgent, file: str) -> Iterator[Problem
             yield Problem(chosen.file_flag, problem, f"add data.reward_columns=[{','.join(absent)}]")
     shows = any(isinstance(child, ast.Constant) and child.value == "environment_images" for child in ast.walk(node))
     if export.form == OPENRLHF and shows and run.data.image_key is None:
-        problem = f"{where} answers with images, and the policy reads text"
+        problem = f"{where} answers with images, but the policy reads only text"
         yield Problem("data.image_key", problem, "add data.image_key=<column> (docs/vision.md)")
 
 
@@ -164,7 +164,7 @@ def command_problems(key: str, command: str, is_of_machine: bool) -> Iterator[Pr
     elif not PLAIN.fullmatch(program) or program in BUILT_IN:
         return
     elif "/" in program and not program.startswith("/"):
-        problem = f"{program} would be looked for in the folder of each episode"
+        problem = f"{program} would be searched in the folder of each episode"
         yield Problem(key, problem, f"write {Path(program).resolve()}, or $AGENT_START/{program}")
     elif is_of_machine and shutil.which(program) is None:
         yield Problem(key, f"there is no program {program}", "install it, or write its whole path")

@@ -139,12 +139,12 @@ def shared_memory(run: Run) -> Iterator[Problem]:
         problem = f"{SHARED_MEMORY} is missing or cannot be written"
         yield Problem("shared memory", problem, f"mount it as root: mount -t tmpfs tmpfs {SHARED_MEMORY}; {container}")
     elif (free_mb := shutil.disk_usage(SHARED_MEMORY).free >> 20) < needed_mb:
-        problem = f"{SHARED_MEMORY} has {free_mb} MiB free, and Ray's object store takes {needed_mb} MiB"
+        problem = f"{SHARED_MEMORY} has {free_mb} MiB free, but Ray's object store takes {needed_mb} MiB"
         fix = f"remove files of dead programs there; {container}"
         if run.launch.object_store_mb is None and run.task in RL:
             problem += (
                 f" for the {samples_of_step(run)} samples of a step, if all have data.max_len={run.data.max_len} tokens"
             )
         if free_mb >= LEAST_MB:
-            fix = f"write launch.object_store_mb={free_mb} (what does not fit then waits on the disk); or {fix}"
+            fix = f"write launch.object_store_mb={free_mb} (objects that do not fit are then written to disk); or {fix}"
         yield Problem("shared memory", problem, fix)

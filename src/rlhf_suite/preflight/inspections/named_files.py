@@ -109,7 +109,7 @@ def tools_beside_problems(key: str, file: str) -> Iterator[Problem]:
     """Yield a problem if the environment of a file cannot have tools beside it. `key`: the flag of the file."""
     export, fix = export_of(file), "rename its list tools, and remove agent.tools; or"
     if has_roles(file):
-        problem = f"{file} has an environment with roles, and tools beside it are called by none of them"
+        problem = f"{file} has an environment with roles, and no role can call the tools beside it"
         yield Problem(key, problem, f"{fix} offer tools in a Start")
     if export.form in RAW:
         problem = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
@@ -132,7 +132,7 @@ def rewards_of_files_are_used(run: Run) -> Iterator[Problem]:
         return
     for agent in agents_of(run.agent, run.train.agent_func_path):
         if agent.config.needs("environment") and agent.file is not None and always_scores(agent.file):
-            problem = f"every reward is that of {agent.file}, so the reward sources of the run would score nothing"
+            problem = f"every reward comes from {agent.file}, so the reward sources of the run would score nothing"
             fix = "add agent.add_reward=true, or write reward.rule=null or the like"
             yield Problem("agent.add_reward", problem, fix)
 

@@ -45,8 +45,8 @@ def differences(run: Run, earlier: Run) -> Iterator[Problem]:
             fix = f"write {key}={show_value(before[key])}, or start from its file: --config=<config.yaml>"
             yield Problem(key, problem, fix)
     if earlier.data.image_key is not None:
-        yield Problem(KEY, "its samples have images, which are not in the files of rollouts", "give another run")
+        yield Problem(KEY, "its samples have images, and the rollout files do not contain images", "give another run")
     estimator, needs = run.algo.advantage, earlier.algo.advantage.needs
     if estimator.needs("greedy") and not needs("greedy"):
-        problem = f"{estimator.estimator} needs a greedy response to each prompt, and none was recorded"
+        problem = f"{estimator.estimator} needs a greedy response to each prompt, but the run recorded none"
         yield Problem("algo.advantage.estimator", problem, "take another estimator, or replay a run of this one")

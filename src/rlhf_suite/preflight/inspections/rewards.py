@@ -69,7 +69,7 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
             yield Problem(key, f"{name}: {error}", "correct it (docs/rewards_judge.md)")
         else:
             if run.reward.judge.mode == "yes_no" and [*rubric.weights] != [ONLY]:
-                problem = f"the rubric {name} has criteria, and Yes or No is one number"
+                problem = f"the rubric {name} has criteria, but Yes or No gives only one number"
                 yield Problem("reward.judge.mode", problem, "write verdict, or remove the heading Criteria")
             if "{label}" in rubric.text and run.task in REWARDED and run.data.label_key is None:
                 problem = f"the rubric {name} shows a label"
@@ -118,7 +118,7 @@ def tokens_fit_a_header(run: Run, folder: Path | None) -> Iterator[Problem]:
         if place is not None:
             kind = "a line end" if token[place - 1] in "\r\n" else "a character that is not visible ASCII"
             problem = f"its value has {kind} at position {place} of {len(token)}, so it cannot be sent"
-            yield Problem(name, problem, f"export {name} with the token alone, in visible ASCII characters")
+            yield Problem(name, problem, f"export {name} with only the token, in visible ASCII characters")
 
 
 def uses_token(run: Run) -> bool:
@@ -150,7 +150,7 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
         return
     lacks = "; ".join(offer().missing)
     if offer().is_weaker:
-        problem = f"programs of the model would run in a weaker jail than they should: {lacks}"
+        problem = f"programs of the model would run in a jail that is too weak: {lacks}"
         fix = f"write {weaker}=true to accept that, or run where namespaces are allowed (docs/rewards_code.md)"
         yield Problem(weaker, problem, fix)
     else:

@@ -78,7 +78,7 @@ def routes_are_kept(run: Run) -> Iterator[Problem]:
     device = device_kind(run.launch)
     caches = caches_prefixes(run.vllm, device)
     if device == "cpu" and caches and not run.replays:
-        problem = f"an engine on the CPU has no routes of tokens that it finds in its cache ({REPLAY}=true)"
+        problem = f"an engine on the CPU has no routes for tokens from its prefix cache ({REPLAY}=true)"
         yield Problem(CACHE, problem, f"write {CACHE}=false")
     if device == "cuda" and not caches and not run.replays:
         yield Problem(CACHE, f"vLLM keeps routes beside its prefix cache ({REPLAY}=true)", f"write {CACHE}=true")

@@ -36,7 +36,7 @@ def answers_are_named(run: Run, folder: Path | None) -> Iterator[Problem]:
         problem = f"the column of the answer is not named, and {data.input_key!r} of {texts[0]} is text, not messages"
         yield Problem("data.output_key", problem, f"add {key}, or data.turn_markers if a text holds a whole dialogue")
         return
-    problem = "the column of the answer is not named, and nothing says where in data.input_key it begins"
+    problem = "the column of the answer is not set, and nothing marks where in data.input_key it begins"
     fix = f"add {key}; or {TEMPLATE}=true for message lists, data.turn_markers for dialogues in one text"
     yield Problem("data.output_key", problem, fix)
 

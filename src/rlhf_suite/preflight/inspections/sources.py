@@ -114,7 +114,9 @@ def one_source_problems(key: str, name: str, columns: Columns) -> Iterator[Probl
 def missing_problem(key: str, name: str) -> Problem:
     """Return the problem of a path that does not exist, or of an address."""
     if "://" in name:
-        return Problem(key, f"{name} is an address, and no file is fetched", "download it, and give the file")
+        return Problem(
+            key, f"{name} is an address, but the suite does not download data files", "download it, and give the file"
+        )
     return Problem(key, f"the file {name} does not exist (seen from {Path.cwd()})", "check the path")
 
 
