@@ -46,7 +46,7 @@ Make = Callable[[], Any]  # makes the environment of an episode
 
 @agent(needs=())
 def single_turn(setup: AgentSetup) -> Agent:
-    """Nobody answers: a response is one turn."""
+    """No answers: a response is a single turn."""
     return SingleTurnAgent()
 
 
@@ -87,7 +87,7 @@ def tools(setup: AgentSetup) -> Agent:
     ),
 )
 def environment(setup: AgentSetup) -> Agent:
-    """An environment of your file, or at a server, and tools beside it."""
+    """An environment from your file or on a server, with optional tools."""
     make, limit_s = environment_maker(setup.chosen)
     sources, config = tools_of(setup.chosen), setup.chosen.config
     if not sources:
@@ -154,7 +154,7 @@ def tool(setup: AgentSetup, make: Make) -> Agent:
     reads=("add_reward", "host", "sampling", "command", "cut_to_fit"),
 )
 def endpoint(setup: AgentSetup) -> Agent:
-    """A program of your own, which asks for turns over HTTP as chat completions, Messages or Responses."""
+    """Your own program, which requests turns over HTTP as chat completions, Messages or Responses."""
     config = setup.chosen.config
     assert setup.serve is not None, "a run has a server of sessions"
     sessions = setup.serve(config.host)

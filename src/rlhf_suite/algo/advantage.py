@@ -141,7 +141,7 @@ def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 @estimator(needs=("rewards", "groups"))
 def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024). An episode alone in its group gets 0."""
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024). A single episode in a group gets 0."""
     rewards = whole_rewards(inputs)
     members = group_sizes(inputs)  # [B] n
     others = group_sum(rewards, inputs) - rewards  # [B] sum over the other episodes
@@ -152,7 +152,7 @@ def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 @estimator(needs=("rewards", "groups"))
 def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. One alone gets 0."""
+    """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. A single one gets 0."""
     centred = subtract_group_means(inputs)
     variance = group_sum(centred.square(), inputs) / (group_sizes(inputs) - 1).clamp(min=1)
     deviation = variance.sqrt().to(centred.dtype)
@@ -204,7 +204,7 @@ def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
 @estimator(needs=("teacher",))
 def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """On-policy distillation: rewards are not used; the teacher judges each token alone (`algo.distill`)."""
+    """On-policy distillation: rewards are not used; only the teacher rates each token (`algo.distill`)."""
     own = with_outcomes(inputs, torch.zeros_like(inputs.rewards))
     return Credit(own, own)
 

@@ -137,7 +137,7 @@ def per_token(kind: registry.Kind, name: str, inputs: CorrectionInput, config: A
 
 @correction(reads=("is_correction_gating", "is_correction_threshold"))
 def mask(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
-    """Units outside of the band weigh 0."""
+    """Tokens or sequences outside the band get the weight 0."""
     low, high = band(config)
     statistic = per_token(gating, config.is_correction_gating, inputs, config)
     return torch.where((statistic >= low) & (statistic <= high), unit_weights(inputs, config), 0)
@@ -163,7 +163,7 @@ def band(config: AdvantageConfig) -> tuple[float, float]:
 
 @gating()
 def ratio(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
-    """w, of a sequence its geometric mean."""
+    """The ratio w of a token; for a sequence the geometric mean of its tokens."""
     return of_units(inputs.log_weights, inputs, config).exp()
 
 

@@ -117,7 +117,7 @@ def introduction(own: Path | None) -> str:
 def print_core(infos: Mapping[str, FlagInfo]) -> None:
     """Print the flags that most runs set, if a run reads them with the defaults of all others; they stand in their
     sections too."""
-    print("The flags that most runs set; below them all flags by section")
+    print("The flags that most runs set. Below them are all flags by section")
     values = {key: info.default for key, info in infos.items()}
     for key in CORE:
         if key in infos and all(condition.may_hold(values) for condition in infos[key].meta.when):

@@ -25,12 +25,12 @@ CODE = re.compile(r"`[^`]*`|<br>|<")
 OF_RUN = "run"  # the page of flags without a section
 NAMES = "; ".join(f"`{name}` are the tasks {', '.join(tasks)}" for name, tasks in GROUPS.items())
 COLUMNS = f"""\
-Where tasks differ in a default, a type, a meaning or a condition, a line that begins with their names says so, and the
-line above is that of the others. {NAMES}."""
+If tasks differ in a default, a type, a meaning or a condition, a line begins with the names of its tasks,
+and the line above it is for all other tasks. {NAMES}."""
 BACK = f"[All sections](../flags.md). {COLUMNS}"
 INTRODUCTION = f"""\
 Every flag, with its default, type and meaning: one page per section. In a terminal, `python run.py --help task=<task>`
-prints those of a task, and `python run.py --help task=<task> actor.adam` those whose names begin so.
+prints the flags of a task. `python run.py --help task=<task> actor.adam` prints only those that begin with actor.adam.
 
 {COLUMNS}"""
 

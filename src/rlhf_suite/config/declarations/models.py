@@ -156,7 +156,7 @@ class ActorConfig(TrainedModelConfig, tasks=RL):
     """The model of the task: the model that it trains (in task=ppo the policy), or the model that answers"""
 
     freeze_visual_encoder: bool = flag(False, resume=FIXED, when=is_set("data.image_key", "<column>"), tasks=SEEING)
-    """Freeze all modules that only images pass through, and train the language model alone"""
+    """Freeze all modules that only images pass through, and train only the language model"""
     pretrain_mode_enable: bool = flag(False, tasks=TEXTS)
     """Continue pre-training: compute the loss on every token, without a template and without an end-of-sequence
     token"""
