@@ -103,16 +103,20 @@ def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, mon
     "        elif self.deadline is None:\n",
     "        else:\n            self.stop_watch()\n",
 )
-def test_bytes_that_drip_do_not_buy_time(monkeypatch):
-    monkeypatch.setattr(http_server, "READ_S", 0.3)
+def test_bytes_that_drip_do_not_buy_time(monkeypatch, clock):
+    monkeypatch.setattr(http_server, "READ_S", 60.0)
 
     async def clients(port):
         _, writer = await sent(port, HEAD)
-        while not writer.is_closing():
+        for _ in range(600):  # fewer than the longest head has
+            if writer.is_closing():
+                return True
             writer.write(b"X")
+            clock.forward(1.0)
             await asyncio.sleep(0.02)
+        return False
 
-    during(app_of(), clients)
+    assert during(app_of(), clients)
 
 
 def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch, clock):
