@@ -167,7 +167,7 @@ def test_tokens_that_merge_across_the_stop_are_refused():
     family = FAMILIES["chatml"]
     template = family.template.replace("<|im_end|>", "the")  # turns end with a word: no special token, so it merges
     bridge = bridge_of(make_tokenizer(family.special, template), ("t",))
-    with pytest.raises(UserError, match=r"go on with a user's message: .*other tokens"):
+    with pytest.raises(UserError, match=r"continue with a user's message: .*other tokens"):
         bridge.check(["user"])
 
 
