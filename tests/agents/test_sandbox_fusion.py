@@ -163,6 +163,7 @@ def slow_server():
     "agents/sandbox_fusion.py",
     "asyncio.timeout(client.timeout.read)",
     "asyncio.timeout(None)",
+    limit_s=60,
 )
 def test_an_answer_has_a_deadline_as_a_whole(serve, monkeypatch):
     """Each byte comes in time."""
