@@ -99,6 +99,7 @@ def test_the_kl_controller_went_on_from_its_checkpoint(actor_critic, resumed):
     "rl/build.py",
     'controllers | {"entropy_controller": updater.entropy}',
     "controllers",
+    limit_s=600,
 )
 def test_the_entropy_bonus_went_on_from_its_checkpoint(actor_critic, resumed):
     """No entropy over 261 tokens reaches 10 nats, so the coefficient grows by 0.005 in every step of the policy."""

@@ -67,12 +67,14 @@ def mean(parts) -> float:
     "engines/actor.py",
     "engine.set_weight_version(str(manifest.version))",
     "engine.set_weight_version(str(max(manifest.version - 1, 0)))",
+    limit_s=600,
 )
 @pytest.mark.notices(
     "unfinished responses keep the KV cache of the old weights",
     "engines/actor.py",
     "engine.reset_prefix_cache(reset_running_requests=True)",
     "engine.reset_prefix_cache()",
+    limit_s=600,
 )
 def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses, record_property):
     versions = np.concatenate([tokens.version for tokens in responses])

@@ -71,6 +71,7 @@ def words(task: str, models: Path) -> list[str]:
     "with gather_parameters(self.ds, parameters), tensor_parallel.whole(parameters):",
     "with gather_parameters(self.ds, parameters):",
     cases="sft and not data",
+    limit_s=600,
 )
 @pytest.mark.notices(
     "a run on ranks that split matrices counts each token once per rank",
@@ -78,6 +79,7 @@ def words(task: str, models: Path) -> list[str]:
     "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.data, self.data_ranks)",
     "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.size, None)",
     cases="sft and not data",
+    limit_s=600,
 )
 @pytest.mark.notices(
     "groups that split matrices get each other's parts of a batch",
@@ -85,6 +87,7 @@ def words(task: str, models: Path) -> list[str]:
     "return rank // (self.sequence * self.tensor)",
     "return rank % self.data",
     cases="distill and data",
+    limit_s=600,
 )
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("task", TASKS)
