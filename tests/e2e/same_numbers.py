@@ -34,7 +34,7 @@ def check_same_numbers(folder: Path, plain: Path, steps: Collection[int]) -> Non
         assert {k: row[k] for k in wanted} == pytest.approx({k: other[k] for k in wanted}, rel=1e-5, abs=1e-5), step
         if "train/actor_grad_norm" in other:
             assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
-        assert row.keys() == other.keys()
-        assert row.get("mismatch/mean", 0.0) < 1e-6  # there is none where all samples have waited for their step
+        assert ("mismatch/mean" in row) == ("mismatch/mean" in other)  # only where some samples are new
+        assert row.get("mismatch/mean", 0.0) < 1e-6
         assert row["sync/read_back"] == row["sync/tensors"]
         assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors

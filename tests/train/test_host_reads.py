@@ -179,6 +179,8 @@ def test_what_the_host_keeps_is_of_this_batch_alone():
     assert take(sent, [1, 3]).host_lengths.tolist() == [70, 40]
     assert take(sent, [3]).host_ids.tolist() == sent.ids.split([*LENGTHS])[3].tolist()
     assert not weightless(sent).host_mask.any()
+    assert replace(sent, lengths=sent.lengths.flip(0)).host_lengths.tolist() == list(LENGTHS)[::-1]
+    assert torch.equal(replace(sent, ids=sent.ids + 1).host_ids, sent.ids + 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
