@@ -131,5 +131,5 @@ def test_parsers_of_vllm(tokenizer):
         TurnReader(tokenizer, [1], "vllm", "none")
     with pytest.raises(UserError, match=r"vllm_tool_parser=deepseek_v3 is not for this tokenizer \(RuntimeError"):
         TurnReader(tokenizer, [1], "vllm", "deepseek_v3")
-    with pytest.raises(UserError, match=r"vllm_tool_parser=openai reads streams alone"):
+    with pytest.raises(UserError, match=r"vllm_tool_parser=openai reads only streams"):
         TurnReader(tokenizer, [1], "vllm", "openai")

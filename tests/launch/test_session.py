@@ -41,8 +41,10 @@ def root(monkeypatch):
 
 def start(root: Path) -> tuple[subprocess.Popen, Path, psutil.Process]:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(root)], stdout=subprocess.PIPE, text=True)
-    folder, member = driver.stdout.readline().split()
-    return driver, Path(folder), psutil.Process(int(member))
+    folder, number = driver.stdout.readline().split()
+    member = psutil.Process(int(number))
+    assert poll_until(lambda: member.status() == psutil.STATUS_STOPPED, 300)
+    return driver, Path(folder), member
 
 
 def watcher_of(driver: subprocess.Popen) -> psutil.Process:
