@@ -119,7 +119,7 @@ class ChunkedLogProbs(torch.autograd.Function):
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         hidden_gradient = torch.empty_like(hidden) if need_hidden else None
         # Sums over chunks are kept in fp32, also if the weights are bf16.
-        weight_gradient = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        weight_gradient = torch.zeros_like(weight, dtype=wide) if need_weight and not len(hidden) else None
         bias_gradient = torch.zeros_like(bias, dtype=wide) if need_bias else None
         for start in range(0, len(hidden), ctx.rows):
             part = slice(start, start + ctx.rows)
@@ -137,8 +137,8 @@ class ChunkedLogProbs(torch.autograd.Function):
             logits_gradient = (logits_gradient if slope is None else logits_gradient.mul_(slope)).to(weight.dtype)
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits_gradient @ weight
-            if weight_gradient is not None:
-                add_product(weight_gradient, logits_gradient.T, chunk)
+            if need_weight:
+                weight_gradient = add_product(weight_gradient, logits_gradient.T, chunk, wide)
             if bias_gradient is not None:
                 bias_gradient += logits_gradient.sum(0)
         return (
@@ -180,12 +180,12 @@ def _logits_gradient(
     return result
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product of two matrices to `total`, without a matrix for the product where all have one precision."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
+def add_product(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `total`, which may be changed, plus the product of two matrices, in `dtype`: without a matrix for the
+    product where all have one precision."""
+    if total is None:
+        return (left @ right).to(dtype)
+    return total.addmm_(left, right) if left.dtype == dtype else total.add_(left @ right)
 
 
 class ScoringHead(nn.Linear):
