@@ -37,7 +37,6 @@ from rlhf_suite.tracking.console import evaluation_results
 
 ERROR_LIMIT = 20_000  # characters
 TOKENIZER_BYTES = 256 << 20
-USER_OF_URL = re.compile(r"//[^/@\s]+@")  # name and password in front of a host
 
 Spell = Callable[[Sequence[int]], list[str]]
 
@@ -176,7 +175,7 @@ def config_rows(folder: RunFolder, values: dict[str, Any], idle: set[str]) -> li
     origins = read_table(folder.origins, {}) if folder.origins.exists() else {}
     return [
         [
-            shareable(text)
+            printable(text)
             for text in (
                 key,
                 spell(value),
@@ -187,11 +186,6 @@ def config_rows(folder: RunFolder, values: dict[str, Any], idle: set[str]) -> li
         for key, value in values.items()
         if key not in idle
     ]
-
-
-def shareable(text: str) -> str:
-    """Return a value of a flag without the name and password that a URL may have."""
-    return printable(USER_OF_URL.sub("//...@", text))
 
 
 def token_texts(folder: RunFolder, values: dict[str, Any], ids: Sequence[int]) -> list[str]:
