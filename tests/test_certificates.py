@@ -73,12 +73,15 @@ class Server(ThreadingHTTPServer):
         """Say nothing of clients that close the connection."""
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(params=["127.0.0.1"])
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Server]:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
     (tmp_path / "server.pem").write_text(PEM)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.pem")
-    made = Server(("", 0), Answer)
+    made = Server((request.param, 0), Answer)
     made.socket = context.wrap_socket(made.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=made.serve_forever, daemon=True).start()
     certificates.cache_clear()
@@ -135,9 +138,10 @@ def test_the_remedy_is_one(server, tmp_path, monkeypatch):
     assert score(f"https://localhost:{server.server_port}") == Scored(0.5, 0.5)
 
 
+@pytest.mark.parametrize("server", ["127.0.0.2"], indirect=True)
 def test_a_certificate_of_another_host_has_its_own_remedy(server, tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
-    with pytest.raises(RunError, match=r"\(IP address mismatch.*Use a name of the host"):
+    with pytest.raises(RunError, match=r"\(IP address mismatch.*Use a host name"):
         score(f"https://127.0.0.2:{server.server_port}")
 
 

@@ -19,12 +19,9 @@ def certificate_problem(error: BaseException) -> str | None:
     """Return why the certificate of a server was refused, and the remedy; None if the request failed for another
     reason. Libraries raise errors of their own from that of the check."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        if "ostname" in error.verify_message or "IP address" in error.verify_message:
-            remedy = "Use a name of the host that the certificate has"
-        else:
-            remedy = (
-                "Give the file with the certificate of its authority (PEM) in the environment variable SSL_CERT_FILE"
-            )
+        remedy = "Name the PEM file of its certificate authority in the environment variable SSL_CERT_FILE"
+        if "mismatch" in error.verify_message:
+            remedy = "Use a host name that the certificate contains"
         return f"the certificate of the server is not trusted ({error.verify_message}). {remedy}"
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__ or error.__context__,)
     problems = (certificate_problem(cause) for cause in inner if cause is not None)
