@@ -131,13 +131,24 @@ def test_a_continued_run_knows_that_a_neighbour_has_changed(tmp_path):
 @pytest.mark.notices(
     "reference log-probs outlive a change of the model's code",
     "models/load.py",
-    '("*.safetensors", "*.bin", "*.py")',
-    '("*.safetensors", "*.bin")',
+    '"*.bin", "*.py")',
+    '"*.bin")',
+    cases="modeling_mine",
 )
-def test_the_code_of_a_model_is_a_part_of_its_digest(tmp_path):
+@pytest.mark.notices(
+    "reference log-probs outlive a change of the image processor",
+    "models/load.py",
+    '("*.json", "*.safetensors",',
+    '("config.json", "*.safetensors",',
+    cases="preprocessor",
+)
+@pytest.mark.parametrize(
+    "name", ["config.json", "preprocessor_config.json", "model.safetensors", "pytorch_model.bin", "modeling_mine.py"]
+)
+def test_each_file_of_a_model_is_a_part_of_its_digest(tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     before = model_digest(str(tmp_path), "ref.model_name_or_path")
-    (tmp_path / "modeling_mine.py").write_text("X = 1\n")
+    (tmp_path / name).write_text('{"image_mean": 0.5}')
     assert model_digest(str(tmp_path), "ref.model_name_or_path") != before
 
 

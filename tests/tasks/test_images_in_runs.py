@@ -68,12 +68,6 @@ def test_no_layout_and_no_form_of_the_file_changes_a_number(ranks, rows, whole, 
     assert whole[0] > whole[2], "it learns"
 
 
-@pytest.mark.notices(
-    "reference log-probs on disk do not depend on the images",
-    "train/annotations.py",
-    "            digest.update(hashlib.sha256(image.data).digest())\n",
-    "            pass\n",
-)
 @pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.proof) for stage in (2, 3))])
 def test_a_rank_without_an_image_takes_part(ranks, rows, tmp_path, stage):
     """Of two rows only one has an image: one of the two ranks has none."""

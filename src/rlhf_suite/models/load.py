@@ -71,17 +71,17 @@ def count_positions(path: str, flag: str) -> int | None:
 
 
 def model_digest(path: str, flag: str) -> str:
-    """Return a digest that is equal for two models only if their configuration, weights and own code are equal.
+    """Return a digest that is equal for two models only if their settings, weights and own code are equal.
 
-    It is a digest of a folder's files, or the revision name of a hub model.
+    The settings are those of the model, its tokenizer and its image processor. It is a digest of a folder's files, or
+    the revision name of a hub model.
     """
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
         with explain_load_errors(flag, path):
             return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=trusts_code())._commit_hash}"
     digest = hashlib.sha256()
-    files = (file for kind in ("*.safetensors", "*.bin", "*.py") for file in folder.glob(kind))
-    for file in sorted([folder / "config.json", *files]):
+    for file in sorted(file for kind in ("*.json", "*.safetensors", "*.bin", "*.py") for file in folder.glob(kind)):
         with file.open("rb") as content:
             digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
