@@ -71,9 +71,9 @@ def test_without_a_chat_template_observations_are_raw_text(tokenizer, server):
     "listed = list[dict[str, Any]]()",
 )
 def test_a_turn_may_be_the_whole_action_and_one_that_is_refused_is_answered(tokenizer, server):
-    replies = ["no", "[1]", '{"text": "5"}', '{"message": "5"}']
+    replies = ["no", "[1]", '{"a": ' + "[" * 1500, '{"message": NaN}', '{"text": "5"}', '{"message": "5"}']
     episode, said = play(tokenizer, server.url, replies, action_key=None)
-    assert said.count("[user\nError: the action is not a JSON object") == 2
+    assert said.count("[user\nError: the action is not a JSON object") == 4
     assert "[user\nError: Invalid message; message: Field required]" in said and episode.outcome == Scored(1.0, 1.0, {})
 
 

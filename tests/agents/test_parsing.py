@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from rlhf_suite.agents.parsing import CUT_OFF, TurnReader
+from rlhf_suite.agents.base import ToolCall
+from rlhf_suite.agents.model_json import HALF_PAIR, NOT_FINITE, TOO_DEEP
+from rlhf_suite.agents.parsing import CUT_OFF, Parsed, TurnReader
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.errors import UserError
 
@@ -75,6 +77,47 @@ def test_a_call_that_cannot_be_read_is_a_call_with_a_problem(tokenizer, body, pr
 
 
 @pytest.mark.notices(
+    "JSON that is nested deeply in a call ends the run",
+    "agents/model_json.py",
+    "    except RecursionError:\n",
+    "    except KeyError:\n",
+)
+@pytest.mark.notices(
+    "half of a surrogate pair in a call reaches tokenizers and files",
+    "agents/model_json.py",
+    "isinstance(part, str) and not is_encodable(part)",
+    "False",
+)
+@pytest.mark.parametrize("parser", ["hermes", "json"])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("[" * 5000, TOO_DEEP),
+        ("[" * 5000 + "]" * 5000, TOO_DEEP),
+        ('{"a": ' * 100 + "1" + "}" * 100, TOO_DEEP),
+        ('["\\ud800"]', HALF_PAIR),
+        ('{"\\udfff": 1}', HALF_PAIR),
+        ("NaN", NOT_FINITE),
+        ("[-Infinity]", NOT_FINITE),
+        ("1e999", NOT_FINITE),
+        ("9" * 5000, "digits"),
+    ],
+    ids=["open", "lists", "objects", "text", "name", "nan", "infinity", "float", "integer"],
+)
+def test_what_cannot_be_passed_on_as_json_is_a_problem_of_the_call(tokenizer, parser, value, problem):
+    inner = '{"a": ' + value + "}"
+    bodies = [
+        '{"name": "add", "arguments": ' + inner + "}",
+        '{"name": "add", "arguments": ' + json.dumps(inner) + "}",
+        '{"name": ' + value + ', "arguments": {}}',
+    ]
+    for body in bodies:
+        (call,) = read(tokenizer, body if parser == "json" else f"<tool_call>{body}</tool_call>", parser).calls
+        assert call.problem is not None and problem in call.problem and call.arguments == {}
+        json.dumps([call.name, call.problem], ensure_ascii=False).encode()
+
+
+@pytest.mark.notices(
     "a call in a turn that was cut off is whole",
     "agents/parsing.py",
     "CUT_OFF if is_cut else call.problem",
@@ -83,6 +126,15 @@ def test_a_call_that_cannot_be_read_is_a_call_with_a_problem(tokenizer, body, pr
 def test_a_call_in_a_turn_that_was_cut_off_is_never_whole(tokenizer):
     turn = read(tokenizer, f"<tool_call>{CALL}</tool_call>", "hermes", finish="length")
     assert turn.is_cut and calls(turn) == [("call00001", "add", {"a": 1}, CUT_OFF)]
+
+
+def test_calls_of_a_parser_of_ones_own_are_looked_at_too(tokenizer):
+    reader = TurnReader(tokenizer, [tokenizer.eos_token_id])
+    for arguments, problem in (({"a": float("nan")}, NOT_FINITE), ({"a": "\ud800"}, HALF_PAIR), ({"a": {1}}, None)):
+        reader.parse = lambda written, tools, given=arguments: Parsed("", (ToolCall("", "add", given),))
+        generation = Generation(0, np.array([5], np.int32), np.zeros(1, np.float32), "stop", np.zeros(1, np.int32))
+        (call,) = reader.turn(generation, [1], []).calls
+        assert (call.problem is None) == (problem is None) and str(problem or "") in str(call.problem)
 
 
 def test_a_whole_text_as_a_call(tokenizer):

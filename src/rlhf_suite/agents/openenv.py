@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.compat import number, with_text
+from rlhf_suite.agents.model_json import read_json
 from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.tools import THIS_MACHINE
 from rlhf_suite.foreign_text import printable
@@ -72,7 +73,7 @@ class OpenEnvEnvironment:
         if self.action_key is not None:
             return {self.action_key: turn.content}
         try:
-            value = json.loads(turn.content)
+            value = read_json(turn.content)
         except ValueError as error:
             raise WrongAction(f"the action is not a JSON object: {error}") from None
         if not isinstance(value, dict):

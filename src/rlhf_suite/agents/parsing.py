@@ -6,10 +6,9 @@ A call that cannot be read is a call with a problem, so that the environment can
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlhf_suite.agents.base import Schema, ToolCall, Turn
 from rlhf_suite.agents.bridge import CALL_ID
+from rlhf_suite.agents.model_json import find_problem, read_json
 from rlhf_suite.agents.vllm_parsers import CallReader, call_reader
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.template import OPENED
@@ -83,8 +83,8 @@ class TurnReader:
             raise tool_parser.wrong_result(str(self.parser), parsed, "Parsed(content, calls, reasoning)")
         is_cut = generation.finish_reason == "length"
         calls = tuple(
-            ToolCall(CALL_ID.format(number), call.name, call.arguments, CUT_OFF if is_cut else call.problem)
-            for number, call in enumerate(parsed.calls, start=1)
+            replace(call, id=CALL_ID.format(number), problem=CUT_OFF if is_cut else call.problem)
+            for number, call in enumerate(map(check_call, parsed.calls), start=1)
         )
         text = self.decode(said, True)
         return Turn(ids, text, parsed.content, parsed.reasoning, calls, "length" if is_cut else "stop")
@@ -126,7 +126,7 @@ def whole_json(written: Written, tools: Sequence[Schema]) -> Parsed:
     if not body.startswith(("{", "[{")):
         return Parsed(text, (), reasoning)
     try:
-        value = json.loads(body)
+        value = read_json(body)
     except ValueError:
         return Parsed("", (call_of_json(body),), reasoning)
     return Parsed("", tuple(map(call_of_value, value if isinstance(value, list) else [value])), reasoning)
@@ -139,7 +139,7 @@ def response_template(written: Written, tools: Sequence[Schema]) -> Parsed:
         message = written.tokenizer.parse_response(
             list(written.ids), prefix=list(written.prompt_ids), tools=list(tools)
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reasoning, text = without_reasoning(written)
         return Parsed(text, (ToolCall("", "", problem=f"the call cannot be read: {error}"),), reasoning)
     calls = tuple(call_of_value(call.get("function", call)) for call in message.get("tool_calls") or ())
@@ -161,6 +161,12 @@ def vllm(written: Written, tools: Sequence[Schema]) -> Parsed:
     return Parsed(content.strip(), calls, reasoning)
 
 
+def check_call(call: ToolCall) -> ToolCall:
+    """Return a call as it is, or one with a problem where its name and arguments cannot be passed on as JSON."""
+    problem = find_problem([call.name, call.arguments])
+    return call if problem is None else ToolCall("", "", problem=f"the call cannot be used: {problem}")
+
+
 def check_response_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise UserError if the tokenizer does not say how its model's responses are read."""
     problem = None
@@ -177,7 +183,7 @@ def check_response_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def call_of_json(text: str) -> ToolCall:
     """Return the call in a JSON object, or one with a problem."""
     try:
-        return call_of_value(json.loads(text))
+        return call_of_value(read_json(text))
     except ValueError as error:
         return ToolCall("", "", problem=f"the call is not a JSON object: {error}")
 
@@ -189,9 +195,9 @@ def call_of_value(value: Any) -> ToolCall:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return ToolCall("", value["name"], problem="the arguments are not JSON")
+            arguments = read_json(arguments)
+        except ValueError as error:
+            return ToolCall("", value["name"], problem=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall("", value["name"], problem="the arguments are not an object")
     return ToolCall("", value["name"], arguments)
