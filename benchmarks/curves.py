@@ -39,6 +39,8 @@ ALGORITHMS = {
     "dr_grpo": "Dr. GRPO",
     "gspo": "GSPO",
 }
+PAGE_FILE = ROOT / "docs" / "benchmarks.md"
+Panels = dict[str, dict[str, dict[str, Any]]]  # task: algorithm: its line
 DEFAULT = ["task=ppo"]
 MODEL = "actor.model_name_or_path="
 
@@ -125,16 +127,28 @@ def run(words: Sequence[str], again: bool) -> None:
             publish("curves", measure(job), save=True)
 
 
-def write() -> None:
-    """The page and the picture, of the jobs that have run."""
+def tables() -> tuple[Panels, list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the rows of the three tables, of the jobs that have run."""
     rows, run_as = known(), {job: first.command for job, first in composed().items()}
-    panels: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
+    panels: Panels = {task: {} for task in TASKS}
     for job in ALGORITHM_JOBS:
         if run_as[job] in rows:
             panels[job.task][job.name] = rows[run_as[job]]
     estimators = [rows[run_as[job]] for job in ESTIMATOR_JOBS if run_as[job] in rows]
     models = {job.name: rows[run_as[job]] for job in MODEL_JOBS if run_as[job] in rows}
-    (ROOT / "docs" / "benchmarks.md").write_text(curves_page.page(panels, ALGORITHMS, TASKS, estimators, models))
+    return panels, estimators, models
+
+
+def page() -> str:
+    """Return docs/benchmarks.md."""
+    panels, estimators, models = tables()
+    return curves_page.page(panels, ALGORITHMS, TASKS, estimators, models)
+
+
+def write() -> None:
+    """Write the page and the picture."""
+    PAGE_FILE.write_text(page())
+    panels, _, _ = tables()
     curves_page.draw(panels, ALGORITHMS, ROOT / "docs" / "learning_curves.png")
 
 
