@@ -52,10 +52,14 @@ class World:
     begun_at: list[list[int]] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
     left_out: set[int] = field(default_factory=set)
+    table: SlotTable[str] = field(init=False)
 
-    def run(self) -> World:
-        self.table: SlotTable[str] = SlotTable(self.case.order)
-        for step in range(self.case.order.total_steps):
+    def __post_init__(self) -> None:
+        self.table = SlotTable(self.case.order)
+
+    def run(self, end: int | None = None) -> World:
+        """Train the steps that are left, or those before `end`."""
+        for step in range(self.table.step, self.case.order.total_steps if end is None else end):
             self.until(lambda: self.syncing is None or (self.case.overlaps and self.may_sync()))
             assert isinstance(self.case.schedule, Ahead) or self.table.taken == step, "no step has asked"
             self.table.asked = step
@@ -116,6 +120,14 @@ class World:
             self.rejected.append(number)
         else:
             self.table.scored(number, f"samples {number}")
+
+    def continue_as(self, case: Case) -> World:
+        """Return the run that continues from a checkpoint after the newest step with other flags."""
+        self.until(lambda: self.syncing is None)
+        kept = [group.samples for group in self.table.groups_to_keep()]
+        other = World(case, self.choose)
+        other.table = SlotTable.from_json(case.order, json.loads(json.dumps(self.table.to_json())), kept)
+        return other
 
     def reload(self) -> None:
         """Continue from what a checkpoint has. What was scored when the run was killed is written again."""

@@ -79,6 +79,20 @@ def test_a_run_that_was_stopped_continues_with_the_rollouts_that_were_made(ranks
     assert_same_run(again, folders(depth, filtered))
 
 
+def test_a_run_that_continues_with_another_batch_size_says_that_it_begins_with_new_groups(
+    ranks, folders, tmp_path, capfd
+):
+    again = tmp_path / "again"
+    shutil.copytree(folders(1), again)
+    for later in (*(again / "checkpoints").glob("step_00000[46]"), again / "model"):
+        shutil.rmtree(later)
+    before = steps(again)[0]["rollout/num_samples"]
+    ranks(1).call(run, again, ahead(1, rollout__batch_size=1))
+    sizes = [row["rollout/num_samples"] for row in steps(again)]
+    assert sizes == [before] * 2 + [before / 2] * 10
+    assert "Step 3 begins with new ones" in capfd.readouterr().err
+
+
 def probed_while_rollouts_are_made(world, folder, config) -> list[bool]:
     """Run with a probe that waits until the engine has been asked for the next rollout."""
     probe, found = plain_run.PlainEngines.score, []

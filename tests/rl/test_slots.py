@@ -118,7 +118,6 @@ def test_a_stream_with_more_prompts_in_a_round_has_so_many_more_groups_under_way
     order = GroupOrder(batches, replace(batches, batch_size=6), 20, is_filtered=False)
     for schedule, most in ((Stream(3, 1, 0), 8), (Stream(3, 1, 0, surplus=2), 10), (Stream(3, 1, 0, surplus=99), 16)):
         world = World(Case(schedule, order, 0, 0.0, False, True), lambda events: events[0])
-        world.table = SlotTable(order)
         world.advance()
         assert world.table.outstanding == most
 
@@ -180,6 +179,32 @@ def test_a_table_that_continues_goes_on_with_the_round_of_which_the_prompt_filte
     again.responded(0)
     again.rejected(0, has_failed=False)
     assert again.begin().index == 3 and again.next == 4
+
+
+@pytest.mark.notices(
+    "a run that continues with other batches trains on the groups of the earlier ones",
+    "rl/slots.py",
+    "if not order.continues(state):",
+    "if False:",
+)
+@pytest.mark.parametrize("make_case", [stream_case, whole_case])
+def test_a_run_that_continues_with_other_batches_rows_filters_or_fewer_steps_takes_the_batches_of_these(make_case):
+    changed = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        case = replace(make_case(draw), share_rejected=0.0)
+        other = replace(make_case(draw), share_rejected=0.0, schedule=case.schedule, chooses_prompts=False)
+        order, first = other.order, World(case, by_weight(draw))
+        first.run(draw.randint(0, case.order.total_steps - 1))
+        step = first.table.step
+        if isinstance(case.schedule, Ahead) or step >= order.total_steps:
+            order = replace(order, rounds=order.batches, total_steps=max(order.total_steps, step + 1))
+        second = first.continue_as(replace(other, order=order)).run()
+        sizes = [len(batch) for batch in second.batches]
+        if not order.is_filtered or isinstance(case.schedule, Stream):
+            assert sizes == [order.size(number) for number in range(step, order.total_steps)], seed
+        changed += bool(first.table.groups_to_keep()) and case.order.batches != order.batches
+    assert changed > 20, "groups were under way in many of the runs"
 
 
 @pytest.mark.parametrize("rows", [4, 5])

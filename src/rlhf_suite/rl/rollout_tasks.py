@@ -304,6 +304,12 @@ class Rollouts:
                 f"{folder} has no {STATE}: its rollouts were saved by an earlier version of the suite. Continue the "
                 "run with that version, or begin a new one"
             )
+        state, order = json.loads((folder / STATE).read_text()), self.table.order
         kept = read_samples(folder).by_group() if has_samples(folder) else []
-        self.table = SlotTable.from_json(self.table.order, json.loads((folder / STATE).read_text()), kept)
+        self.table = SlotTable.from_json(order, state, kept)
         self.history = History.load(folder)
+        if not order.continues(state):
+            self.journal.warn(
+                "The flags or the rows of the run have changed which prompts each step takes, so samples that were "
+                f"made for later steps are not used. Step {self.table.step + 1} begins with new ones"
+            )

@@ -11,6 +11,7 @@ table; that it happens is the business of `rl/rollout_tasks.py`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,16 @@ class GroupOrder:
     def size(self, step: int) -> int:
         """Return how many groups the step `step` takes."""
         return self.before(step + 1) - self.before(step)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the numbers of a table depend on, as plain values."""
+        return vars(self.batches) | {"is_filtered": self.is_filtered, "total_steps": self.total_steps}
+
+    def continues(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a table with this order can continue from the `state` of one: with the same batches of the
+        same rows, and at least as many steps, for which groups may be under way."""
+        before, now = dict(state.get("order", {})), self.to_json()
+        return before.pop("total_steps", math.inf) <= now.pop("total_steps") and before == now
 
 
 @dataclass
@@ -209,6 +220,7 @@ class SlotTable(Generic[T]):
         """Return the table as plain values, but for the samples of `groups_to_keep`. What is being written or scored
         is made again by a run that continues."""
         return {
+            "order": self.order.to_json(),
             "version": self.version,
             "step": self.step,
             "num_taken": self.num_taken,
@@ -223,7 +235,10 @@ class SlotTable(Generic[T]):
 
     @classmethod
     def from_json(cls, order: GroupOrder, state: Mapping[str, Any], kept: Sequence[T]) -> SlotTable[T]:
-        """Return the table of `to_json`. `kept` are the samples of its `groups_to_keep`."""
+        """Return the table of `to_json`. `kept` are the samples of its `groups_to_keep`. Where the order is another one
+        than before (`continues`), no group is under way, and the next one is the first that the next step takes."""
+        if not order.continues(state):
+            return cls.at_step(order, state)
         table, samples = cls(order), iter(kept)
 
         def ready(index: int, version: int) -> Group[T]:
@@ -239,6 +254,17 @@ class SlotTable(Generic[T]):
             table.running[index] = Group(index, *order.prompt(index), version, State.RUNNING)
         table.waiting = {index: Group(index, *order.prompt(index)) for index in state["waiting"]}
         table.tally = Tally.from_json(state["tally"])
+        return table
+
+    @classmethod
+    def at_step(cls, order: GroupOrder, state: Mapping[str, Any]) -> SlotTable[T]:
+        """Return a table without groups at the step of `state`. Filtered candidates do not come a second time."""
+        table = cls(order)
+        table.version, table.step, table.num_rejected = state["version"], state["step"], state["num_rejected"]
+        table.asked = table.step - 1
+        table.num_taken = table.next = order.before(table.step)
+        if order.is_filtered:
+            table.next = max(table.next, state["next"])
         return table
 
 
