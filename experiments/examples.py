@@ -54,12 +54,12 @@ AGENT = (
     "`tests/planner/test_examples.py`, in each change: the commands pass all checks of a run.",
     CURVES,
 )
-ALONE = "By hand, since it needs packages that are not beside the suite: [the page]({docs}%s.md) has the versions."
+ALONE = "By hand, because it needs packages in a separate environment: [the page]({docs}%s.md) has the versions."
 EXAMPLES = (
     *(Example(f"agents/{name}", AGENT) for name in ("second_try", "guess", "nim", "calculator")),
     Example(
         "agents/chat_client",
-        (*AGENT, "`tests/e2e/test_foreign_agents.py`, on demand: it trains, and its tokens are trained on once."),
+        (*AGENT, "`tests/e2e/test_foreign_agents.py`, on demand: it trains, and trains on each token once."),
     ),
     Example("agents/fences", AGENT),
     Example(
@@ -68,7 +68,7 @@ EXAMPLES = (
             f"{AGENT[0][:-1]}, where Codex is installed.",
             CURVES,
             "`tests/e2e/test_ledgers_of_harnesses.py`, on demand: each sampled token is trained on once.",
-            "[Harnesses]({docs}agents_harnesses.md) has what was seen of them.",
+            "[Harnesses]({docs}agents_harnesses.md) describes how the harnesses behave.",
         ),
     ),
     Example(
@@ -78,40 +78,40 @@ EXAMPLES = (
     Example(
         "agents/programs",
         (ALONE % "agents_program", "`tests/e2e/test_foreign_agents.py`, where they are installed."),
-        "Programs of LangGraph, OpenAI's Agents SDK and verifiers, unchanged, as agents that add with a tool.",
+        "Unchanged programs of LangGraph, OpenAI's Agents SDK and verifiers, as agents that use a tool to add.",
     ),
     Example(
         "agents/openenv",
         (ALONE % "agents_environments",),
-        "The game of guess at a real OpenEnv server.",
+        "The game of the example guess, on a real OpenEnv server.",
     ),
     Example(
         "own_code",
         (
             "`tests/planner/test_examples.py`, in each change: the commands pass all checks of a run.",
             "`tests/config/test_own_code.py`, `tests/rl/test_filtering.py`: each function is found, and trains a step.",
-            "`tests/algo/test_async_fork.py`: values by hand.",
+            "`tests/algo/test_async_fork.py`: comparison with values that were computed by hand.",
             "`tests/e2e/test_own_code_run.py`, on demand: a whole run.",
         ),
-        "Estimators, losses, filters, a rule, a row format and a schedule of one's own.",
+        "Your own estimators, losses, filters, rule, row format and learning-rate schedule.",
     ),
     Example(
         "callbacks",
         (
             "`tests/planner/test_examples.py`, in each change: the commands pass all checks of a run.",
-            "`tests/train/test_callbacks.py`: what they write, also in a continued run.",
+            "`tests/train/test_callbacks.py`: the files that they write, also in a continued run.",
         ),
-        "Metrics and samples elsewhere; a run that ends at a goal.",
+        "Send metrics and samples to other programs; end a run when it has reached a goal.",
     ),
     Example(
         "notebooks",
         ("`tests/api/test_notebooks.py`, on demand: both run to their end and show a curve.",),
-        "An agent and a reward of one's own, in Jupyter.",
+        "Your own agent and your own reward, in Jupyter.",
     ),
     Example(
         "grpo_client",
         ("`tests/api/test_client.py`, on demand: its weights are those of `task=ppo experiment=grpo`, bit for bit.",),
-        "GRPO as a loop of one's own.",
+        "GRPO as your own training loop.",
     ),
 )
 
@@ -174,7 +174,7 @@ def expected(example: Example) -> Iterator[str]:
         yield cost_of(rows)
         yield "![The curves of the means](curve.png)\n"
     else:
-        yield "It costs what the run costs in which it is used; it has no figures of its own.\n"
+        yield "There are no separate measurements: the run that uses this code determines time and memory.\n"
 
 
 def results(name: str) -> list[Row]:
@@ -217,11 +217,15 @@ def cost_of(rows: list[Row]) -> str:
     taken = minutes(sum(row["seconds"] for row in rows) / count)
     memory = [row["peak_pss_mb"] for row in rows if "peak_pss_mb" in row]
     held = f" and {gibibytes(max(memory))} of memory for all processes" if memory else ""
-    load = sorted(row["machine"]["load_average"] for row in rows)
-    seeds = "one seed" if count == 1 else f"{count} seeds, with the lowest and the highest in brackets"
+    loads = [row["machine"]["load_average"] for row in rows]
+    low, high = f"{min(loads):.0f}", f"{max(loads):.0f}"
+    load = low if low == high else f"{low} to {high}"
+    seeds = "Values of one seed"
+    if count > 1:
+        seeds = f"Means over {count} seeds, with the lowest and the highest in brackets"
     return (
-        f"Means over {seeds}; the end is the mean of the last {LAST} steps. All commands together took {taken} minutes"
-        f"{held}, on two CPU cores with a load average of {load[0]:.0f} to {load[-1]:.0f} (until {dates[-1]}).\n"
+        f"{seeds}; the end is the mean of the last {LAST} steps. All commands together took {taken} minutes"
+        f"{held}, on two CPU cores with a load average of {load} (until {dates[-1]}).\n"
     )
 
 

@@ -40,14 +40,15 @@ repository, or after `pip install` in the folder to which `rlhf-suite gallery` h
 
 ## Recipes
 
-A recipe is a whole run for a published model (`--config`); the command line wins over the file. **None has run as it is
-here, because that takes GPUs.** What is measured is the same file with `scale=tiny`: a tiny
-model, built-in rows and small sizes, on two CPU cores beside other work. This says that the method works in this suite,
-and nothing about the published model.
-The last column is [planned]({docs}planner.md) for {gpu}, with sequences of `data.max_len` tokens; no run has
-confirmed it. Where the page of a recipe names a script of OpenRLHF (`examples/scripts`), it has the settings of that
-script, without `ds.enable_sleep`; the others have settings that are usual for their method. `ckpt.*` and `logger.*` are
-left to you.
+A recipe is a whole run for a published model (`--config`); the command line wins over the file. **No recipe has run at
+its full size, because that needs GPUs.** The measurements are of the same files with `scale=tiny`: a tiny model,
+built-in rows and small sizes, on two CPU cores that also had other work. They show that the method works in this suite.
+They say nothing about the published model.
+
+The last column is the [plan]({docs}planner.md) for {gpu}, with sequences of `data.max_len` tokens. No run has confirmed
+it. If the page of a recipe names a script of OpenRLHF (`examples/scripts`), the recipe has the settings of that script,
+without `ds.enable_sleep`. The other recipes have settings that are usual for their method. Recipes do not set `ckpt.*`
+and `logger.*`.
 
 ```text
 rlhf-suite --config experiments/recipes/sft_8b/recipe.yaml
@@ -59,9 +60,9 @@ rlhf-suite plan --gpu a100-80 --config experiments/recipes/sft_8b/recipe.yaml tr
 |---|---|---|---|---|---|
 """
 CHECKED = """
-Every change of the suite has all recipes pass the checks of a run (`tests/planner/test_recipes.py`). On demand every
-recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). The curve of a
-loop has the reward of held-out answers, and beside it the share of right ones, by a rule that the loop does not see.
+With every change of the suite, a test passes all recipes through the checks of a run (`tests/planner/test_recipes.py`).
+On demand, every recipe runs two steps at tiny scale (`tests/e2e/test_recipes_at_tiny_scale.py`). The curve of a loop
+shows the reward of held-out answers, and also the share of right answers, by a rule that the loop does not use.
 
 ## Agents, code of your own, notebooks, real data
 
@@ -69,8 +70,8 @@ loop has the reward of held-out answers, and beside it the share of right ones, 
 |---|---|---|---|---|
 """
 OTHERS = """
-The minutes are those of all commands of the page, on two CPU cores beside other work; where there are none, the page
-has those of each command. [Agents]({docs}agents.md) and [own code]({docs}own_code.md) say more.
+The minutes are those of all commands of the page, on two CPU cores that also had other work. [Agents]({docs}agents.md)
+and [own code]({docs}own_code.md) say more.
 """
 # Pages that are written by hand: what they show, minutes, memory, and what checks them.
 WRITTEN = {
@@ -170,12 +171,12 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
     notes = [f"- {key}: {text}\n" for key, text in recipe.notes.items() if key != "Learning measured"]
     learned = recipe.notes.get("Learning measured", "")
     links = re.sub(r"[\w/]+\.md", lambda path: f"[{path[0]}](../../../{path[0]})", learned)
-    planned = "It has no plan: its stages have plans of their own, or it needs a package that was not there."
+    planned = "There is no plan for the whole recipe: each stage has its own plan, or a package was not installed."
     if plan:
         fits = "fits" if plan["fits"] else "does not fit"
         planned = f"Planned for {plan['gpus']} GPUs ({plan['gpu']}): {plan['needs']}; host: {plan['host']}. "
-        planned += f"It {fits}; no GPU has run it."
-    measured = "It has not run here.\n"
+        planned += f"By the plan it {fits}; it has not run on GPUs."
+    measured = "It has not run yet.\n"
     if two_steps:
         measured = f"Two steps ran to their end in {two_steps['seconds']} s on two CPU cores ({two_steps['date']}). "
         measured += "Its curve has not been measured.\n"
@@ -199,7 +200,7 @@ def page(recipe: Recipe, curve: Row | None, two_steps: Row | None, plan: Row | N
             planned=planned,
             notes="".join(notes) + "\n" if notes else "",
             measured=measured,
-            learned=f"- The same method was measured to learn: {links}.\n" if learned else "",
+            learned=f"- Measurements of what this method learns: {links}.\n" if learned else "",
         )
     )
 
@@ -209,7 +210,7 @@ def judged(curve: Row) -> str:
     if "rule" not in curve:
         return ""
     shares = " → ".join(f"{share:.3f}" for _, share in curve["rule"])
-    return f" The share of these answers that are right, by a rule that the loop does not see: {shares}."
+    return f" The share of right answers among them, by a rule that the loop does not use: {shares}."
 
 
 def curves_of(curve: Row) -> Curves:

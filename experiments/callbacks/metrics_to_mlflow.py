@@ -1,6 +1,6 @@
 """Sends the metrics of each step and evaluation to MLflow: to the server that MLFLOW_TRACKING_URI names, for which
-`pip install mlflow-skinny` is enough, or to mlflow.db here, for which sqlalchemy and alembic are needed, too. A run
-that is continued goes on in its run of MLflow:
+`pip install mlflow-skinny` is enough, or to the file mlflow.db in the working folder, which also needs sqlalchemy and
+alembic. A continued run of the suite continues its run of MLflow:
 
 python run.py task=sft "train.callbacks=[experiments/callbacks/metrics_to_mlflow.py:MetricsToMlflow]"
 """

@@ -1,5 +1,5 @@
-"""Sends the metrics of each step and evaluation to another place: here a table of SQLite beside the run folder. A
-client of MLflow, Trackio or SwanLab takes its place in the same methods:
+"""Sends the metrics of each step and evaluation to a table of SQLite beside the run folder. To use a client of MLflow,
+Trackio or SwanLab instead, call it in the same methods:
 
 python run.py task=sft "train.callbacks=[experiments/callbacks/metrics_to_sqlite.py:MetricsToSqlite]"
 """

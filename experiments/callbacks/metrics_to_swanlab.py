@@ -1,5 +1,5 @@
-"""Sends the metrics of each step and evaluation to SwanLab (`pip install swanlab`): to its server where SWANLAB_MODE is
-cloud, else into the folder swanlog here, which `swanlab sync` sends there later. A run that is continued is a new one:
+"""Sends the metrics of each step and evaluation to SwanLab (`pip install swanlab`): to its server if SWANLAB_MODE is
+cloud, else to the folder swanlog, which `swanlab sync` sends later. A continued run of the suite is a new run there:
 
 python run.py task=sft "train.callbacks=[experiments/callbacks/metrics_to_swanlab.py:MetricsToSwanlab]"
 """

@@ -1,5 +1,5 @@
 """Sends the metrics of each step and evaluation to Trackio (`pip install trackio`), which keeps them on this machine;
-`trackio show --project rlhf_suite` is its page. A run that is continued goes on in its run of Trackio:
+`trackio show --project rlhf_suite` shows them. A continued run of the suite continues its run of Trackio:
 
 python run.py task=sft "train.callbacks=[experiments/callbacks/metrics_to_trackio.py:MetricsToTrackio]"
 """

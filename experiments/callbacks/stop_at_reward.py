@@ -1,4 +1,4 @@
-"""Ends a run when the mean of a metric over some steps has reached a goal, and saves every new best step:
+"""Ends a run when the mean of a metric over some steps has reached a goal, and saves every step that is a new best:
 
 python run.py task=ppo "train.callbacks=[experiments/callbacks/stop_at_reward.py:StopAtReward]"
 """

@@ -1,4 +1,4 @@
-"""GRPO as a loop of one's own: the weights are those of `python run.py task=ppo experiment=grpo`, bit for bit.
+"""GRPO as your own training loop: the weights equal those of `python run.py task=ppo experiment=grpo`, bit for bit.
 
 python experiments/grpo_client/loop.py steps=2 train.max_steps=40
 """

@@ -11,7 +11,7 @@
     python run.py task=ppo algo.prompt_filter=experiments/own_code/async_fork.py:mopps \
         rollout.vllm_generate_batch_size=256
 
-Shapes: B rows, T tokens that the model wrote, those of all rows laid end to end.
+Shapes: B rows, and T tokens that the model wrote, concatenated over all rows.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     python run.py task=sft data.row_format=experiments/own_code/own.py:question_and_answer
     python run.py task=sft actor.lr_scheduler=experiments/own_code/own.py:square_root
 
-A decorator says what a function needs of a run and which flags it reads. Without one it may read any flag, and its
-needs are those that most of its kind have (an estimator: rewards; a preference loss: the reference model).
+A decorator says what a function needs of a run and which flags it reads. Without a decorator the function may read any
+flag, and has the usual needs of its kind (an estimator: rewards; a preference loss: the reference model).
 """
 
 from __future__ import annotations

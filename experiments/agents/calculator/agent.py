@@ -1,4 +1,5 @@
-"""Tools: a model that cannot add learns to call a function that can. Half of what it is taught first are guesses.
+"""Tools: a model that cannot add learns to call a function that can. Half of the examples that it first learns from
+are guesses.
 
     python experiments/agents/calculator/agent.py /tmp/calculator
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/calculator/taught.jsonl \

@@ -1,4 +1,4 @@
-"""A program with the client of OpenAI: a model that cannot add learns to call a function that can.
+"""A program that uses the client of OpenAI: a model that cannot add learns to call a function that can.
 
     python experiments/agents/calculator/agent.py /tmp/calculator
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/calculator/taught.jsonl \

@@ -1,4 +1,5 @@
-"""Python in fences: a model learns to write code where that helps. Half of what it is taught first are guesses.
+"""Python in fences: a model learns to write code instead of guessing a sum. Half of the examples that it first learns
+from are guesses.
 
     python experiments/agents/fences/agent.py /tmp/fences
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/fences/taught.jsonl \

@@ -1,5 +1,5 @@
-"""An environment over turns: guess a number from 1 to 3 in two turns. Half of the second guesses that the model is
-taught first ignore what is said of the first guess. It learns to listen, and to begin in the middle.
+"""An environment over turns: guess a number from 1 to 3 in two turns. In half of the examples that the model first
+learns from, the second guess ignores the hint. It learns to use the hint, and to begin in the middle.
 
     python experiments/agents/guess/agent.py /tmp/guess
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/guess/taught.jsonl \

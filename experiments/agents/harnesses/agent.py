@@ -1,12 +1,12 @@
-"""Harnesses: inside Codex, unchanged, a model learns to write a digit into a file, and the larger the better.
+"""Harnesses: inside an unchanged Codex, a model learns to write a digit into a file. Larger digits have larger rewards.
 
     npm install --prefix harnesses @openai/codex@0.171.0
     python experiments/agents/harnesses/agent.py /tmp/harness codex
 
-A script that stands in for a model leads Codex through the task four times, and the conversations are recorded. They
-give a model of 0.2 million parameters, for which each paragraph that Codex always writes is one token, and the texts
-that teach it to call the tool of Codex and to end its turns. The taught digits are random, and a quarter of these texts
-write none.
+A script plays the model and solves the task in Codex four times, and the conversations are recorded. From them agent.py
+makes a model of 0.2 million parameters, for which each paragraph that Codex always writes is one token, and texts that
+teach this model to call the tool of Codex and to end its turns. The digits in these texts are random, and a quarter of
+the texts write no digit.
 
     python run.py task=sft actor.model_name_or_path=/tmp/harness/start data.dataset=/tmp/harness/taught.jsonl \
         data.input_key=messages data.multiturn=true data.apply_chat_template=true data.max_len=2048 \

@@ -1,6 +1,6 @@
-"""Self-play: two roles take one or two of some stones in turn, and who takes the last one wins. Each role is paid +1 or
--1, and is compared with its own games alone. From 4 or 5 stones the first player wins if it leaves three. The model is
-taught random moves first.
+"""Self-play: two roles take turns and remove one or two stones; the role that takes the last stone wins. Each role gets
++1 or -1, and is compared only with the same role in other games. With 4 or 5 stones the first player wins if it leaves
+three. The model first learns random moves.
 
     python experiments/agents/nim/agent.py /tmp/nim
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/nim/taught.jsonl \

@@ -1,5 +1,5 @@
-"""The game of experiments/agents/guess as a real OpenEnv server. It needs nothing of the suite, and a Python
-environment of its own:
+"""The game of experiments/agents/guess as a real OpenEnv server. It does not import the suite, and needs a separate
+Python environment:
 
     python -m venv /tmp/openenv && /tmp/openenv/bin/pip install openenv-core==0.3.0
     /tmp/openenv/bin/python experiments/agents/openenv/server.py 8000 &

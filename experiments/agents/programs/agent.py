@@ -1,10 +1,10 @@
-"""A program in an environment of its own: LangGraph, OpenAI's Agents SDK, verifiers, or any other that speaks chat
-completions.
+"""A program in a separate Python environment: LangGraph, OpenAI's Agents SDK, verifiers, or any other program that
+requests chat completions.
 
     python -m venv agents && agents/bin/pip install langchain langchain-openai openai-agents
     export AGENT_PROGRAM="agents/bin/python experiments/agents/programs/langgraph_program.py"
 
-Then train as experiments/agents/chat_client/agent.py says, with other values of two flags:
+Then train with the commands of experiments/agents/chat_client/agent.py, but with these values of two flags:
 
     python run.py task=ppo ... train.agent_func_path=experiments/agents/programs/agent.py agent.max_concurrent=4
 

@@ -1,4 +1,4 @@
-"""An agent of LangGraph that adds with a tool. agent.py runs it; it needs nothing of the suite.
+"""An agent of LangGraph that uses a tool to add. agent.py runs it; it does not import the suite.
 
 pip install langchain langchain-openai
 """

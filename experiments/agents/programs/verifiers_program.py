@@ -1,4 +1,4 @@
-"""An environment of verifiers with a tool that adds and a rubric. agent.py runs it; it needs nothing of the suite.
+"""An environment of verifiers with a tool that adds, and a rubric. agent.py runs it; it does not import the suite.
 
 pip install verifiers==0.1.14
 """

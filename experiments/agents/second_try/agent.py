@@ -1,5 +1,5 @@
-"""An environment without a chat template: a wrong answer is not the end. The model sees which characters are right
-(the others are dots) and may try again; each further try costs 0.3.
+"""An environment without a chat template: a wrong answer does not end the episode. The model sees which characters are
+right (the others are dots) and may try again; each further try costs 0.3.
 
     python run.py task=ppo reward.rule=null agent.kind=environment agent.max_turns=3 data.max_len=96 \
         rollout.max_new_tokens=64 train.agent_func_path=experiments/agents/second_try/agent.py

@@ -1,6 +1,6 @@
-"""When a tool is worth its price: a call costs 0.3, and half of the questions have the answer in them. The model, which
-cannot add, is taught first to call the tool for half of the questions of either kind. It learns to call it where it
-helps.
+"""When a tool is worth its price: a call costs 0.3, and half of the questions already contain the answer. The model
+cannot add. It first learns to call the tool for half of the questions of either kind. Then it learns to call the tool
+only where it helps.
 
     python experiments/agents/when_to_call/agent.py /tmp/when_to_call
     python run.py task=sft actor.model_name_or_path=builtin:tiny data.dataset=/tmp/when_to_call/taught.jsonl \
