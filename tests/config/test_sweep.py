@@ -192,6 +192,20 @@ def test_slots_split_the_visible_gpus(monkeypatch):
 
 
 @pytest.mark.notices(
+    "a job of a sweep gets a GPU that is hidden",
+    "sweeps/local_jobs.py",
+    "devices = list_gpus()",
+    'devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")',
+)
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("0, 2,", 2)])
+def test_slots_have_no_gpu_that_is_hidden(monkeypatch, visible, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match=rf"need 3, {count} are visible"):
+        list(gpu_slots(3, 1))
+    assert list(gpu_slots(count, 1)) == [["0"], ["2"]][:count]
+
+
+@pytest.mark.notices(
     "a run is judged by its training loss, though it was evaluated",
     "run_folders/sweep_folder.py",
     "(*CHOSEN, *evaluated, *metrics)",

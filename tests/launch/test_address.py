@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+from urllib.parse import urlsplit
 
 import pytest
+from ray._common.network_utils import parse_address
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import address
-from rlhf_suite.launch.address import choose_address, find_interface, find_source, is_loopback, use_interface_to
+from rlhf_suite.launch.address import (
+    choose_address,
+    find_interface,
+    find_source,
+    is_loopback,
+    join_address,
+    split_address,
+    use_interface_to,
+)
 from rlhf_suite.launch.ray_cluster import check_addresses
 
 
@@ -22,6 +32,27 @@ def test_what_is_on_this_machine_is_reached_from_the_loopback_address(host):
 def test_there_is_no_way_to_a_host_that_nobody_knows():
     assert find_source("no-such-host.invalid") is None
     assert find_interface("192.0.2.77") is None
+
+
+@pytest.mark.notices(
+    "the address of a host of IPv6 is one that nothing can read",
+    "launch/address.py",
+    'return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"',
+    'return f"{host}:{port}"',
+)
+@pytest.mark.parametrize("host", ["10.0.0.1", "node-a", "fd00::1", "::1"])
+def test_an_address_of_a_host_and_a_port_is_read_by_ray_torch_and_http(host):
+    address = join_address(host, 6379)
+    assert split_address(address) == (host, 6379)
+    assert parse_address(address) == (host, "6379")
+    for scheme in ("tcp", "http"):
+        parts = urlsplit(f"{scheme}://{address}?node=x")
+        assert (parts.hostname, parts.port) == (host, 6379)
+
+
+@pytest.mark.parametrize("address", ["auto", "", "node-a", "node-a:", ":6379", "node-a:²", "node-a:-1", "ray://a:1"])
+def test_what_is_not_a_host_and_a_port_is_not_taken_apart(address):
+    assert split_address(address) is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +80,7 @@ def test_nodes_that_are_all_on_this_machine_meet_at_the_loopback_address():
 
 
 def test_a_node_without_a_way_to_the_others_is_refused_in_one_sentence():
-    with pytest.raises(RunError, match=r"^a knows no way to the other nodes b \(nowhere\.invalid\): let their names"):
+    with pytest.raises(RunError, match=r"^a has no route to the other nodes of the job, b \(nowhere\.invalid\): add"):
         choose_address("a", {"a": "127.0.0.1", "b": "nowhere.invalid"})
 
 
@@ -61,7 +92,7 @@ def test_a_node_without_a_way_to_the_others_is_refused_in_one_sentence():
 )
 def test_a_loopback_address_is_refused_where_slurm_does_not_say_who_the_others_are(monkeypatch):
     monkeypatch.setattr(address, "find_source", {socket.gethostname(): "127.0.1.1"}.get)
-    with pytest.raises(RunError, match=r"^a knows itself by 127\.0\.1\.1 only, which other nodes cannot reach: make"):
+    with pytest.raises(RunError, match=r"^the only address that a knows of itself is 127\.0\.1\.1, which other nodes"):
         choose_address("a", {})
     monkeypatch.setattr(address, "find_source", {address.ELSEWHERE: "10.0.0.1"}.get)
     assert choose_address("a", {}) == "10.0.0.1"

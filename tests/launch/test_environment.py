@@ -9,6 +9,7 @@ import pytest
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limit_rights, runtime_env
+from rlhf_suite.launch.processes import ask
 from rlhf_suite.launch.ray_cluster import machine
 
 
@@ -17,6 +18,27 @@ from rlhf_suite.launch.ray_cluster import machine
 def test_visible_devices_decide_how_many_gpus_there_are(monkeypatch, visible, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_count() == count
+
+
+@pytest.mark.notices(
+    "a driver of GPUs that does not answer ends a run in a traceback",
+    "launch/processes.py",
+    "with suppress(OSError, subprocess.TimeoutExpired):\n        answer",
+    "with suppress(OSError):\n        answer",
+)
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("echo GPU 0; echo GPU 1", "GPU 0\nGPU 1\n"), ("exec sleep 3600", ""), ("printf '\\377'; exit 3", "\ufffd")],
+)
+def test_a_command_of_the_system_that_fails_or_hangs_says_nothing(tmp_path, monkeypatch, program, said):
+    limit_s = 0.2 if "sleep" in program else 300
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert ask(["nvidia-smi", "-L"], limit_s) == ""  # it cannot be executed
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert ask(["nvidia-smi", "-L"], limit_s) == said
+    assert ask(["no-such-command"], limit_s) == ""
 
 
 def test_auto_takes_the_gpu_when_there_is_one(monkeypatch):

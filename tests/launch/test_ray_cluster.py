@@ -271,6 +271,27 @@ def test_ray_is_given_the_number_of_a_host_so_that_no_name_server_is_asked():
         port = listener.getsockname()[1]
         assert resolve(f"localhost:{port}") == resolve(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
     assert resolve("auto") == "auto"
+    with pytest.raises(ValueError, match="protocol in front; write host:port"):
+        resolve("ray://localhost:10001")
+
+
+@pytest.mark.notices(
+    "nothing is said of a name server that does not answer",
+    "launch/ray_cluster.py",
+    '    except TimeoutError:\n        raise TimeoutError(f"neither',
+    '    except ZeroDivisionError:\n        raise TimeoutError(f"neither',
+)
+def test_a_name_server_that_does_not_answer_is_the_reason_of_the_error(tmp_path, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(ray_cluster_module, "CONNECT_S", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **options: answers.wait(300) and [])
+    joined = LaunchConfig.of("ppo", device="cpu", ray_address="head:6379")
+    with (
+        pytest.raises(RunError, match=r"answers there \(neither a name server nor the host has answered within 0\.1 s"),
+        ray_cluster(joined, tmp_path, slots=1),
+    ):
+        pass
+    answers.set()
 
 
 @pytest.mark.parametrize(

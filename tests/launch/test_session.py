@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from rlhf_suite.launch.session import MAX_ROOT_BYTES, clear_abandoned, root_problem, session
+from rlhf_suite.launch.watch import members
 from rlhf_suite.polling import poll_until
 
 # Opens a session with a stopped member that ignores SIGTERM; tells both, then waits to be killed.
@@ -37,6 +38,25 @@ def root(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
+
+
+@pytest.mark.notices(
+    "processes outlive a run whose folder for temporary files is a link",
+    "launch/watch.py",
+    "set(), folder.resolve()",
+    "set(), folder",
+)
+def test_a_process_that_writes_into_the_session_is_found_through_a_link(root, monkeypatch):
+    """Its environment does not tell, as that of Ray's workers."""
+    (root / "real").mkdir()
+    (root / "link").symlink_to(root / "real")
+    monkeypatch.setattr(tempfile, "tempdir", str(root / "link"))
+    with session() as place, (place.folder / "log").open("w") as log:
+        member = subprocess.Popen(["sleep", "3600"], stdout=log)
+        try:
+            assert member.pid in members(place.folder)
+        finally:
+            member.kill()
 
 
 def start(root: Path) -> tuple[subprocess.Popen, Path, psutil.Process]:

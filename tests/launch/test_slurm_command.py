@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 import pytest
 
 from rlhf_suite.cli import main
+from rlhf_suite.launch import slurm
 from rlhf_suite.sweeps.slurm_jobs import LOST_TRIES, REQUEUE, Command
 
 PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
@@ -40,6 +42,31 @@ def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
         Command(["task=nothing"], main, 0)()
     assert end.value.code == 2
     assert "1 problem in the configuration" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "requeued", "said"),
+    [
+        (None, 0, "no answer"),  # as in a container without Slurm's programs
+        ("sleep 3600", 0, "no answer"),
+        ("echo JobId=7 JobState=RUNNING NumNodes=1 PreemptTime=2026-11-26T17:26:10", 1, ""),
+        ("echo JobId=7 JobState=CANCELLED NumNodes=1 PreemptTime=None", 0, ""),
+    ],
+)
+def test_a_job_that_slurm_ends_asks_why(tmp_path, monkeypatch, capfd, answer, requeued, said):
+    raised = []
+    monkeypatch.setattr("signal.raise_signal", raised.append)
+    monkeypatch.setattr(slurm, "ANSWER_S", 0.2 if answer == "sleep 3600" else 300)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if answer is not None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\nexec {answer}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    with pytest.raises(SystemExit) as end:
+        Command(["task=sft"], lambda words: 128 + signal.SIGTERM, 2)()
+    assert (end.value.code, raised) == (143, [signal.SIGUSR2] * requeued)
+    heard = capfd.readouterr().err
+    assert said in heard if said else heard == ""
 
 
 def test_a_tool_without_a_state_starts_again():

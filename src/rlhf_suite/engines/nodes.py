@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.launch.address import use_interface_to
+from rlhf_suite.launch.address import join_address, use_interface_to
 from rlhf_suite.launch.placement import Slot, show_own_gpus
 
 
@@ -127,7 +127,7 @@ class NodeWorker:
         host = ray.util.get_node_ip_address()
         # Torch's own store of the group will use this one, so its port cannot be taken in between.
         self._store = open_store(host, size=world_size)
-        return f"tcp://{host}:{self._store.port}"
+        return f"tcp://{join_address(host, self._store.port)}"
 
     def start(self, config: VllmConfig, rank: int, local_rank: int, meeting: str) -> None:
         """Join the other workers and load the model. `local_rank`: the rank among the workers of this node."""

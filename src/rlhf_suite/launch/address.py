@@ -19,6 +19,17 @@ ELSEWHERE = "192.0.2.1"  # an address for documentation, which no host has: the 
 DISCARD = 9  # a port; nothing is sent there
 
 
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`. The number of a host of IPv6 gets brackets, since it has colons itself."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """Return the host, without brackets, and the port of `host:port`; None if an address has another form."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if host and "://" not in host and port.isdecimal() else None
+
+
 def find_source(host: str) -> str | None:
     """Return the address from which this node sends to `host`, or None if it knows no way there. Nothing is sent."""
     with suppress(OSError):
@@ -53,13 +64,14 @@ def choose_address(here: str, nodes: Mapping[str, str]) -> str:
     if others:
         names = ", ".join(f"{name} ({address})" for name, address in others.items())
         raise RunError(
-            f"{here} knows no way to the other nodes {names}: let their names be known to it, or set NodeAddr"
+            f"{here} has no route to the other nodes of the job, {names}: add their names to DNS or to /etc/hosts of "
+            f"{here}, or set NodeAddr in slurm.conf"
         )
     source = find_source(ELSEWHERE) or find_source(socket.gethostname())
     if source is None or is_loopback(source):
         raise RunError(
-            f"{here} knows itself by {source or 'no address'} only, which other nodes cannot reach: make `scontrol` "
-            "available to the run, or let its name stand for its network address in /etc/hosts"
+            f"the only address that {here} knows of itself is {source or 'none'}, which other nodes cannot reach: make "
+            "`scontrol` available to the run, or write the network address of this name into /etc/hosts"
         )
     return source
 

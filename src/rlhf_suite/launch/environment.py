@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from rlhf_suite.config.declarations.launch import TRUSTED, LaunchConfig
+from rlhf_suite.launch.processes import ask
 
 QUIET = {
     "PYTHONWARNINGS": "ignore",
@@ -20,6 +20,7 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of calls that nobody waits for any more, after another call's failure
 }
+DRIVER_S = 30.0  # for the driver of GPUs to answer
 UMASK = "RLHF_SUITE_UMASK"  # launch.umask on its way to the actors
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
@@ -38,20 +39,28 @@ def cluster_to_join(config: LaunchConfig) -> str | None:
 
 def gpu_count() -> int:
     """Return the number of GPUs that this process may use, found without torch."""
+    return len(list_gpus())
+
+
+def list_gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; without this variable
+    their numbers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1", "NoDevFiles")])
-    return count_gpus()
+    if visible is None:
+        return [str(number) for number in range(count_gpus())]
+    names = [device.strip() for device in visible.split(",")]
+    return [name for name in names if name not in ("", "-1", "NoDevFiles")]
 
 
 @cache
 def count_gpus() -> int:
-    """Return the number of GPUs of this machine. It is counted once: that may take a process."""
+    """Return the number of GPUs of this machine. It is counted once: that may take a process. There is none where the
+    driver does not answer."""
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if devices or shutil.which("nvidia-smi") is None:
         return devices
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    listing = ask(["nvidia-smi", "-L"], DRIVER_S)
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.address import choose_address, find_source
+from rlhf_suite.launch.address import choose_address, find_source, join_address, split_address
 from rlhf_suite.launch.environment import cluster_to_join, cpu_count
 from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.session import session
@@ -81,7 +81,7 @@ def lead_nodes(folder: Path, config: LaunchConfig) -> Iterator[None]:
         daemon = stack.enter_context(_node(token, config, role))
         stack.callback(tell_end)  # before Ray ends: the other tasks would take its end for a fault
         _wait_for_start(lambda: _listens(host, port), daemon)
-        write_json(here.file(folder, "json"), {"address": f"{host}:{port}"})
+        write_json(here.file(folder, "json"), {"address": join_address(host, port)})
         yield
 
 
@@ -123,9 +123,13 @@ def _lend(here: Allocation, folder: Path, config: LaunchConfig) -> None:
     if not in_time:
         raise RunError(f"waited {config.timeout_s:g} s ({LIMIT}) for {address} from the first node, without success")
     head = read_head(here, folder)
-    own = find_source(head.rpartition(":")[0].strip("[]"))
+    place = split_address(head)
+    own = None if place is None else find_source(place[0])
     if own is None:
-        raise RunError(f"{here.node} knows no way to the head of Ray at {head}")
+        raise RunError(
+            f"{here.node} has no route to the head of Ray at {head}: add a route, or set NodeAddr of the first node in "
+            "slurm.conf to an address that all nodes reach"
+        )
     with _node(here.file(folder, "token"), config, [f"--address={head}", f"--node-ip-address={own}"]) as daemon:
         _report(here, folder, JOINS, own)
         poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)  # no-limit: as long as the run

@@ -1,5 +1,5 @@
-"""A child process that never outlives its parent, a lock that is held until both have ended, and memory that a process
-keeps."""
+"""A child process that never outlives its parent, a lock that is held until both have ended, memory that a process
+keeps, and what a command prints."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ OF_EPISODE_WORKER = "RLHF_SUITE_EPISODES"
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 NEVER, NO_BLOCKS = -1, 0
+
+
+def ask(command: Sequence[str], limit_s: float) -> str:
+    """Return what a command of the system prints; "" if it cannot be started, or does not end within `limit_s`
+    seconds."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
+        return answer.stdout
+    return ""
 
 
 def kill_with_parent(parent: int) -> None:

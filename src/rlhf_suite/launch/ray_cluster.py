@@ -21,7 +21,7 @@ from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import nodes, slurm
-from rlhf_suite.launch.address import is_loopback
+from rlhf_suite.launch.address import is_loopback, join_address, split_address
 from rlhf_suite.launch.environment import cluster_to_join, cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.lost_nodes import name_lost_nodes
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
@@ -170,7 +170,8 @@ def describe_open_door(address: str) -> str | None:
     """Return a warning if the cluster at `address`, which this process has joined, asks nobody for a token."""
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
-    if is_token_auth_enabled() or is_loopback(address.rpartition(":")[0].strip("[]")):
+    place = split_address(address)
+    if is_token_auth_enabled() or (place is not None and is_loopback(place[0])):
         return None
     return (
         f"Warning: the Ray cluster at {address} asks for no token, so everybody who reaches this address can run "
@@ -200,8 +201,7 @@ def check_answers(address: str) -> None:
     from ray._private.services import canonicalize_bootstrap_address
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-    known = address if "://" in address else canonicalize_bootstrap_address(address)
-    if known is None or "://" in known:  # a cluster that Ray starts here, or one behind Ray's own protocol of clients
+    if (known := canonicalize_bootstrap_address(address)) is None:  # Ray starts a cluster here
         return
     with waiting(f"an answer of the Ray cluster at {address}", limit_s=ANSWER_S):
         asked = in_background("Ray's client", lambda: GcsClient(address=known))
@@ -212,19 +212,26 @@ def check_answers(address: str) -> None:
 
 
 def resolve(address: str) -> str:
-    """Return `host:port` with the number of the host. Raise OSError within seconds if nothing listens there, or nobody
-    knows the host; Ray itself would try for minutes. What is not of this form is returned as it is."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    """Return `host:port` with the number of the host; what is not of this form, such as `auto`, is returned as it is.
+
+    Raises:
+        OSError: nothing listens there, or nobody knows the host. This takes seconds; Ray itself would try for minutes.
+        ValueError: the address has a protocol, such as that of Ray's clients, through which a run cannot start actors.
+    """
+    if "://" in address:
+        raise ValueError("it has a protocol in front; write host:port")
+    if (place := split_address(address)) is None:
         return address
-    name = host.strip("[]")
 
     def connect() -> str:
-        with socket.create_connection((name, int(port)), timeout=CONNECT_S) as connection:
+        with socket.create_connection(place, timeout=CONNECT_S) as connection:
             return str(connection.getpeername()[0])
 
-    number = in_background("name server", connect).result(2 * CONNECT_S)
-    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+    try:
+        number = in_background("name server", connect).result(2 * CONNECT_S)
+    except TimeoutError:
+        raise TimeoutError(f"neither a name server nor the host has answered within {CONNECT_S:g} s") from None
+    return join_address(number, place[1])
 
 
 @contextmanager

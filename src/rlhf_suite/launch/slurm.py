@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch.processes import ask
 
 ANSWER_S = 60.0  # of Slurm's controller
 
@@ -54,11 +53,14 @@ def is_first_node() -> bool:
 def list_nodes() -> dict[str, str]:
     """Return the addresses of the nodes of this job by their names, as Slurm knows them: numbers or host names. Empty
     where `scontrol` is missing, as in some containers, or gets no answer."""
-    command = ["scontrol", "--oneliner", "show", "node", os.environ.get("SLURM_STEP_NODELIST", "")]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
-        return read_nodes(answer.stdout)
-    return {}
+    nodes = os.environ.get("SLURM_STEP_NODELIST", "")
+    return read_nodes(ask(["scontrol", "--oneliner", "show", "node", nodes], ANSWER_S))
+
+
+def show_job() -> dict[str, str]:
+    """Return what Slurm says of this job, by name. Empty where `scontrol` is missing, or gets no answer."""
+    text = ask(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]], ANSWER_S)
+    return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
 
 def read_nodes(text: str) -> dict[str, str]:

@@ -61,10 +61,10 @@ def end_members(folder: Path, spared: int = 0) -> None:
 
 def members(folder: Path) -> set[int]:
     """Return the ids of the processes of the session, without this process and without zombies."""
-    ids = set()
+    ids, real = set(), folder.resolve()  # the folder for temporary files may be a link; the kernel names no links
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user
-            if int(entry.name) != os.getpid() and (is_marked(entry, folder) or writes_into(entry, folder)):
+            if int(entry.name) != os.getpid() and (is_marked(entry, folder) or writes_into(entry, real)):
                 ids.add(int(entry.name))
     return ids
 
@@ -75,7 +75,7 @@ def is_marked(process: Path, folder: Path) -> bool:
 
 
 def writes_into(process: Path, folder: Path) -> bool:
-    """Return whether the process has a file in the folder open for writing."""
+    """Return whether the process has a file in the folder, which is given without links, open for writing."""
     write = 0o200
     for link in (process / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the file was closed in the meantime

@@ -31,6 +31,7 @@ from rlhf_suite.agents.messages import MESSAGES
 from rlhf_suite.agents.request import MODEL, Api, ChatRequest, Refused, Wishes
 from rlhf_suite.agents.responses import RESPONSES
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.address import join_address
 from rlhf_suite.serving.http_server import (
     CLIENT_GONE,
     BadRequest,
@@ -86,8 +87,7 @@ class ChatServer:
             raise UserError(f"{problem}; write an address of this machine, such as 127.0.0.1") from error
         server = server_of(SessionGuard(self.app(), None))
         threading.Thread(target=server.run, args=([listener],), name="agent endpoint", daemon=True).start()
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        self.address = f"http://{host}:{listener.getsockname()[1]}"
+        self.address = f"http://{join_address(self.host, listener.getsockname()[1])}"
 
     def app(self) -> FastAPI:
         """Return the routes."""

@@ -33,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlhf_suite.config.declarations.tools import THIS_MACHINE, ServeConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.address import join_address
 from rlhf_suite.launch.stop import SIGNALS, hear, is_ignored
 
 T = TypeVar("T")
@@ -228,7 +229,7 @@ def listen(config: ServeConfig) -> socket.socket:
 def address_of(listener: socket.socket) -> str:
     """Return the URL at which a socket listens."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{join_address(host, port)}"
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:

@@ -46,10 +46,9 @@ def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | N
     if gpus_per_job is None:
         yield from [None] * parallel
         return
-    from rlhf_suite.launch.environment import gpu_count
+    from rlhf_suite.launch.environment import list_gpus
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    devices = list_gpus()
     if len(devices) < parallel * gpus_per_job:
         raise UserError(
             f"hydra.launcher: {parallel} jobs x {gpus_per_job} GPUs need {parallel * gpus_per_job}, "

@@ -23,7 +23,7 @@ from rlhf_suite.config.declarations.launchers import PREFIX
 from rlhf_suite.config.declarations.task_groups import RESUMABLE
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
-from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.launch.slurm import allocation, show_job
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.run_folders.sweep_folder import Job, Sweep
 
@@ -51,6 +51,10 @@ requeue_if_lost() {{
     scontrol requeue $SLURM_JOB_ID
 }}
 trap requeue_if_lost EXIT"""
+WHY_UNKNOWN = (
+    "`scontrol show job` has given no answer, so it is not known whether Slurm took its nodes for another job or "
+    "somebody has cancelled it. To continue the run, submit the same command with ckpt.load_enable=true"
+)
 LOST_TRIES = 3  # how often a job is queued again because its tasks were lost without a word
 
 
@@ -76,16 +80,19 @@ class Command:
         leave_trace(BEGUN)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarts > 0 and self.can_resume() else [])])
-        job = show_job() if code == 128 + signal.SIGTERM else {}
+        was_told_to_end = code == 128 + signal.SIGTERM
+        job = show_job() if was_told_to_end else {}
         leave_trace(ENDED_BY_ITSELF)
         if code in (1, 2):
             leave_trace(FAILED)
         has_lost_a_node = code == os.EX_TEMPFAIL or has_lost_a_task(job, count_traces(BEGUN), count_traces(FAILED))
         if has_lost_a_node and restarts >= self.retries:
             limit = f"{PREFIX}.max_num_timeout={self.retries}"
-            print(f"not queued again, after {restarts} times ({limit})", file=sys.stderr)
+            say(f"The job is not queued again: Slurm has started it again {restarts} times already ({limit})")
         elif has_lost_a_node or code == 128 + signal.SIGUSR2 or is_preempted(job):
             signal.raise_signal(signal.SIGUSR2)
+        elif was_told_to_end and not job:
+            say(f"The job is not queued again: {WHY_UNKNOWN}")
         if code:  # below 0: that of the handler, if the signal came before the run could act upon it
             sys.exit(code)
 
@@ -111,9 +118,7 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main)
 
     if shutil.which("srun") is None:  # as submitit finds it
         problem = "hydra/launcher=slurm: nothing was submitted, because srun is not found: this machine has no Slurm"
-        raise UserError(
-            f"{problem}. Write the command on a login node of the cluster, or leave hydra/launcher=slurm out"
-        )
+        raise UserError(f"{problem}. Run the command on a login node of the cluster, or remove hydra/launcher=slurm")
     folder = sweep.folder / ".submitit" / "%j"
     resources = dict(resources)
     retries, python = resources.pop("max_num_timeout"), resources.pop("slurm_python", None)
@@ -147,7 +152,7 @@ def watch(
     while missing:
         now = states(list(missing))
         if answers != (answers := UNKNOWN not in now.values()):
-            print("squeue answers again" if answers else "squeue does not answer, waiting on", flush=True)
+            print("squeue answers again" if answers else "squeue does not answer; the sweep waits", flush=True)
         for number in list(missing):
             job = submitted[number]
             is_running = now.get(number) == "RUNNING"  # it writes its page after it has said that it is done
@@ -182,11 +187,9 @@ def look(sweep: Sweep) -> None:
             job.end(status, last_words(state, job))
 
 
-def show_job() -> dict[str, str]:
-    """Return what Slurm says of this job, by name."""
-    command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
+def say(text: str) -> None:
+    """Print a line for the log of the job."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def is_preempted(job: Mapping[str, str]) -> bool:

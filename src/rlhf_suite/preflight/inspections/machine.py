@@ -25,6 +25,7 @@ from rlhf_suite.config.rules.check_run import judge
 from rlhf_suite.doctor.checks import OF_GPU_RUNS
 from rlhf_suite.doctor.facts import Facts, read_facts
 from rlhf_suite.doctor.findings import FAULT
+from rlhf_suite.launch.address import split_address
 from rlhf_suite.launch.environment import cluster_to_join, device_kind, gpu_count
 from rlhf_suite.launch.session import root_problem
 from rlhf_suite.launch.slurm import is_first_node
@@ -97,10 +98,10 @@ def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
 def cluster_accepts(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if nothing accepts connections at launch.ray_address. Only the node that will use it asks."""
     address = cluster_to_join(run.launch)
-    host, _, port = (address or "").rpartition(":")
-    if folder is None or not is_first_node() or not host or "://" in host or not port.isdigit():
+    place = split_address(address or "")
+    if folder is None or not is_first_node() or place is None:
         return
-    for reason in unreachable([(host.strip("[]"), int(port))], CONNECT_S).values():
+    for reason in unreachable([place], CONNECT_S).values():
         problem = f"no Ray cluster accepts a connection at {address}: {reason}"
         fix = "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
         yield Problem("launch.ray_address", problem, fix)
