@@ -26,7 +26,9 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from compileall import compile_dir
@@ -108,7 +110,7 @@ def main() -> None:
     write_page(marked, known)
     if chosen:
         load_environment()
-    with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder:
+    with TemporaryDirectory(prefix="mutations-") as folder:
         if not arguments.quick:
             must_pass(Path(folder) / "unchanged", chosen)
         for mutation, verdict in verdicts(chosen, arguments.jobs, Path(folder)):
@@ -178,12 +180,17 @@ def verdicts(chosen: list[Mutation], jobs: int, folder: Path) -> Iterator[tuple[
 
 def noticed_by(folder: Path, mutation: Mutation) -> str:
     """Return how the mutation is noticed: by the first test that fails with it, or SURVIVED."""
-    place = folder / f"mutated-{os.getpid()}"
-    shutil.rmtree(place, ignore_errors=True)
+    place = folder / str(os.getpid())
+    remove(place)
     apply(mutation, copy_of_sources(place))
     verdict = first_failure(place, [mutation.test], mutation.cases, mutation.limit_s)
-    shutil.rmtree(place)
+    remove(place)
     return verdict or "SURVIVED"
+
+
+def remove(place: Path) -> None:
+    """Remove what a run has left. Its folders may be in one another deeper than Python can go."""
+    subprocess.run(["rm", "-rf", place], check=True)
 
 
 def apply(mutation: Mutation, place: Path) -> None:
@@ -231,9 +238,15 @@ def run_tests(place: Path, log: Path, tests: list[str], cases: str) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test
     keep_single_ranks_here()
     # To rewrite the assertions of all tests and helpers takes longer than most tests; nobody reads what they say.
-    code = pytest.main(["-x", "-rfE", "--assert=plain", "-k", cases, *tests])
-    sys.stdout.flush()
-    os._exit(code)
+    words = ["-x", "-rfE", "--assert=plain", "-k", cases, f"--basetemp={place / 'tmp'}", *tests]
+    code = 1
+    try:
+        code = pytest.main(words)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:  # this process has the code of its parent on its stack
+        os._exit(code)
 
 
 def exit_code(pid: int, limit_s: float) -> int | None:

@@ -138,12 +138,13 @@ def test_a_bare_session_may_not_have_too_many_files_or_folders_in_one_another(ki
     'waiting.append(Path(entry).rename(top / f"{mark}.{len(waiting)}"))',
     "waiting.append(Path(entry))",
 )
-def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path):
+def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path, request):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").touch()
     top = tmp_path / "top"
     top.mkdir()
+    request.addfinalizer(lambda: subprocess.run(["rm", "-rf", top], check=True))  # pytest removes no tree as deep
     before = Path.cwd()
     os.chdir(top)
     for _ in range(3000):
