@@ -162,7 +162,7 @@ ROWS = (
         ("staleness.png",),
     ),
     Row(
-        "An environment that waits for ever costs its group alone, and is named with its turn. One that blocks all "
+        "An environment that waits forever costs only its group, and is named with its turn. One that blocks all "
         "episodes is named with its line, and ends the run.",
         (
             f"{STREAM}::test_an_environment_that_never_answers_costs_its_group_and_is_named",
@@ -192,7 +192,7 @@ ROWS = (
         pages=("faults.md",),
     ),
     Row(
-        "After the death of a process of agents its unfinished episodes begin anew, the same, and are trained on once.",
+        "After the death of a process of agents its unfinished episodes begin again, with the same tokens, and are trained on once.",
         (
             "tests/rl/test_episode_workers.py",
             "tests/e2e/test_episode_workers_in_runs.py",
@@ -328,7 +328,7 @@ ROWS = (
         ),
     ),
     Row(
-        "The time of tools is reported, and a run hardly waits for them alone.",
+        "The time of tools is reported, and a run hardly ever waits only for tools.",
         (
             "tests/tracking/test_timeline.py",
             "tests/rl/test_agents_in_runs.py::test_the_timeline_tells_environments_from_engines",
