@@ -192,7 +192,8 @@ ROWS = (
         pages=("faults.md",),
     ),
     Row(
-        "After the death of a process of agents its unfinished episodes begin again, with the same tokens, and are trained on once.",
+        "After the death of a process of agents its unfinished episodes begin again with the same seeds, and are "
+        "trained on once.",
         (
             "tests/rl/test_episode_workers.py",
             "tests/e2e/test_episode_workers_in_runs.py",

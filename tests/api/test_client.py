@@ -1,4 +1,4 @@
-"""The primitives on the real stack: DeepSpeed, Ray and vLLM; and the mistakes that a training loop of the user can make."""
+"""The primitives on the real stack: DeepSpeed, Ray and vLLM; and the mistakes that a user's own loop can make."""
 
 from __future__ import annotations
 
