@@ -45,6 +45,20 @@ def cache_root() -> Path:
         raise UserError("this user has no home folder for a cache: set XDG_CACHE_HOME=<a folder>") from None
 
 
+def resolve_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder in the place of `~` or `~user`.
+
+    Raises:
+        UserError: there is no such user, or this user has no home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{os.fspath(path)}: the home folder that ~ stands for is not known on this machine. Write the whole path"
+        ) from None
+
+
 @contextmanager
 def name_disk_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses inside the block into a DiskError about `path`; other errors pass.

@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.python_source import (
     SOURCE,
     FunctionDef,
@@ -291,7 +292,7 @@ def own_names(value: object) -> list[str]:
 def absolute(name: str) -> str:
     """Return a name with the path in it made absolute: it is read by processes in other folders."""
     place, _, function = name.rpartition(":")
-    return f"{Path(place).expanduser().resolve()}:{function}" if place.endswith(".py") else name
+    return f"{resolve_home(place).resolve()}:{function}" if place.endswith(".py") else name
 
 
 @cache
@@ -379,7 +380,7 @@ def _file_of(place: str, function: str, kind: Kind) -> Path | None:
     if not function.isidentifier() or not place:
         raise SourceError(f"{place}:{function} names no function", f"write {place or '<file.py>'}:<function>")
     if place.endswith(".py"):
-        path = Path(place).expanduser().resolve()
+        path = resolve_home(place).resolve()
         if not path.is_file():
             raise SourceError(f"the file {place} does not exist (seen from {Path.cwd()})", "correct the path")
         return path

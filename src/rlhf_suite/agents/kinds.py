@@ -37,6 +37,7 @@ from rlhf_suite.config.check.agent_file import (
     export_of,
 )
 from rlhf_suite.config.declarations.agent import JAIL, AgentConfig, ChosenAgent
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import agent, python_style
 from rlhf_suite.sandbox.process import SandboxError
@@ -174,7 +175,7 @@ def endpoint(setup: AgentSetup) -> Agent:
 def command_of(config: AgentConfig, logs: Path | None) -> Command:
     """Return the command that plays the episodes of a run."""
     assert config.command is not None
-    given = [Path(path).expanduser().absolute() for path in config.container_paths]
+    given = [resolve_home(path).absolute() for path in config.container_paths]
     paths = sorted({str(path) for named in given for path in (named, named.resolve())})
     tool = None if config.container in (None, JAIL) else container_tool()
     isolation = Isolation(config.container, config.container_network, paths, config.command_memory_mb, tool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rlhf_suite.agents.mcp_tools import McpServer
@@ -11,6 +10,7 @@ from rlhf_suite.agents.openrlhf import class_of_executor, class_of_step
 from rlhf_suite.agents.tools import MCP, FunctionTools, ToolEnvironment, ToolSource
 from rlhf_suite.config.check.agent_file import OPENRLHF_EXECUTOR, OPENRLHF_STEP, TOOLS, Export, export_of, has_tools
 from rlhf_suite.config.declarations.agent import AgentConfig, ChosenAgent
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.python_source import import_failure, import_file
 from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 
@@ -21,7 +21,7 @@ def import_export(chosen: ChosenAgent, export: Export | None = None) -> Any:
     export = export or export_of(chosen.file)
     offer_openrlhf()
     try:
-        exported = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
+        exported = getattr(import_file(resolve_home(chosen.file).resolve()), export.name)
         kinds = {OPENRLHF_EXECUTOR: class_of_executor, OPENRLHF_STEP: class_of_step}
         return kinds[export.form](exported) if export.form in kinds else exported
     except (Exception, SystemExit) as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.words import shorten
 from rlhf_suite.config.declarations.runs import Run as Config
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
 from rlhf_suite.run_folders.record import load as load_config
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 LEVELS = 3  # of folders that are searched for runs
 MOST = 40  # runs of a folder on one page
+NAME_LIMIT = 500  # characters of a path in a message
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,24 @@ def load(folder: str | os.PathLike[str]) -> Run:
 
 
 def path_to(folder: str | os.PathLike[str]) -> Path:
-    """Return a folder that a call names. Raises UserError if it is no path."""
+    """Return a folder or file that a call names, which need not exist.
+
+    Raises:
+        UserError: it is not a path, or this user may not look into it.
+    """
     if not isinstance(folder, str | os.PathLike):
         raise UserError(f"{shorten(folder)} is not a folder. Give its path, or a run")
-    return Path(folder).expanduser()
+    path = resolve_home(folder)
+    try:
+        os.stat(path / ".")  # noqa: PTH116 (a Path leaves the point out, which asks for the right to enter a folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name that is too long, no permission, a zero byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"{os.fspath(folder)[:NAME_LIMIT]} cannot be read: {reason}. Check the path and its permissions"
+        ) from None
+    return path
 
 
 def find_record(folder: str | os.PathLike[str]) -> RunFolder:

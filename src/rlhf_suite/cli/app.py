@@ -10,18 +10,22 @@ import contextlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.cli.commands import COMMANDS, do, print_plan
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
+from rlhf_suite.composition.presets import group_names, preset_names
+from rlhf_suite.config.check.formatting import did_you_mean
 from rlhf_suite.config.check.problems import Problem, report
+from rlhf_suite.config.declarations.runs import TASKS
 from rlhf_suite.config.declarations.task_groups import TRAINED
+from rlhf_suite.disk import FULL
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from rlhf_suite.preflight.jobs import Preflight
 
@@ -35,15 +39,27 @@ HYDRA_ONLY = ("--hydra-help", "--shell-completion")
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says; return the exit code. Help and completion do not even import Hydra."""
+    open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else argv
     return run_command(lambda: do(words) if words and words[0] in COMMANDS else answer_or_dispatch(parse(words)))
 
 
+def open_missing_streams() -> None:
+    """Open streams that lead nowhere in place of those that this process was started without (`>&-`). The first files
+    that it opens would get their numbers, and the output of libraries would go into these files."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8")
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def run_command(command: Callable[[], int]) -> int:
-    """Do a command of any kind; return its exit code. This is the one place where the errors of users and runs, and a
-    reader of the output that has seen enough (`| head`), become an end without a traceback."""
+    """Do a command of any kind; return its exit code. This is the one place where the errors of users and runs, a full
+    disk that the output goes to, and a reader of the output that has seen enough (`| head`), become an end without a
+    traceback."""
     from rlhf_suite.cli.run_log import silence
 
     try:
@@ -55,6 +71,12 @@ def run_command(command: Callable[[], int]) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        silence(sys.stdout)
+        say(f"the output cannot be written: {error.strerror}. Free some space, or send the output elsewhere")
+        return FAILED
     except (UserError, RunError) as error:
         print(printable(str(error), MESSAGE_LIMIT, keep_lines=True), file=sys.stderr)
         return REFUSED if isinstance(error, UserError) else FAILED
@@ -75,7 +97,20 @@ def answer_or_dispatch(line: CommandLine) -> int:
         return 0
     if any(option in line.options for option in HYDRA_ONLY):
         return hydra(line)
+    if (meant := find_meant_command(line)) is not None:
+        raise UserError(f"{line.words[0]} is not a command: {meant}")
     return dispatch(line)
+
+
+def find_meant_command(line: CommandLine) -> str | None:
+    """Return which command was meant by a line that has a word like its name and no flag; None if that is not so."""
+    if not line.words or line.overrides:
+        return None
+    word, options = line.words[0], ("help", "version")
+    known = [*TASKS, *(name for group in group_names() for name in preset_names(group))]
+    if word in known:
+        return None
+    return f"write rlhf-suite --{word}" if word in options else did_you_mean(word, COMMANDS, "rlhf-suite ")
 
 
 def versions() -> Iterator[str]:

@@ -7,10 +7,10 @@ import sys
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlhf_suite.composition.arguments import PLAN_OPTIONS, parse
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 
@@ -44,10 +44,10 @@ def report(asked: Namespace) -> int:
 
 def watch(asked: Namespace) -> int:
     """Serve the page of runs until a signal asks to stop."""
-    from rlhf_suite.api.runs import choose_runs
+    from rlhf_suite.api.runs import choose_runs, path_to
     from rlhf_suite.report.watch import watch as serve
 
-    folders = [Path(folder).expanduser() for folder in asked.folders]
+    folders = [*map(path_to, asked.folders)]
     serve(lambda: choose_runs(folders), asked.port)
     return FINE
 
@@ -65,9 +65,10 @@ def port(text: str) -> int:
 
 def sweep(asked: Namespace) -> int:
     """Print the table of a sweep."""
+    from rlhf_suite.api.runs import path_to
     from rlhf_suite.sweeps.table import show_status
 
-    return show_status(Path(asked.folder).expanduser())
+    return show_status(path_to(asked.folder))
 
 
 def migrate(asked: Namespace) -> int:
@@ -131,7 +132,7 @@ def gallery(asked: Namespace) -> int:
 
     from rlhf_suite.config import shipped_folder
 
-    target, remedy = Path(asked.folder).expanduser() / "experiments", "name another folder: rlhf-suite gallery <folder>"
+    target, remedy = resolve_home(asked.folder) / "experiments", "name another folder: rlhf-suite gallery <folder>"
     try:
         shutil.copytree(shipped_folder("experiments"), target, ignore=shutil.ignore_patterns("__pycache__"))
     except FileExistsError:

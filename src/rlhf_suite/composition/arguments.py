@@ -14,6 +14,7 @@ from rlhf_suite.config.check.old_names import BECOMES, GONE, HINTS, NOTHING, REN
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.disk import resolve_home
 
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"), "-") | {0x2014: "--"}
 # Hydra's launchers of submitit, which are followed by those here, and their settings of other names.
@@ -55,7 +56,7 @@ class CommandLine:
     def own_presets(self) -> Path | None:
         """The user's folder of presets."""
         folder = self.options.get("--config-dir")
-        return None if folder is None else Path(folder).expanduser()
+        return None if folder is None else resolve_home(folder)
 
     @property
     def for_hydra(self) -> list[str]:

@@ -46,6 +46,8 @@ from rlhf_suite.config.declarations.flags import flat
 from rlhf_suite.config.declarations.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 from rlhf_suite.config.declarations.task_groups import TRAINED
+from rlhf_suite.disk import resolve_home
+from rlhf_suite.errors import UserError
 from rlhf_suite.run_folders.record import schema
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -95,7 +97,15 @@ def register() -> None:
 
 @contextmanager
 def hydra_ready() -> Iterator[None]:
-    """Start Hydra's Compose API over conf/ for the block."""
+    """Start Hydra's Compose API over conf/ for the block.
+
+    Raises:
+        UserError: the current folder of this process was deleted.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was deleted; change to a folder that exists, such as with: cd ~") from None
     register()
     with guard_environment(), initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
         yield
@@ -146,7 +156,7 @@ def make_tree(values: Mapping[str, Any]) -> DictConfig:
 
 def search_path(folder: str) -> str:
     """Return the folder of `--config-dir` as an entry of hydra.searchpath."""
-    return f"file://{Path(folder).expanduser().resolve()}"
+    return f"file://{resolve_home(folder).resolve()}"
 
 
 def add_to_search_path(folder: str) -> str:

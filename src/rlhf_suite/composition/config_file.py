@@ -26,6 +26,7 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.references import guard_environment, make_unresolved_problem
 from rlhf_suite.config.declarations.flag_types import spell
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 from rlhf_suite.run_folders.record import PLAN
 
@@ -39,7 +40,7 @@ def with_config_file(line: CommandLine) -> CommandLine:
     name = line.options.get(OPTION)
     if name is None:
         return line
-    path = Path(name).expanduser()
+    path = resolve_home(name)
     content = read(path)
     if isinstance(content, Problem):
         line.problems.append(content)

@@ -96,7 +96,7 @@ def parse_override(word: str) -> Override | Problem:
     if key in SECRETS:
         return unknown_flag(key, None)
     try:
-        return parser().parse_override(word)
+        return parse_one(word)
     except HydraException as error:
         reason = str(error).splitlines()[0].rstrip(".")
         return Problem(key, f"cannot be read: {reason}", as_text(key, word.partition("=")[2].strip("\"'")))
@@ -110,9 +110,12 @@ def as_text(key: str, value: str) -> str:
     return f"quote the value twice: {shlex.quote(f'{key}={quote(value)}')}"
 
 
-def parser() -> OverridesParser:
-    """Return Hydra's parser of overrides, which knows the presets that `glob(...)` chooses from."""
-    return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+def parse_one(word: str) -> Override:
+    """Return one override, which knows the presets that `glob(...)` chooses from. Raises HydraException."""
+    loader = GlobalHydra.instance().config_loader()
+    override = OverridesParser.create(config_loader=loader).parse_override(word)
+    override.config_loader = loader  # Hydra sets it in lists of overrides alone
+    return override
 
 
 def alternatives(override: Override) -> list[tuple[str, Any]]:
@@ -122,7 +125,7 @@ def alternatives(override: Override) -> list[tuple[str, Any]]:
     if not override.is_discrete_sweep():
         return []
     words = [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
-    return [(word, parser().parse_override(word).value()) for word in words]
+    return [(word, parse_one(word).value()) for word in words]
 
 
 def flatten(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]:
@@ -194,6 +197,19 @@ def endless(override: Override) -> Problem:
     key, _, value = (override.input_line or "").partition("=")
     fix = f"give values, {key}=<a>,<b>; or install a sweeper that chooses, and add hydra/sweeper=<name> (optuna)"
     return Problem(key, f"{value} has no end of values", fix)
+
+
+def list_empty(given: Overrides) -> Iterator[Problem]:
+    """Yield the problem of each `glob(...)` that no preset matches, so that the sweep would have no jobs."""
+    for override in given.sweeps:
+        if override.is_discrete_sweep() and not alternatives(override):
+            key, _, value = (override.input_line or "").partition("=")
+            names = ", ".join(preset_names(key, given.own_presets))
+            if names:
+                yield Problem(key, f"no preset matches {value}", f"correct the pattern; the presets are {names}")
+            else:
+                problem = f"{value} chooses among presets, and {key} has none"
+                yield Problem(key, problem, f"give values, {key}=<a>,<b>")
 
 
 def several_values(override: Override) -> Problem:

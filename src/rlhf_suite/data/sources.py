@@ -17,7 +17,7 @@ from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import apply_changes, changes, check_offsets, integer_columns
 from rlhf_suite.data.files import READERS, num_rows, number_rows, of_arrow, read_file
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.disk import file_digest
+from rlhf_suite.disk import file_digest, resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import describe, printable, what_of
 from rlhf_suite.python_source import import_file
@@ -104,7 +104,7 @@ def _python(name: str, flags: SourceFlags) -> Located:
         UserError: there is none, or the file or the function raises an error.
     """
     try:
-        made = getattr(import_file(Path(name).expanduser().resolve()), ROWS)
+        made = getattr(import_file(resolve_home(name).resolve()), ROWS)
         rows = [*(made() if callable(made) else made)]
     except Exception as error:
         raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be had: {describe(error)}") from error

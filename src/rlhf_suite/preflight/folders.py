@@ -15,7 +15,7 @@ from pathlib import Path
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, TRAINED
-from rlhf_suite.disk import unwritable
+from rlhf_suite.disk import resolve_home, unwritable
 from rlhf_suite.launch.slurm import allocation, is_first_node
 from rlhf_suite.locks import LOCK, alone_in
 from rlhf_suite.preflight.inspections.outputs import targets
@@ -112,7 +112,7 @@ def lock_folders(folder: Path, run: Run) -> Iterator[None]:
     """Keep other runs out of the folder and, where that is elsewhere, of the run's checkpoints."""
     with contextlib.ExitStack() as stack:
         if is_first_node():
-            shared = Path(run.ckpt.path).expanduser() if run.task in TRAINED and run.ckpt.path else None
+            shared = resolve_home(run.ckpt.path) if run.task in TRAINED and run.ckpt.path else None
             for key, place in (("run_dir", folder), ("ckpt.path", shared)):
                 if place is not None:
                     stack.enter_context(alone_in(place, f"{key}={place}"))

@@ -34,6 +34,7 @@ from rlhf_suite.config.declarations.runs import TASKS, Run, flags_of
 from rlhf_suite.config.declarations.task_groups import LOOPS, PLANNED
 from rlhf_suite.config.plan.run_plan import is_on_ray, roles
 from rlhf_suite.config.rules.check_run import check
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.launch.environment import cluster_to_join
 from rlhf_suite.preflight.inspections.named_files import inspect_named
 
@@ -93,6 +94,7 @@ def all_jobs(line: CommandLine) -> Preflight:
         is_one_job = not (result.is_sweep or given.sweeps)
         if result.is_sweep:
             given = overrides.with_sweep_params(given, settings)
+            result.problems += overrides.list_empty(given)
             if settings.runtime.choices["hydra/sweeper"] == "basic":
                 result.problems += [overrides.endless(sweep) for sweep in given.sweeps if not sweep.is_discrete_sweep()]
         else:
@@ -117,7 +119,7 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
     folder = line.options.get("--config-dir")
     if folder is None:
         return []
-    if not Path(folder).expanduser().is_dir():
+    if not resolve_home(folder).is_dir():
         result.problems.append(Problem("--config-dir", f"{folder!r} is not a folder", "give a folder of presets"))
         return []
     return [compose.add_to_search_path(folder)]
@@ -156,11 +158,11 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
     if not str(hydra[name].dir):
         problem, fix = "an empty name would be the current folder", "write run_dir=<folder>"
         result.problems.append(Problem(f"hydra.{name}.dir", problem, fix))
-    result.folder = Path(hydra[name].dir).expanduser()
+    result.folder = resolve_home(hydra[name].dir)
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
     named = {run.run_dir for run in result.runs} - {None}
     if named and not result.is_job:
-        folders = {str(Path(folder).expanduser()) for folder in named if folder}
+        folders = {str(resolve_home(folder)) for folder in named if folder}
         folders |= {str(result.folder)} if result.chosen_folder else set()
         if len(folders) > 1 or "" in named:
             fix = "write one run_dir=<folder>; the jobs of a sweep get folders below it"

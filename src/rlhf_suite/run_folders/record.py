@@ -17,7 +17,7 @@ from rlhf_suite.config.declarations.reward import is_http
 from rlhf_suite.config.declarations.runs import TASKS, Run, resume_of
 from rlhf_suite.config.declarations.sections import class_of
 from rlhf_suite.config.plan.run_plan import WorkerPlan
-from rlhf_suite.disk import write_text
+from rlhf_suite.disk import resolve_home, write_text
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 from rlhf_suite.python_source import digest, digests
 from rlhf_suite.registry import absolute, own_names
@@ -78,7 +78,7 @@ def own_code(section: Any) -> list[str]:
         if key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
             entries += digests(absolute(f"{name}:reward_func"))
         elif key.endswith("rubric") and name is not None:
-            entries.append(digest(Path(name).expanduser().resolve()))
+            entries.append(digest(resolve_home(name).resolve()))
         elif meta.algorithms is not None:
             entries += [entry for own in own_names(name) for entry in digests(own)]
     return list(dict.fromkeys(entries))

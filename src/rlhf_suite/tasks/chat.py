@@ -11,6 +11,7 @@ from rich.console import Console
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import RowError
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind
@@ -144,9 +145,11 @@ class Chat:
             self.note("write /save <file>" if not file else "There is nothing to save yet")
             return
         try:
-            self.conversation.save(Path(file).expanduser())
+            self.conversation.save(resolve_home(file))
         except OSError as error:
             self.note(f"{file}: {error.strerror}")
+        except UserError as error:
+            self.note(str(error))
         else:
             self.note(f"saved to {file}", in_pipe=False)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.ckpt import CheckpointConfig
-from rlhf_suite.disk import flush
+from rlhf_suite.disk import flush, resolve_home
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_files import DamagedFile, read_json, read_table
 from rlhf_suite.run_folders.run_folder import RunFolder
@@ -199,7 +199,7 @@ def optimizer_problem(checkpoint: Checkpoint, config: CheckpointConfig) -> Probl
 
 def store_of(config: CheckpointConfig, folder: RunFolder) -> CheckpointStore:
     """Return the checkpoints of a run in a folder: at ckpt.path, or below the folder."""
-    path = Path(config.path).expanduser() if config.path else folder.checkpoints
+    path = resolve_home(config.path) if config.path else folder.checkpoints
     return CheckpointStore(config, path.resolve())
 
 

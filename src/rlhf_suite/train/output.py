@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rlhf_suite.disk import DiskError, flush, name_disk_errors, put, settle, write_json
+from rlhf_suite.disk import DiskError, flush, name_disk_errors, put, resolve_home, settle, write_json
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.tracking.console import show_line
 
@@ -23,7 +23,7 @@ CLOCK_S = 0.01  # a file system may round the time of a file's last change
 
 def final_folder(output_dir: str | None, folder: RunFolder) -> Path:
     """Where the final model of a run goes; links are followed, so that no link is replaced by a folder."""
-    return (Path(output_dir).expanduser() if output_dir else folder.model).resolve()
+    return (resolve_home(output_dir) if output_dir else folder.model).resolve()
 
 
 def deliver(

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.declarations.agent import ChosenAgent
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.python_source import (
     FunctionDef,
     SourceError,
@@ -49,7 +50,7 @@ def export_of(file: str) -> Export:
     Raises:
         SourceError: there is no such file, it is not Python, or it has none of the forms.
     """
-    path = Path(file).expanduser().resolve()
+    path = resolve_home(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         raise SourceError(f"{file} is not a Python file (seen from {Path.cwd()})", "correct the path")
     tree = parse_file(path)
@@ -73,7 +74,7 @@ def export_of(file: str) -> Export:
 def has_tools(file: str) -> bool:
     """Return whether a file has a list of tools, whatever else it has; false for a file that cannot be read."""
     try:
-        tree = parse_file(Path(file).expanduser().resolve())
+        tree = parse_file(resolve_home(file).resolve())
     except SourceError:
         return False
     return any(TOOLS in bindings(node) for node in tree.body if not isinstance(node, ast.Import))
@@ -111,7 +112,7 @@ def environment_in(file: str) -> tuple[Export, ast.ClassDef | None]:
     """Return what a file has for agents, and its class if that is defined in it; nothing for a file that cannot be
     read."""
     try:
-        export, tree = export_of(file), parse_file(Path(file).expanduser().resolve())
+        export, tree = export_of(file), parse_file(resolve_home(file).resolve())
     except SourceError:
         return Export("", ""), None
     classes = (statement for statement in tree.body if isinstance(statement, ast.ClassDef))

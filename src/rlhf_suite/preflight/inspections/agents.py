@@ -17,6 +17,7 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import SHELL
@@ -60,7 +61,7 @@ def class_problems(run: Run, chosen: ChosenAgent, file: str) -> Iterator[Problem
     """Yield what a class lacks of its form. One that is derived from others may have it from these."""
     try:
         export = export_of(file)
-        tree = parse_file(Path(file).expanduser().resolve())
+        tree = parse_file(resolve_home(file).resolve())
     except SourceError:  # a rule says so
         return
     node = next(
@@ -112,7 +113,7 @@ def commands_have_their_place(run: Run, folder: Path | None) -> Iterator[Problem
     if folder is None or not is_first_node() or run.task not in RL or run.agent.container is None:
         return
     for path in run.agent.container_paths:
-        if not Path(path).expanduser().exists():
+        if not resolve_home(path).exists():
             yield Problem("agent.container_paths", f"there is no {path}", "correct the path")
     if run.agent.container == JAIL:
         yield from jail_problems()

@@ -11,14 +11,15 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.check.sources import hub_names
 from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.model_uses import model_uses
 from rlhf_suite.preflight.inspections.network import first_hop, is_silent, unreachable
 
 # Read as huggingface_hub reads them. An import of it here would fix its settings before the run can set its own.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-HF_HOME = Path(os.environ.get("HF_HOME") or CACHE / "huggingface").expanduser()
-HF_HUB_CACHE = Path(os.environ.get("HF_HUB_CACHE") or HF_HOME / "hub").expanduser()
+HF_HOME = resolve_home(os.environ.get("HF_HOME") or CACHE / "huggingface")
+HF_HUB_CACHE = resolve_home(os.environ.get("HF_HUB_CACHE") or HF_HOME / "hub")
 HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 ENDPOINT = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?(@.*)?")

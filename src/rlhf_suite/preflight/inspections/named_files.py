@@ -35,6 +35,7 @@ from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SCORED_TEXTS
 from rlhf_suite.config.plan.loop_stages import stage_problems
 from rlhf_suite.config.rules.agents import TEMPLATE, agents_in
 from rlhf_suite.config.rules.rewards import list_named
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.preflight.inspections.sources import gym_problems, sources_exist
 from rlhf_suite.python_source import SourceError
 
@@ -155,7 +156,7 @@ def output_files_are_new(run: Run) -> Iterator[Problem]:
 
 def adapters_exist(run: Run) -> Iterator[Problem]:
     path = run.lora.path if run.has("lora") else None
-    if path is not None and not (Path(path).expanduser() / "adapter_config.json").is_file():
+    if path is not None and not (resolve_home(path) / "adapter_config.json").is_file():
         yield Problem("lora.path", f"{path} has no adapter_config.json", "write lora.path=<folder of a LoRA adapter>")
 
 

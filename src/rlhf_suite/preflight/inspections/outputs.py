@@ -17,7 +17,7 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.generate import output_file
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import LOOPS, RESUMABLE, RL, TRAINED, TRAINING
-from rlhf_suite.disk import cache_root, unwritable
+from rlhf_suite.disk import cache_root, resolve_home, unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.run_folders.resume import changes, list_allowed_changes, load_earlier, refusal
@@ -86,7 +86,7 @@ def model_suffixes(run: Run) -> list[str]:
 
 def resolve(path: str | Path) -> Path:
     """Return an absolute path without symbolic links and `~`."""
-    return Path(os.path.realpath(Path(path).expanduser()))
+    return Path(os.path.realpath(resolve_home(path)))
 
 
 def find_foreign_output(target: Target, run: Run, folder: Path | None) -> str | None:
@@ -171,7 +171,7 @@ def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
 def local(name: str) -> Path | None:
     """Return the path that a name means, or None if nothing exists there."""
     try:
-        return resolve(name) if name and Path(name).expanduser().exists() else None
+        return resolve(name) if name and resolve_home(name).exists() else None
     except (OSError, RuntimeError, ValueError):
         return None
 

@@ -24,6 +24,7 @@ from rlhf_suite.config.check.sources import (
 )
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import LOOPS, RL, SCORED, SUPERVISED
+from rlhf_suite.disk import resolve_home
 from rlhf_suite.python_source import SourceError, list_bound_names, parse_file
 
 Columns = Mapping[str, str]  # flags that name columns, and those names
@@ -122,7 +123,7 @@ def missing_problem(key: str, name: str) -> Problem:
 
 def python_problems(key: str, name: str) -> Iterator[Problem]:
     """Yield what is wrong with a Python file that makes rows. It is not run."""
-    path = Path(name).expanduser()
+    path = resolve_home(name)
     if not path.is_file():
         yield missing_problem(key, name)
         return
