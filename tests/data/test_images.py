@@ -85,6 +85,7 @@ def test_every_form_of_an_image_gives_its_file(tmp_path, kind):
     ("value", "reason"),
     [
         ("missing.png", "does not exist"),
+        ("\u56fe" * 200, "does not exist"),  # more bytes than the name of a file can have
         (17, "of type int"),
         ({"file": "x"}, "of type dict"),
         (b"no image at all", "broken, or no image"),

@@ -60,7 +60,7 @@ def test_rows_may_be_a_list_and_those_that_are_none_are_told_apart(tmp_path):
     located = locate(written(tmp_path, "rows = [{'input': 'a'}, 3]"), "train", PROMPTS)
     good, bad = located.rows()
     assert isinstance(good, Row) and good.where.endswith("game.py:1") and located.num_rows() == 2
-    assert (bad.where, bad.reason) == (good.where[:-1] + "2", "not a dict of columns")
+    assert (bad.where, bad.reason) == (good.where[:-1] + "2", "not a dict whose keys are the names of columns")
 
 
 def test_an_error_in_the_file_names_its_line(tmp_path):

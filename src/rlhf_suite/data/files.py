@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rlhf_suite.config.check.sources import GZIP, file_type
 from rlhf_suite.data.arrow_rows import Change, apply_changes, changes, check_offsets, integer_columns
-from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.row import HALF, Row, RowError
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, which json.loads accepts without the other
+# Raised where Arrow has a value that Python cannot hold: text that is not UTF-8, or a date after the year 9999.
+UNKNOWN_TO_PYTHON = (ValueError, OverflowError)
 TEXT_BYTES = 1 << 20  # a row of a text file ends at the first line end after this many bytes
 
 
@@ -72,17 +74,44 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
             continue
         row = Row({}, str(path), number)
         try:
-            values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError:
-            yield RowError(row.where, "not UTF-8")
-        except json.JSONDecodeError as error:
-            yield RowError(row.where, f"not JSON: {error.msg}")
-        except RecursionError:
-            yield RowError(row.where, "cannot be read as JSON: it is nested too deeply")
-        except ValueError:  # an integer of more digits than Python converts
-            yield RowError(row.where, "cannot be read as JSON: a number has too many digits")
+            values = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except (ValueError, RecursionError) as error:
+            yield RowError(row.where, _json_problem(error))
         else:
             yield _object(values, row, bool(SURROGATE.search(line)))
+
+
+def _json_problem(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a line that `parse_json` cannot read."""
+    match error:
+        case UnicodeDecodeError():
+            return "not UTF-8"
+        case TwoOfOneKeyError():
+            return str(error)
+        case json.JSONDecodeError():
+            return f"not JSON: {error.msg}"
+        case RecursionError():
+            return "cannot be read as JSON: it is nested too deeply"
+    return "cannot be read as JSON: a number has too many digits"  # more than Python converts
+
+
+class TwoOfOneKeyError(ValueError):
+    """An object of JSON has a key twice, so that one of its two values would be lost."""
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a text of JSON; raise ValueError where it is none, TwoOfOneKeyError where values would be
+    lost, and RecursionError where it is nested too deeply."""
+    return json.loads(text, object_pairs_hook=_to_object)
+
+
+def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TwoOfOneKeyError(f"an object has the key {twice!r} {names.count(twice)} times")
+    return values
 
 
 def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
@@ -93,9 +122,7 @@ def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return RowError(
-                row.where, "a text has half of a surrogate pair (such as \\ud800), which is not a character"
-            )
+            return RowError(row.where, HALF)
     return Row(values, row.source, row.line)
 
 
@@ -105,7 +132,7 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
     with _open(path) as file:
         content = file.read().removeprefix(BOM_UTF8)
     try:
-        values = json.loads(content.decode())
+        values = _whole_json(content.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -122,14 +149,22 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
         yield _object(value, Row({}, str(path), number), may_be_broken)
 
 
+def _whole_json(text: str) -> Any:
+    """Do as `parse_json` does; of a text that is no JSON as a whole, say that first."""
+    try:
+        return parse_json(text)
+    except TwoOfOneKeyError:
+        json.loads(text)
+        raise
+
+
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
     """Yield the rows of a file of comma-separated values (.tsv: tabs). The first line names the columns; values are
     strings."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a field of 128 KiB
     with io.TextIOWrapper(_open(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
-        header = next(reader, [])
-        check_columns(path, header)
+        header = _csv_header(path, reader)
         while True:
             where = Row({}, str(path), reader.line_num + 1)
             try:
@@ -146,6 +181,19 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
                     yield Row(dict(zip(header, fields, strict=True)), where.source, where.line)
                 elif fields:  # a blank line has no fields
                     yield RowError(where.where, f"{len(fields)} fields where the header has {len(header)}")
+
+
+def _csv_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
+    """Return the names of the columns."""
+    try:
+        header = next(reader, [])
+        "".join(header).encode()
+    except csv.Error as error:
+        raise UserError(f"{path}:1: the line with the names of the columns is not CSV: {error}") from None
+    except UnicodeEncodeError:
+        raise UserError(f"{path}:1: the line with the names of the columns is not UTF-8; save it as UTF-8") from None
+    check_columns(path, header)
+    return header
 
 
 def check_columns(path: Path, names: Sequence[str]) -> None:
@@ -206,25 +254,32 @@ def _read_arrow(path: Path) -> Iterator[Row | RowError]:
 
 def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch], how: Mapping[str, Change]) -> Iterator[Row | RowError]:
     """Yield the rows of Arrow batches, with the changes of their columns. Nothing has checked yet that their texts are
-    UTF-8."""
+    UTF-8, and that Python knows their times."""
     number = 0
     for batch in batches:
         try:
-            values: list[dict[str, object] | None] = batch.to_pylist()
-        except UnicodeDecodeError:
+            values: list[dict[str, object] | str] = batch.to_pylist()
+        except UNKNOWN_TO_PYTHON:
             values = [_decode(batch.slice(place, 1)) for place in range(batch.num_rows)]
-        for number, row_values in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
-            row = Row(apply_changes(row_values or {}, how), str(path), number)
-            yield RowError(row.where, "not UTF-8") if row_values is None else row
+        for number, given in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
+            row = Row({} if isinstance(given, str) else apply_changes(given, how), str(path), number)
+            yield RowError(row.where, given) if isinstance(given, str) else row
 
 
-def _decode(one: pyarrow.RecordBatch) -> dict[str, object] | None:
-    """Return the values of a batch of one row, or None if a text is not UTF-8."""
+def _decode(one: pyarrow.RecordBatch) -> dict[str, object] | str:
+    """Return the values of a batch of one row, or what is wrong with one of them."""
     try:
         values: dict[str, object] = one.to_pylist()[0]
-    except UnicodeDecodeError:
-        return None
+    except UNKNOWN_TO_PYTHON as error:
+        return unknown_value(error)
     return values
+
+
+def unknown_value(error: ValueError | OverflowError) -> str:
+    """Return what is wrong with a row that one of UNKNOWN_TO_PYTHON was raised for."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return "has a value that Python cannot hold, such as a date after the year 9999"
 
 
 def _read_txt(path: Path) -> Iterator[Row | RowError]:

@@ -187,9 +187,12 @@ def file_of_text(text: str, folder: Path | None, with_urls: bool) -> bytes:
     if start := DATA_URI.match(text):
         return decode_base64(text[start.end() :])
     if len(text) < LONGEST_PATH and max(map(len, text.split("/"))) < LONGEST_NAME:
-        for path in (Path(folder or "") / text, Path(text)):
-            if path.is_file():
-                return content_of(path)
+        try:
+            file = next((path for path in (Path(folder or "") / text, Path(text)) if path.is_file()), None)
+        except OSError:  # a name that no file can have
+            file = None
+        if file is not None:
+            return content_of(file)
     if not BASE64.fullmatch(text):
         raise ValueError("an image file does not exist")
     return decode_base64(text)
@@ -197,9 +200,12 @@ def file_of_text(text: str, folder: Path | None, with_urls: bool) -> bytes:
 
 def content_of(path: Path) -> bytes:
     """Return the bytes of an image file, which has a size that an image may have."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"an image file has more than {MOST_BYTES >> 20} MiB")
-    return path.read_bytes()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"an image file has more than {MOST_BYTES >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"an image file cannot be read ({error.strerror})") from None
 
 
 def decode_base64(text: str) -> bytes:
@@ -290,9 +296,12 @@ def with_places(messages: Sequence[Message], count: int, row: Row) -> list[Messa
     stand at the start of the first message of the user.
 
     Raises:
-        RowError: there are places, but not `count`.
+        RowError: there are places, but not `count`, or a part of a content is neither text nor an image.
     """
-    result = [with_items(message) for message in messages]
+    try:
+        result = [with_items(message) for message in messages]
+    except ValueError as error:
+        raise RowError(row.where, str(error)) from None
     num_placed = sum(map(num_places, result))
     if not num_placed and count:
         first = next((i for i, message in enumerate(result) if message["role"] == "user"), None)
@@ -320,11 +329,17 @@ def as_items(content: Any) -> list[dict[str, Any]]:
 
 def items_of(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the items of a content list, `<image>` tags in its texts as items. What an image item says of its image is
-    left out, since templates may print it."""
+    left out, since templates may print it.
+
+    Raises:
+        ValueError: an item is neither text nor an image.
+    """
     for item in items:
         if item.get("type") in ("image", "image_url"):
             yield {"type": "image"}
             continue
+        if not str(item.get("type") or "text").endswith("text"):  # input_text, output_text
+            raise ValueError(f"a message has a part of type {item.get('type')!r}; text and images alone can be read")
         for number, text in enumerate(str(item.get("text") or "").split(TAG)):
             if number:
                 yield {"type": "image"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,9 @@ from rlhf_suite.data.row import Row, RowError, require_value
 
 Message = dict[str, Any]
 UNNAMED = "calls of tools that no prompt names: data.tools_key=<column> gives the template their descriptions"
+
+SPEAKERS = ("system", "developer", "user", "assistant")  # roles whose messages are text
+PART = '{"type": "text", "text": "..."}'
 
 # The values of "from" in ShareGPT conversations, and the role that each means.
 SHAREGPT_ROLES = {
@@ -49,10 +53,14 @@ def message_of(value: object, key: str, row: Row) -> Message:
         value = sharegpt_message(value, key, row)
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise RowError(row.where, f"column {key!r} has an item that is not a message: role and content are needed")
+    check_content(value["role"], value.get("content"), key, row)
     if value.get("content") is not None and "tool_calls" not in value and None not in value.values():
         return value
     message = {name: item for name, item in value.items() if item is not None}
     calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        kind = type(calls).__name__
+        raise RowError(row.where, f"column {key!r} has a message whose tool_calls are of type {kind}, not a list")
     if calls:
         message["tool_calls"] = [with_arguments(call, key, row) for call in calls]
         message.setdefault("content", None)
@@ -61,12 +69,28 @@ def message_of(value: object, key: str, row: Row) -> Message:
     return message
 
 
+def check_content(role: str, content: object, key: str, row: Row) -> None:
+    """Raise RowError where the content of a message is neither text nor a list of parts, since most chat templates
+    would write it as Python does (`nan`, `['a']`). Tools may answer any value of JSON."""
+    is_missing = isinstance(content, float) and math.isnan(content)
+    if content is None or isinstance(content, str) or (role not in SPEAKERS and not is_missing):
+        return
+    if not isinstance(content, list):
+        problem = f"content is {'NaN' if is_missing else f'of type {type(content).__name__}'}"
+        raise RowError(row.where, f"column {key!r} has a message whose {problem}, not text or a list of parts")
+    other = next((part for part in content if not isinstance(part, dict)), None)
+    if other is not None:
+        problem = f"content has a part of type {type(other).__name__}"
+        raise RowError(row.where, f"column {key!r} has a message whose {problem}, not an object such as {PART}")
+
+
 def sharegpt_message(value: dict[str, Any], key: str, row: Row) -> Message:
     """Return an item of a ShareGPT conversation, {"from": "human", "value": "..."}, as a message."""
-    role = SHAREGPT_ROLES.get(value["from"])
+    speaker = value["from"]
+    role = SHAREGPT_ROLES.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         known = ", ".join(SHAREGPT_ROLES)
-        raise RowError(row.where, f"column {key!r} has an item from {value['from']!r}; known values are {known}")
+        raise RowError(row.where, f"column {key!r} has an item from {speaker!r}; known values are {known}")
     return {"role": role, "content": value["value"]}
 
 
@@ -80,7 +104,7 @@ def with_arguments(call: object, key: str, row: Row) -> object:
         return call
     try:
         changed = {**function, "arguments": json.loads(arguments)}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RowError(row.where, f"column {key!r} has a tool call whose arguments are not JSON") from None
     return {**call, "function": changed} if isinstance(call, dict) and "function" in call else changed
 
@@ -105,7 +129,7 @@ def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RowError(row.where, f"column {tools_key!r} is not JSON") from None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise RowError(row.where, f"column {tools_key!r} is not a list of tools")

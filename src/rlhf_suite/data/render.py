@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.declarations.data import DataConfig, with_reward
 from rlhf_suite.data.messages import Message, not_blank
-from rlhf_suite.data.row import Row, RowError, join_columns, require_value
+from rlhf_suite.data.row import HALF, Row, RowError, join_columns, require_value
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,13 +47,28 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] =
 
     Raises:
         NoEmbedding: the model has no row for one of them, as `load_tokenizer` knows.
+        RowError: the text has half of a surrogate pair.
     """
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    try:
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except (TypeError, UnicodeEncodeError):  # raised for a text that is not Unicode, or for one that is no text
+        if is_unicode(text):
+            raise
+        raise RowError("", HALF) from None
     rows = getattr(tokenizer, NUM_EMBEDDINGS, None)
     if rows is not None and ids and max(ids) >= rows:
         token = tokenizer.convert_ids_to_tokens(max(ids))
         raise NoEmbedding("", f"the model has no embedding for the token {token!r} ({max(ids)}; it has {rows})")
     return ids if ids[: len(begin)] == list(begin) else [*begin, *ids]
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], begin: Sequence[int] = ()) -> list[list[int]]:
@@ -102,9 +117,7 @@ def text_of(row: Row, key: str) -> str:
 def columns_text(row: Row, names: Sequence[str]) -> str:
     """Return columns of a row as a JSON object in text. Values that JSON does not know become text; NaN and infinity,
     null."""
-    values = {
-        name: row.values[name] if row.values.get(name, "") is None else require_value(row, name) for name in names
-    }
+    values = {name: row.values[name] if name in row.values else require_value(row, name) for name in names}
     return json.dumps(finite(values), ensure_ascii=False, default=str)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from rlhf_suite.errors import UserError
 
+HALF = "a text has half of a surrogate pair (such as \\ud800), which is not a character"
+
 
 class RowError(UserError):
     """An error in one row: where and why. The reason contains no value of the row, so equal reasons can be counted."""
@@ -47,13 +49,15 @@ def require_value(row: Row, key: str) -> object:
     """Return the value of column `key`.
 
     Raises:
-        RowError: the row has no such column, or the column is null.
+        RowError: the row has no such column, or the column is null or NaN, which pandas writes for null.
     """
     if key not in row.values:
-        raise RowError(row.where, f"no column {key!r}; columns: {', '.join(row.values) or 'none'}")
+        raise RowError(row.where, f"no column {key!r}; columns: {', '.join(map(str, row.values)) or 'none'}")
     value = row.values[key]
     if value is None:
         raise RowError(row.where, f"column {key!r} is null")
+    if isinstance(value, float) and math.isnan(value):
+        raise RowError(row.where, f"column {key!r} is NaN")
     return value
 
 
@@ -84,7 +88,7 @@ def number(row: Row, key: str) -> float:
     value = require_value(row, key)
     try:
         result = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
         raise RowError(row.where, f"column {key!r} is not a number")

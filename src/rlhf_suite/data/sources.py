@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from rlhf_suite.config.check.sources import GYM, ROWS, file_type, is_glob, is_python, list_data_files, match_files
 from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import apply_changes, changes, check_offsets, integer_columns
-from rlhf_suite.data.files import READERS, num_rows, number_rows, of_arrow, read_file
+from rlhf_suite.data.files import (
+    READERS,
+    UNKNOWN_TO_PYTHON,
+    num_rows,
+    number_rows,
+    of_arrow,
+    read_file,
+    unknown_value,
+)
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.disk import file_digest, resolve_home
 from rlhf_suite.errors import UserError
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words in file names that mean a split
-NOT_A_ROW = "not a dict of columns"
+NOT_A_ROW = "not a dict whose keys are the names of columns"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 
 
@@ -109,11 +117,20 @@ def _python(name: str, flags: SourceFlags) -> Located:
     except Exception as error:
         raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be had: {describe(error)}") from error
     results = [
-        Row(row, name, number) if isinstance(row, dict) else RowError(f"{name}:{number}", NOT_A_ROW)
+        Row(row, name, number) if is_table(row) else RowError(f"{name}:{number}", NOT_A_ROW)
         for number, row in enumerate(rows, start=1)
     ]
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=repr).encode()).hexdigest()
+    try:
+        text = json.dumps([row for row in rows if is_table(row)], sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{flags.dataset}={name}: its {ROWS} hold values that JSON cannot hold: {error}") from error
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return Located(lambda: iter(results), [], lambda: len(results), digest)
+
+
+def is_table(row: object) -> TypeGuard[dict[str, object]]:
+    """Return whether a row has columns with names."""
+    return isinstance(row, dict) and all(isinstance(name, str) for name in row)
 
 
 def _files(paths: list[Path], flags: SourceFlags) -> Located:
@@ -199,9 +216,9 @@ def _of_library(name: str, rows: Dataset) -> Located:
                 for values in rows.select(range(number, len(rows))):
                     number += 1
                     yield Row(apply_changes(values, how), name, number)
-            except UnicodeDecodeError:
+            except UNKNOWN_TO_PYTHON as error:
                 number += 1
-                yield RowError(f"{name}:{number}", "not UTF-8")
+                yield RowError(f"{name}:{number}", unknown_value(error))
 
     return Located(read, files, lambda: len(rows))
 

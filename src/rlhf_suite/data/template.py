@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from rlhf_suite.config.declarations.data import DataConfig, variables_of
 from rlhf_suite.data.messages import Message, list_called_functions
 from rlhf_suite.data.row import Row, RowError
@@ -26,6 +28,7 @@ NO_REASONING = "reasoning_content dropped: the chat template does not render it"
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a tag that a generation prompt leaves open: <think>
 SHUT = re.compile(r"</(\w+)>\s*\Z")  # a tag that it has closed already
 TAIL = 64  # characters at the end of a prompt that are searched for these tags
+UNRENDERED = (TemplateError, TypeError, KeyError, ValueError)  # what a template raises for messages that it refuses
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"  # stands for a response
 
 
@@ -52,19 +55,30 @@ class ChatTemplate:
         Raises:
             RowError: the template cannot render them.
         """
-        from jinja2 import TemplateError
-
+        if any(is_text_in_parts(message) for message in messages) and not self.reads_parts():
+            messages = [join_parts(message) for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **self.variables,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            return self.render(messages, tools, generation_prompt)
+        except UNRENDERED as error:
             raise RowError(row.where, f"the chat template cannot render the conversation: {error}") from error
-        return str(text)
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None, generation_prompt: bool) -> str:
+        """Return what the template makes of messages as they are."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=generation_prompt, **self.variables
+            )
+        )
+
+    def reads_parts(self) -> bool:
+        """Return whether the template renders the text of a content that is a list of parts, and not the list itself,
+        as Python writes it."""
+        parts = [{"type": "text", "text": MARK}]
+        try:
+            text = self.render([{"role": "user", "content": parts}], None, generation_prompt=False)
+        except UNRENDERED:
+            return False
+        return MARK in text and f"'{MARK}'" not in text and f'"{MARK}"' not in text
 
     def turn(self, prompt: list[Message], response: list[Message], row: Row, tools: list[Any] | None = None) -> Turn:
         """Return the turn in which the model gets `prompt` and writes `response`, which is one message or several."""
@@ -106,6 +120,21 @@ class ChatTemplate:
         """Raise RowError unless the rendering contains the names of all called functions."""
         if not all(name in written for message in response for name in list_called_functions(message)):
             raise RowError(row.where, "the chat template does not render tool_calls; set data.tokenizer_chat_template")
+
+
+def is_text_in_parts(message: Message) -> bool:
+    """Return whether the content of a message is a list of parts, all of which are text."""
+    content = message.get("content")
+    return isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )
+
+
+def join_parts(message: Message) -> Message:
+    """Return the message with its parts of text as one text, a line for each part, as vLLM serves such messages."""
+    if not is_text_in_parts(message):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def contains_text(rendering: str, message: Message) -> bool:
