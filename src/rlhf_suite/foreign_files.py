@@ -30,6 +30,7 @@ JSON_BYTES, YAML_BYTES, LINES_BYTES, LINE_BYTES = 64 * MIB, MIB, 1024 * MIB, 16 
 END_BYTES = 1024  # of the last line that was read, by which a file is known again
 YAML_VALUES, DEPTH = 20_000, 50
 PARQUET_ROWS = 10_000_000
+ANY_SIZE = 1 << 62  # bytes
 LARGEST = 2**53  # of a number in JSON
 # What libraries raise for contents that they cannot read.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -229,7 +230,7 @@ def parquet(path: Path) -> Iterator[ParquetFile]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with open_regular(path, 1 << 62) as file, ParquetFile(file) as parquet:
+        with open_regular(path, ANY_SIZE) as file, ParquetFile(file) as parquet:
             if parquet.metadata.num_rows > PARQUET_ROWS:
                 raise DamagedFile(f"{path} cannot be read: it has more than {PARQUET_ROWS:,} rows")
             yield parquet

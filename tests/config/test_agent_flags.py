@@ -186,6 +186,15 @@ def test_whole_agents_have_no_problem(checked, files, line):
             "agent.host",
             "do not reach agent.host=127.0.0.1",
         ),
+        *(
+            (
+                f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=image agent.container_network=agents "
+                f"agent.host={host}",
+                "agent.host",
+                f"do not reach agent.host={host.strip(chr(39))}",
+            )
+            for host in ("localhost", "'::1'", "0.0.0.0", "'::'")
+        ),
         (
             f"agent.kind=endpoint {CHAT} agent.command=echo agent.container=jail agent.container_network=agents",
             "agent.container_network",

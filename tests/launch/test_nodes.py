@@ -7,11 +7,12 @@ import socket
 
 import pytest
 
+from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch import lost_nodes
 from rlhf_suite.launch.lost_nodes import NodeLost, answers, describe_node, name_lost_nodes
-from rlhf_suite.launch.nodes import JOINS, WAITS, Report, describe_missing
-from rlhf_suite.launch.slurm import read_nodes
+from rlhf_suite.launch.nodes import JOINS, WAITS, Report, _node, _wait_for_start, describe_missing
+from rlhf_suite.launch.slurm import Allocation, read_nodes
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.sweeps.slurm_jobs import Command, count_traces, has_lost_a_task
 
@@ -20,6 +21,22 @@ NodeName=a Arch=x86_64 CoresPerSocket=1 NodeAddr=10.0.0.1 NodeHostName=a Version
 NodeName=b Arch=x86_64 CoresPerSocket=1 NodeHostName=b
 """
 NODES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", "d": "10.0.0.4"}
+
+
+@pytest.mark.notices(
+    "Ray ends on a node, and nobody learns why",
+    "launch/nodes.py",
+    "stdout=log, stderr=subprocess.STDOUT",
+    "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL",
+)
+def test_what_ray_said_before_it_ended_is_the_reason_of_the_error(tmp_path):
+    here, config = Allocation("7-0", 0, 2, "a"), LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80)
+    with _node(here, tmp_path, config, ["--address=nowhere"]) as daemons:
+        with pytest.raises(RunError, match=r"^Ray ended before its head listened, with exit code \d+; ") as ended:
+            _wait_for_start(lambda: False, daemons)
+        log = tmp_path / "logs" / "ray-a.log"
+        assert f"the end of {log}:" in str(ended.value)
+        assert "ValueError: Invalid address format: nowhere" in str(ended.value)
 
 
 def test_nodes_are_read_from_what_scontrol_prints():

@@ -9,8 +9,11 @@ import threading
 import httpx
 import pytest
 
+from rlhf_suite.config.declarations.tools import ServeConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.serving.batcher import Batcher
-from rlhf_suite.serving.http_server import BadRequest, Guard, make_app, open_listening_socket
+from rlhf_suite.serving.chat_server import ChatServer
+from rlhf_suite.serving.http_server import BadRequest, Guard, listen, make_app, open_listening_socket
 
 
 async def echo(body, client):
@@ -45,6 +48,32 @@ def test_a_handler_answers_and_its_complaints_reach_the_caller():
     assert (wrong.status_code, wrong.json()) == (422, {"error": "no x"})
     assert no_json.status_code == a_list.status_code == 422
     assert "JSON object" in a_list.json()["error"]
+
+
+@pytest.mark.notices(
+    "an address that is not of this machine is blamed on the port",
+    "serving/http_server.py",
+    "if error.errno in ABOUT_PORTS else",
+    "if error.errno else",
+)
+@pytest.mark.parametrize("host", ["", "192.0.2.1", "a..b", "no-such-host.invalid", "[::1]"])
+def test_an_address_that_is_not_of_this_machine_is_one_sentence(host):
+    with pytest.raises(UserError) as refused:
+        listen(ServeConfig.of("serve_rm", host=host, port=0))
+    said = str(refused.value)
+    assert said.startswith(f"serve.host={host} serve.port=0: ") and said.endswith("127.0.0.1, in serve.host")
+    assert "while attempting" not in said
+    with pytest.raises(UserError, match=r"127\.0\.0\.1, in agent\.host$"):
+        ChatServer(host).start()
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy():
+    with open_listening_socket("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(UserError) as refused:
+            listen(ServeConfig.of("serve_rm", host="127.0.0.1", port=port))
+    problem = f"serve.host=127.0.0.1 serve.port={port}: Address already in use"
+    assert str(refused.value) == f"{problem}. Choose another serve.port, or 0"
 
 
 def test_a_request_beyond_the_limit_is_not_read():

@@ -439,6 +439,40 @@ def test_an_ipc_handle_is_text_and_takes_the_receivers_index_of_the_gpu():
     assert borrower == lender | {"storage_device": 0}
 
 
+def test_a_pipe_of_another_user_is_not_waited_for():
+    path = SHM_FOLDER / f"{SHM_PREFIX}pipe-{os.getpid()}"
+    os.mkfifo(path)
+    try:
+        cleaning = threading.Thread(target=ShmSender, args=(torch.float32, True), daemon=True)
+        cleaning.start()
+        cleaning.join(300)
+        assert not cleaning.is_alive()
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
+@pytest.mark.notices(
+    "weights are written into a file that another run has removed",
+    "weight_sync/sender.py",
+    "if path.exists():  # else",
+    "if file:  # else",
+)
+def test_a_file_that_another_run_removes_before_it_is_locked_is_made_again(monkeypatch):
+    lock, others = fcntl.flock, [weight_sender._remove_orphans]
+
+    def lock_late(file, how):
+        if how == fcntl.LOCK_EX and others:
+            others.pop()()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    sender = ShmSender(torch.float32, check=True)
+    path = sender.send(1, [("a", torch.ones(2))]).path
+    assert others == [] and Path(path).exists()
+    sender.release()
+
+
 def test_a_locked_file_belongs_to_another_process():
     path = SHM_FOLDER / f"{SHM_PREFIX}test-{os.getpid()}"
     with path.open("wb") as file:

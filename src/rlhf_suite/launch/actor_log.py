@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.foreign_files import DamagedFile, open_regular
+from rlhf_suite.foreign_files import ANY_SIZE, DamagedFile, open_regular
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import adopt_umask
 from rlhf_suite.waits import record_here
@@ -67,7 +67,7 @@ def tail_lines(path: Path, count: int = TAIL_LINES) -> list[str]:
     if not path.is_file():
         return []
     try:
-        with open_regular(path, 1 << 62) as file:
+        with open_regular(path, ANY_SIZE) as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except DamagedFile:  # a link, which a folder from elsewhere may have

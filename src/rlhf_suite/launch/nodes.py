@@ -21,6 +21,7 @@ from pathlib import Path
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.address import choose_address, find_source, join_address, split_address
 from rlhf_suite.launch.environment import cluster_to_join, cpu_count
 from rlhf_suite.launch.lost_nodes import NodeLost
@@ -28,6 +29,7 @@ from rlhf_suite.launch.session import session
 from rlhf_suite.launch.slurm import Allocation, allocation, list_nodes
 from rlhf_suite.launch.stop import block_signals, defer_signals
 from rlhf_suite.polling import poll_until
+from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.waits import LIMIT, waiting
 
 POLL_S = 0.5
@@ -78,9 +80,9 @@ def lead_nodes(folder: Path, config: LaunchConfig) -> Iterator[None]:
         host = choose_address(here.node, list_nodes())
         port = _free_port(host)
         role = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
-        daemon = stack.enter_context(_node(token, config, role))
+        daemons = stack.enter_context(_node(here, folder, config, role))
         stack.callback(tell_end)  # before Ray ends: the other tasks would take its end for a fault
-        _wait_for_start(lambda: _listens(host, port), daemon)
+        _wait_for_start(lambda: _listens(host, port), daemons)
         write_json(here.file(folder, "json"), {"address": join_address(host, port)})
         yield
 
@@ -121,7 +123,10 @@ def _lend(here: Allocation, folder: Path, config: LaunchConfig) -> None:
     if stop.exists():
         return
     if not in_time:
-        raise RunError(f"waited {config.timeout_s:g} s ({LIMIT}) for {address} from the first node, without success")
+        raise RunError(
+            f"the first node has not written {address} within {config.timeout_s:g} s ({LIMIT}): see the log of its "
+            "task, and whether all nodes see the run folder"
+        )
     head = read_head(here, folder)
     place = split_address(head)
     own = None if place is None else find_source(place[0])
@@ -130,11 +135,11 @@ def _lend(here: Allocation, folder: Path, config: LaunchConfig) -> None:
             f"{here.node} has no route to the head of Ray at {head}: add a route, or set NodeAddr of the first node in "
             "slurm.conf to an address that all nodes reach"
         )
-    with _node(here.file(folder, "token"), config, [f"--address={head}", f"--node-ip-address={own}"]) as daemon:
+    with _node(here, folder, config, [f"--address={head}", f"--node-ip-address={own}"]) as daemons:
         _report(here, folder, JOINS, own)
-        poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)  # no-limit: as long as the run
-        if daemon.poll() is not None and not poll_until(stop.exists, SEEN_S, POLL_S):
-            raise NodeLost(f"Ray ended on {here.node} ({own}) with exit code {daemon.returncode}, before the run did")
+        poll_until(lambda: stop.exists() or daemons.end is not None, poll_s=POLL_S)  # no-limit: as long as the run
+        if daemons.end is not None and not poll_until(stop.exists, SEEN_S, POLL_S):
+            raise NodeLost(f"Ray ended on {here.node} ({own}) before the run did, with {daemons.end}")
 
 
 def _report(here: Allocation, folder: Path, state: str, address: str = "", error: str = "") -> None:
@@ -193,9 +198,26 @@ def describe_missing(here: str, nodes: Mapping[str, str], reports: list[Report],
             yield f"{one.node} ({one.address}) has started Ray, which does not reach the head"
 
 
+@dataclass(frozen=True)
+class _Daemons:
+    """The process that runs the daemons of Ray on this node, and the file that has its output."""
+
+    process: subprocess.Popen[bytes]
+    output: Member
+
+    @property
+    def end(self) -> str | None:
+        """Return how they have ended: the exit code, and the last lines of the output. None: they have not."""
+        code = self.process.poll()
+        return None if code is None else f"exit code {code}; {self.output.tail()}"
+
+
 @contextmanager
-def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _node(here: Allocation, folder: Path, config: LaunchConfig, role: list[str]) -> Iterator[_Daemons]:
     """Run the daemons of Ray on this node; kill all of their processes after the block."""
+    token, name = here.file(folder, "token"), f"ray-{here.node}"
+    output = Member(name, RunFolder(folder).logs / f"{name}.log")
+    output.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     with session() as place:
         command += [
@@ -207,23 +229,23 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
         ]
         credentials = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
         environment = os.environ | credentials | NO_METRICS | HOOK | place.environment
-        with block_signals():
-            daemon = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with block_signals(), output.log.open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
-            yield daemon
+            yield _Daemons(process, output)
         finally:
-            daemon.kill()
-            daemon.wait()  # no-limit: the kernel ends what is killed
+            process.kill()
+            process.wait()  # no-limit: the kernel ends what is killed
 
 
-def _wait_for_start(is_ready: Callable[[], bool], daemon: subprocess.Popen[bytes]) -> None:
-    """Wait until the head of Ray is ready. Raise RunError if its daemon ends or START_S seconds pass."""
+def _wait_for_start(is_ready: Callable[[], bool], daemons: _Daemons) -> None:
+    """Wait until the head of Ray is ready. Raise RunError if its daemons end or START_S seconds pass."""
     with waiting("the head of Ray to listen", limit_s=START_S):
-        in_time = poll_until(lambda: is_ready() or daemon.poll() is not None, START_S, POLL_S)
-    if daemon.poll() is not None:
-        raise RunError(f"`ray start` ended with exit code {daemon.returncode} before the head of Ray listened")
+        in_time = poll_until(lambda: is_ready() or daemons.end is not None, START_S, POLL_S)
+    if daemons.end is not None:
+        raise RunError(f"Ray ended before its head listened, with {daemons.end}")
     if not in_time:
-        raise RunError(f"waited {START_S:g} s for the head of Ray to listen, without success")
+        raise RunError(f"the head of Ray does not listen after {START_S:g} s; {daemons.output.tail()}")
 
 
 def _listens(host: str, port: int) -> bool:

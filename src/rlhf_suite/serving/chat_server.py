@@ -33,12 +33,14 @@ from rlhf_suite.agents.responses import RESPONSES
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.address import join_address
 from rlhf_suite.serving.http_server import (
+    ADDRESS_HERE,
     CLIENT_GONE,
     BadRequest,
     Guard,
     TooLarge,
     answer_while_connected,
     body_of,
+    describe_refusal,
     open_listening_socket,
     parse_body,
     server_of,
@@ -83,8 +85,8 @@ class ChatServer:
         try:
             listener = open_listening_socket(self.host, 0)
         except OSError as error:
-            problem = f"agent.host={self.host}: {error.strerror or error}"
-            raise UserError(f"{problem}; write an address of this machine, such as 127.0.0.1") from error
+            problem = f"agent.host={self.host}: {describe_refusal(error)}"
+            raise UserError(f"{problem}. {ADDRESS_HERE} in agent.host") from error
         server = server_of(SessionGuard(self.app(), None))
         threading.Thread(target=server.run, args=([listener],), name="agent endpoint", daemon=True).start()
         self.address = f"http://{join_address(self.host, listener.getsockname()[1])}"

@@ -13,6 +13,7 @@ idle connections cannot lock others out.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import json
 import signal
@@ -44,6 +45,8 @@ GRACE_S = 30  # for requests under way when the server is to stop
 READ_S = 30.0  # for a connection to send a whole request, headers and body
 BYTES_PER_S = 64 << 10  # that a large request must come with
 MAX_CONNECTIONS = 512
+ABOUT_PORTS = (errno.EADDRINUSE, errno.EACCES)  # errors of which another port is the remedy
+ADDRESS_HERE = "Write an address of this machine, such as 127.0.0.1,"
 CLIENT_GONE = Response(status_code=499)  # for a client that has closed its connection; it is never sent
 
 
@@ -221,9 +224,9 @@ def listen(config: ServeConfig) -> socket.socket:
     try:
         return open_listening_socket(config.host, config.port)
     except OSError as error:
-        raise UserError(
-            f"serve.host={config.host} serve.port={config.port}: {error.strerror}. Choose another serve.port, or 0"
-        ) from None
+        remedy = "Choose another serve.port, or 0" if error.errno in ABOUT_PORTS else f"{ADDRESS_HERE} in serve.host"
+        problem = f"serve.host={config.host} serve.port={config.port}: {describe_refusal(error)}"
+        raise UserError(f"{problem}. {remedy}") from None
 
 
 def address_of(listener: socket.socket) -> str:
@@ -233,9 +236,20 @@ def address_of(listener: socket.socket) -> str:
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 chooses a free port. Raise OSError when the address is in use."""
+    """Return a socket that listens; port 0 chooses a free port.
+
+    Raises:
+        OSError: the address is in use, or not one of this machine. An empty one would be all of them.
+    """
+    if not host:
+        raise OSError(errno.EADDRNOTAVAIL, "the address is empty")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+
+
+def describe_refusal(error: OSError) -> str:
+    """Return why the system refuses an address, without the address, which Python appends."""
+    return (error.strerror or str(error)).partition(" (while attempting")[0]
 
 
 class Protocol(H11Protocol):

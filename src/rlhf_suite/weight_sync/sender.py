@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -28,6 +29,7 @@ import torch.distributed as dist
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import ANY_SIZE, DamagedFile, open_regular
 from rlhf_suite.weight_sync.buckets import ALIGNMENT, Bucket, NamedWeights, cut, pack_buckets, whole_entries
 from rlhf_suite.weight_sync.cuda_ipc import lend_buckets, offer_proof
 from rlhf_suite.weight_sync.digests import (
@@ -69,10 +71,8 @@ class ShmSender:
         """Write the file. It stays until the next call, or without `keep` until `release`, which must be called after
         the engines have loaded it."""
         self.close()
-        path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
-        path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
-        self._file = path.open("wb")
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # kept while this process lives: see _remove_orphans
+        self._file = _create_file()
+        path = Path(self._file.name)
         try:
             entries = self._write(self._file, weights)
             self._file.flush()
@@ -267,12 +267,22 @@ def header_key(meeting: int, version: int, part: str, bucket: int) -> str:
     return f"header/{meeting}/{version}/{part}/{bucket}"
 
 
+def _create_file() -> IO[bytes]:
+    """Return a new file in shared memory, whose lock this process holds while it lives."""
+    while True:
+        path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
+        path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
+        file = path.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():  # else another sender has taken it for an orphan before it was locked
+            return file
+        file.close()
+
+
 def _remove_orphans() -> None:
-    """Remove files whose sender was killed, so that nobody holds their lock any more."""
+    """Remove files whose sender was killed, so that nobody holds their lock any more. Everybody may write into the
+    folder: a pipe of this name, which another user has made, is not waited for."""
     for path in SHM_FOLDER.glob(f"{SHM_PREFIX}*"):
-        try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-        except OSError:
-            continue  # in use, or another user's
+        with suppress(OSError, DamagedFile), open_regular(path, ANY_SIZE) as file:  # in use, or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)

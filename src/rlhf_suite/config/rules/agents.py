@@ -12,6 +12,7 @@ from rlhf_suite.config.declarations.agent import JAIL, ChosenAgent, agents_of
 from rlhf_suite.config.declarations.reward import has_source
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
+from rlhf_suite.config.declarations.tools import THIS_MACHINE
 from rlhf_suite.config.rules.rewards import password_problems
 from rlhf_suite.foreign_text import hide_secrets
 
@@ -23,6 +24,8 @@ MISSING = {
     PROGRAM: "add agent.command=<command>, or {key}=<file.py with run_agent(task, base_url, api_key)> "
     "(docs/agents_program.md)",
 }
+
+EVERY_ADDRESS = ("0.0.0.0", "::")  # at which a server listens everywhere, and nobody connects
 
 
 def agents_in(run: Run) -> list[ChosenAgent]:
@@ -172,7 +175,7 @@ def containers_reach_the_endpoint(run: Run) -> Iterator[Problem]:
     if agent.container == JAIL and has_own_network:
         problem = "the only network access of a jail is the endpoint"
         yield Problem("agent.container_network", problem, "remove it, or write an image in agent.container")
-    elif has_own_network and (agent.host == "localhost" or agent.host.startswith("127.")):
+    elif has_own_network and (agent.host in (*THIS_MACHINE, *EVERY_ADDRESS) or agent.host.startswith("127.")):
         problem = f"containers of the network {agent.container_network} do not reach agent.host={agent.host}"
         fix = "write the address that this machine has in that network, such as agent.host=172.18.0.1"
         yield Problem("agent.host", problem, fix)
