@@ -45,6 +45,11 @@ def test_a_run_is_read_when_it_is_asked_for(tmp_path):
     assert run.metrics["train/loss"].tolist() == [2.0] and "<td>train/loss</td><td>2</td>" in run._repr_html_()
     with pytest.raises(rs.UserError, match=r"no samples of step 7 in rollouts/: it has none"):
         run.samples(7)
+    record.rollouts.mkdir()
+    for name in ("step_000002.parquet", "step_000010.parquet", "step_000010 (copy).parquet"):
+        (record.rollouts / name).touch()
+    with pytest.raises(rs.UserError, match=r"no samples of step 7 in rollouts/: it has those of steps 2, 10$"):
+        run.samples(7)
 
 
 def test_the_import_brings_nothing_heavy():

@@ -220,8 +220,8 @@ def test_a_parquet_with_other_columns_is_one_sentence(run, capsys, column, value
 @pytest.mark.notices(
     "a file of samples with a foreign name ends a report",
     "report/sample_files.py",
-    "        if NAME.fullmatch(path.name)\n",
-    "",
+    "list_samples_files(place).items()",
+    "enumerate(place.glob('step_*.parquet'))",
 )
 def test_a_file_of_samples_with_another_name_is_left_out(run, capsys):
     (run.rollouts / "step_x.parquet").write_bytes(b"x")

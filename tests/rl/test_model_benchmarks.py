@@ -171,6 +171,12 @@ class Engines:
 
 @pytest.mark.stack
 @pytest.mark.notices(
+    "a step that is run again is in the results on benchmarks twice",
+    "rl/benchmarks.py",
+    "if is_earlier(row, line)]",
+    "if True]",
+)
+@pytest.mark.notices(
     "a benchmark is sampled as the run samples", "rl/benchmarks.py", "max_new_tokens=benchmark.max_new_tokens, ", ""
 )
 def test_a_benchmark_is_asked_scored_and_recorded(tmp_path):
@@ -188,13 +194,17 @@ def test_a_benchmark_is_asked_scored_and_recorded(tmp_path):
     rollout = RolloutConfig.of("ppo", temperature=1.0, max_new_tokens=5, top_p=0.5)
     sampler = Sampler(rollout, engines, [2], seed=42, max_len=4096)
     evaluator = BenchmarkEvaluator(config, questions, sampler, tokenizer, journal, files)
+    old = [{"step": 6, "benchmark": "gsm8k"}, {"step": 7, "benchmark": "math500"}]
+    later = [{"step": 7, "benchmark": "gsm8k"}, {"step": 8, "benchmark": "gsm8k"}]  # before the run was resumed
+    folder.benchmarks.write_text("".join(json.dumps(row) + "\n" for row in (*old, *later)) + '{"step": 9, "bench')
     metrics = evaluator.evaluate(7)
     files.finish()
     assert [(request.max_new_tokens, request.sampling.temperature) for request in engines.asked] == [(1024, 0.0)] * 3
     assert metrics["eval/gsm8k/pass1"] == pytest.approx(1 / 3)
     assert metrics["eval/gsm8k/flexible"] == pytest.approx(2 / 3)
     assert metrics["eval/gsm8k/pass1_low"] < 1 / 3 < metrics["eval/gsm8k/pass1_high"]
-    (line,) = [json.loads(line) for line in (folder.path / "benchmarks.jsonl").read_text().splitlines()]
+    *kept, line = [json.loads(line) for line in folder.benchmarks.read_text().splitlines()]
+    assert kept == old
     assert (line["step"], line["benchmark"], line["fingerprint"]) == (7, "gsm8k", questions.fingerprint)
     assert line["prompt"] == BENCHMARKS["gsm8k"].prompt and line["questions"] == 3
     assert line["metrics"]["pass1"] == metrics["eval/gsm8k/pass1"]

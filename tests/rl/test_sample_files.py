@@ -11,7 +11,7 @@ from plain_run import run, small
 
 from rlhf_suite.background import in_background
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl.rollout_file import MOST, SampleFiles
+from rlhf_suite.rl.rollout_file import MOST, SampleFiles, forget_after
 
 
 def test_files_are_written_in_the_order_in_which_they_were_asked_for():
@@ -53,6 +53,31 @@ def test_what_fails_is_raised_in_who_asks_for_the_next_file_or_waits_for_all():
             files.write(fail)
             ask(files)
         files.close()
+
+
+COPIES = ("step_best.parquet", "step_000009_of_june.parquet", "step_000009 (copy).parquet", "step_000009.parquet.old")
+
+
+@pytest.mark.notices(
+    "a run that continues removes copies that the user has made of files of samples",
+    "run_folders/run_folder.py",
+    "SAMPLES_NAME.fullmatch(path.name)",
+    "re.match(r'step_([0-9]+)', path.name)",
+)
+@pytest.mark.notices(
+    "answers to a benchmark of steps that are run again stay",
+    "rl/rollout_file.py",
+    "for place in folder.glob(",
+    "for place in folder.glob('none of ' ",
+)
+def test_a_run_that_continues_removes_its_files_of_later_steps_and_no_others(tmp_path):
+    for place in (tmp_path, tmp_path / "gsm8k"):
+        place.mkdir(exist_ok=True)
+        for name in ("step_000003.parquet", "step_000009.parquet", "step_1000000.parquet", *COPIES):
+            (place / name).touch()
+    forget_after(tmp_path, 3)
+    for place in (tmp_path, tmp_path / "gsm8k"):
+        assert {path.name for path in place.glob("*.*")} == {"step_000003.parquet", *COPIES}
 
 
 @pytest.mark.stack

@@ -18,7 +18,7 @@ from rlhf_suite.disk import resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
 from rlhf_suite.run_folders.record import load as load_config
-from rlhf_suite.run_folders.run_folder import RunFolder, samples_file
+from rlhf_suite.run_folders.run_folder import RunFolder, list_samples_files, samples_file
 
 if TYPE_CHECKING:
     from rlhf_suite.report.html import Shown
@@ -243,7 +243,7 @@ def read_samples(folder: Path, step: int) -> Any:
     """Return the table of a file of samples."""
     file = samples_file(folder, step)
     if not file.exists():
-        known = sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob("step_*.parquet"))
+        known = list_samples_files(folder)
         steps = f"those of steps {', '.join(map(str, known))}" if known else "none"
         raise UserError(f"{folder.parent} has no samples of step {step} in {folder.name}/: it has {steps}")
     if find_spec("pandas") is not None:

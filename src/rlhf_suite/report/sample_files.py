@@ -5,7 +5,6 @@ They are read from their beginning. If there are more samples than a page holds,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 
 from rlhf_suite.foreign_files import DamagedFile, parquet
 from rlhf_suite.report.history import History
-from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder, list_samples_files
 
 TEXTS = ("prompt", "response", "label", "datasource", "ending")
-NAME = re.compile(r"step_\d{1,12}\.parquet")
 REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
 OF_TURNS = "turns"  # the column with the records of an agent's turns
 TOKENS = ("owner", "weight_version", "mask", "ids")
@@ -123,10 +121,9 @@ def check_columns(schema: pa.Schema, path: Path) -> None:
 def sample_files(folder: RunFolder, samples: int, reader: Reader) -> list[SampleFile]:
     """Return the files of a run that have samples, by their steps, each with its fair share of `samples`."""
     columns = [
-        (int(path.stem.partition("_")[2]), kind, path, reader.look(path).rows)
+        (step, kind, path, reader.look(path).rows)
         for kind, place in (("rollout", folder.rollouts), ("evaluation", folder.evaluations))
-        for path in place.glob("step_*.parquet")
-        if NAME.fullmatch(path.name)
+        for step, path in list_samples_files(place).items()
     ]
     columns = sorted(column for column in columns if column[-1])
     shown = shares([rows for *_, rows in columns], samples)

@@ -21,7 +21,7 @@ from rlhf_suite.report.curves import draw_calls, draw_curves, panels, series
 from rlhf_suite.report.history import Points
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
-from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder, list_samples_files
 from rlhf_suite.tracking.console import HEADLINES, evaluation_results
 from rlhf_suite.train.checkpoint import store_of
 
@@ -175,7 +175,7 @@ def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
 
     An evaluation may lack prompts whose reward failed (reward.on_error=drop).
     """
-    files = sorted(evaluations.glob("step_*.parquet"))
+    files = [*list_samples_files(evaluations).values()]
     if len(files) < 2:
         return []
     tables = (first_samples(file) for file in (files[0], files[-1]))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -17,13 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.declarations.eval import EvalConfig
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.data.benchmarks import Questions
-from rlhf_suite.disk import name_disk_errors
+from rlhf_suite.disk import write_text
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.rollout_file import SampleFiles
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import read_rows
 
 Z = 1.959963984540054  # two-sided 95 % of the normal distribution
 
@@ -96,7 +97,8 @@ class BenchmarkEvaluator:
         return metrics
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a line with the result and all that it depends on."""
+        """Write a line with the result and all that it depends on, in place of those that were written before the run
+        was resumed."""
         line = {
             "step": step,
             "benchmark": self.questions.name,
@@ -106,9 +108,14 @@ class BenchmarkEvaluator:
             **asdict(self.questions.benchmark),
             "metrics": {name.rpartition("/")[2]: value for name, value in metrics.items()},
         }
-        path = self.journal.folder.path / "benchmarks.jsonl"
-        with name_disk_errors(path), path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.journal.folder.benchmarks
+        earlier = [row for row in read_rows(path) if is_earlier(row, line)]  # a resumed run measures some steps again
+        write_text(path, "".join(json.dumps(row) + "\n" for row in (*earlier, line)))
+
+
+def is_earlier(row: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """Return whether a row stands before a line: it is of an earlier step, or of another benchmark at the same step."""
+    return row["step"] < line["step"] or (row["step"] == line["step"] and row.get("benchmark") != line["benchmark"])
 
 
 def interval(share: float, questions: int, standard_error: float | None, samples: int) -> tuple[float, float]:

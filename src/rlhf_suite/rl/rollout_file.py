@@ -16,7 +16,7 @@ from rlhf_suite.disk import file_aside
 from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.sample_table import columns, make_table, token_columns, write_rows, write_table
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.run_folders.run_folder import samples_file
+from rlhf_suite.run_folders.run_folder import list_samples_files, samples_file
 from rlhf_suite.waits import result
 
 THREAD = "files"
@@ -83,7 +83,9 @@ def append_rows(file: Path, shown: Mapping[str, pa.Array], tokens: Mapping[str, 
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Remove the rollouts of steps after `step`: a resumed run makes them again."""
-    for file in folder.glob("step_*.parquet"):
-        if int(file.stem.split("_")[1]) > step:
+    """Remove the files of samples of steps after `step`, which a resumed run makes again, from a folder and from those
+    directly in it, such as that of a benchmark."""
+    folders = [folder, *(place for place in folder.glob("*") if place.is_dir())]
+    for number, file in (item for place in folders for item in list_samples_files(place).items()):
+        if number > step:
             file.unlink()

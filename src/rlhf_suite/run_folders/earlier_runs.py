@@ -99,7 +99,7 @@ def describe_finished(run: Run, folder: Path) -> str | None:
 def result_of(run: Run, record: RunFolder) -> Path:
     """Return where a run puts what it is made for: the model, or the rows."""
     if run.has("generate") and run.generate.benchmark is not None:
-        return record.path / "benchmarks.jsonl"
+        return record.benchmarks
     if run.has("generate"):
         return output_file(run.generate.output_path, run.generate.shard, record.path / "generations.jsonl")
     if run.has("score"):

@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import re
 import socket
 import time
 import uuid
@@ -25,6 +26,7 @@ from rlhf_suite.errors import FixableError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.foreign_text import printable
 
+SAMPLES_NAME = re.compile(r"step_([0-9]{1,12})\.parquet")
 SHORT_LIMIT = 300  # the same on a full disk
 ERROR_LIMIT = 20_000  # characters of the error in status.json
 TIME = "%Y-%m-%dT%H:%M:%S%z"
@@ -42,6 +44,13 @@ NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "err
 def samples_file(folder: Path, step: int) -> Path:
     """Return the path of the samples of a step in a folder of rollouts (from 1) or evaluations (after it)."""
     return folder / f"step_{step:06d}.parquet"
+
+
+def list_samples_files(folder: Path) -> dict[int, Path]:
+    """Return the files of samples in a folder by their steps, in ascending order. A file with another name, such as a
+    copy that the user has made, is not one of them."""
+    names = ((SAMPLES_NAME.fullmatch(path.name), path) for path in folder.glob("step_*.parquet"))
+    return dict(sorted((int(name[1]), path) for name, path in names if name is not None))
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,11 @@ class RunFolder:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations"
+
+    @property
+    def benchmarks(self) -> Path:
+        """Return the path of the results on benchmarks."""
+        return self.path / "benchmarks.jsonl"
 
     @property
     def logs(self) -> Path:

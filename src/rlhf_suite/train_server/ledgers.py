@@ -20,7 +20,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.rollout_file import SampleFiles, append_rows
 from rlhf_suite.rl.sample_table import SHOWN, columns_of, token_columns
-from rlhf_suite.run_folders.run_folder import samples_file
+from rlhf_suite.run_folders.run_folder import list_samples_files, samples_file
 from rlhf_suite.tracking.console import show_line
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Ledgers:
         """Write samples to a file. A full disk loses samples, but neither a step nor the server."""
         try:
             append_rows(path, self.columns(drawn), tokens_of(drawn))
-            files = sorted(self.folder.glob("step_*.parquet"))
+            files = [*list_samples_files(self.folder).values()]
             sizes = [file.stat().st_size for file in files]
             for number, file in enumerate(files[:-1]):
                 if sum(sizes[number:]) > self.room:

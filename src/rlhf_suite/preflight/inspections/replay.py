@@ -11,7 +11,7 @@ from rlhf_suite.config.declarations.flags import all_values
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RL
 from rlhf_suite.run_folders.resume import load_earlier
-from rlhf_suite.run_folders.run_folder import RunFolder
+from rlhf_suite.run_folders.run_folder import RunFolder, list_samples_files
 
 KEY = "rollout.replay"
 # What the recorded tokens belong to: log-probs at this temperature, and prompts by their numbers.
@@ -23,7 +23,7 @@ def replay_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     if run.task not in RL or run.rollout.replay is None:
         return
     record = RunFolder(Path(run.rollout.replay))
-    if not record.config.exists() or not any(record.rollouts.glob("step_*.parquet")):
+    if not record.config.exists() or not list_samples_files(record.rollouts):
         problem = f"{record.path} has no rollouts with their configuration"
         yield Problem(KEY, problem, "give the folder of a run of task=ppo: that with config.yaml and rollouts/ in it")
         return
