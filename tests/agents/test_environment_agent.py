@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.base import Start, Step
 from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.model_json import HALF_PAIR
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
 from rlhf_suite.rewards.base import Choice, Scored
+
+HI = {"role": "user", "content": "hi"}
+NO_CONTENT = "the content of a message is a text, or in a run with images a list of items with a type"
+NO_TOOLS = 'it is not a list of {"type": "function", "function": {"name": ..., ...}}'
 
 
 class Guess:
@@ -236,10 +243,28 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
         ("reset", None, "returned None, not a Start"),
         ("step", (1.0, True), "returned (1.0, True), not a Step"),
         ("reset", Start(text=5), "a Start with text=5: it is not a text"),
-        ("step", Step(reward="1"), "a Step with reward='1': it is not a number"),
-        ("step", Step(reward={"right": 1.0, "form": None}), "a Step with form=None: it is not a number"),
-        ("step", Step(score="high", done=True), "a Step with score='high': it is not a number"),
-        ("step", Step(reward=1.0, done=True, extra={"board": None}), "a Step with board=None: it is not a number"),
+        ("reset", Start(text="a", messages=(HI,)), "it has messages too, and a prompt is either of them"),
+        ("reset", Start(messages=({"content": "hi"},)), "a message needs a role, such as user or tool"),
+        ("reset", Start(messages=({"role": "user", "content": "\ud800"},)), HALF_PAIR),
+        ("reset", Start(tools="add"), NO_TOOLS),
+        ("reset", Start(tools=({"name": "add"},)), NO_TOOLS),
+        ("reset", Start(text="\udfff"), HALF_PAIR),
+        ("step", Step(messages=({"role": "user"},)), NO_CONTENT),
+        ("step", Step(messages=({"role": "tool", "content": None},)), NO_CONTENT),
+        ("step", Step(messages=({"role": "user", "content": ["hi"]},)), NO_CONTENT),
+        ("step", Step(messages=({"role": "user", "content": [{"type": "text", "text": "\ud800"}]},)), HALF_PAIR),
+        ("step", Step(messages=(HI,), text="more"), "it has messages too, and the model would not see the text"),
+        ("step", Step(messages=(HI,), images=None), "images=None: it is not a list of images"),
+        ("step", Step(reward="1"), "a Step with reward='1': it is not a finite number"),
+        ("step", Step(reward=10**400), "(401 characters): it is not a finite number"),
+        ("step", Step(reward=np.array([1.0, 2.0])), "reward=array([1., 2.]): it is not a finite number"),
+        ("step", Step(reward={"right": 1.0, "form": None}), "a Step with form=None: it is not a finite number"),
+        ("step", Step(score="high", done=True), "a Step with score='high': it is not a finite number"),
+        ("step", Step(reward=1.0, done=True, score=math.nan), "a Step with score=nan: it is not a finite number"),
+        ("step", Step(done=True, extra={"board": None}), "a Step with board=None: it is not a finite number"),
+        ("step", Step(done=True, extra={3: 1.0}), "a Step with [3]=1.0: its name is not a text"),
+        ("step", Step(done=True, extra=None), "extra=None: it is not a dict of numbers by their names"),
+        ("step", Step(done=True, rewards=[1.0]), "rewards=[1.0]: it is not a dict of a number for each role"),
         ("step", Step(messages={"role": "user"}), "messages={'role': 'user'}: it is not a list of messages"),
     ],
 )
@@ -256,6 +281,21 @@ def test_an_answer_of_another_type_is_an_error_of_the_environment(tokenizer, met
     assert episode.outcome.reason.endswith(reason) and episode.ending == "failed"
 
 
+def test_a_list_of_texts_is_one_text_for_a_model_without_images(tokenizer):
+    class Listed(Guess):
+        async def reset(self, task):
+            return Start(messages=({"role": "user", "content": [{"type": "text", "text": "be"}, *gin]},))
+
+        async def step(self, turn):
+            return Step(messages=({"role": "user", "content": [{"type": "text", "text": "go"}]},))
+
+    gin = ({"type": "text", "text": "gin"},)
+    said = tokenizer.decode(play(tokenizer, ["3", ("4", "length")], Listed).ledgers[0].ids)
+    assert said.startswith("<|im_start|>user\nbegin<|im_end|>") and "<|im_start|>user\ngo<|im_end|>" in said
+    gin = ({"type": "image", "image": b""},)
+    assert "an item of type 'image', and the policy reads text" in play(tokenizer, ["3"], Listed).outcome.reason
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_an_error(tokenizer, reward):
     class Wrong(Guess):
@@ -263,6 +303,14 @@ def test_a_reward_that_is_not_finite_is_an_error(tokenizer, reward):
             return Step(reward=reward, done=True)
 
     assert "reward" in play(tokenizer, ["3"], Wrong).outcome.reason
+
+
+def test_parts_whose_sum_is_too_large_are_an_error(tokenizer):
+    class Large(Guess):
+        async def step(self, turn):
+            return Step(reward={"a": 1e308, "b": 1e308}, done=True)
+
+    assert "the sum of the parts of this reward is too large" in play(tokenizer, ["3"], Large).outcome.reason
 
 
 @pytest.mark.notices(

@@ -269,9 +269,9 @@ def step(value):
         ),
         (
             changed(step=step(Step(done=True, rewards={"proposer": float("nan")}))),
-            "the environment gave the reward nan",
+            "proposer=nan: it is not a finite number",
         ),
-        (changed(step=step(Step(done=True, rewards={"proposer": "1"}))), "it is not a number"),
+        (changed(step=step(Step(done=True, rewards={"proposer": "1"}))), "it is not a finite number"),
         (changed(step=step(Step(done=True, rewards=1.0))), "it is not a dict of a number for each role"),
         (changed(roles="solver"), 'roles is \'solver\', not a tuple of names, such as ("proposer", "solver")'),
         (changed(roles=("a", "a")), "roles has 'a' twice"),

@@ -138,10 +138,10 @@ def test_tests_that_the_program_could_decide_are_the_labels_mistake(test):
         scored("def check(f): pass", [test])
 
 
-BAD = ["", "42", "{}", '{"inputs": ["1"], "outputs": []}', "[]", '{"asserts": [1]}', "[[1]]"]
+BAD = ["[" * 5000, "", "42", "{}", '{"inputs": ["1"], "outputs": []}', "[]", '{"asserts": [1]}', "[[1]]"]
 
 
-@pytest.mark.parametrize("label", BAD)
+@pytest.mark.parametrize("label", BAD, ids=range(len(BAD)))
 def test_a_label_without_tests_is_not_the_programs_fault(label):
     with pytest.raises(LabelError, match="the label holds no tests"):
         scored("print(1)", label)

@@ -163,6 +163,13 @@ def test_an_integer_that_no_float_holds_fails_its_row_alone():
     assert second == Scored(1, 1)
 
 
+@pytest.mark.parametrize("rewards", [{"a": [1e308, 1], "b": [1e308, 1]}, [{"a": 1e308, "b": 1e308}, {"a": 1, "b": 1}]])
+def test_parts_whose_sum_no_float_holds_fail_their_row_alone(rewards):
+    first, second = outcomes({"rewards": rewards}, 2)
+    assert isinstance(first, RewardFailure) and "the sum of the parts of this reward is too large" in first.reason
+    assert second == Scored(2, 2, {"a": 1, "b": 1})
+
+
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\x1b[31m", "\ud800", 7])
 def test_a_name_that_cannot_be_a_metric_is_refused(name):
     first, _ = outcomes({"rewards": [1, 2], "extra_logs": {name: [1, 1]}}, 2)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 
 import pytest
 
-from rlhf_suite.config.declarations.reward import RuleConfig
-from rlhf_suite.rewards.base import LabelError, Sample
+from rlhf_suite.config.declarations.reward import RewardConfig, RuleConfig
+from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.rewards.ifeval import CHECKS, ifeval
+from rlhf_suite.rewards.reward_process import IsolatedScorer
 
 # For each kind: the arguments, a text that follows it, and one that does not.
 CASES = {
@@ -110,8 +113,56 @@ def test_several_instructions_are_counted_strictly_and_loosely():
             '"kwargs": [{"keyword": "a", "frequency": 3, "relation": "or"}]}',
             "the relation 'or' is neither",
         ),
+        ('{"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["(a"]}]}', "cannot use its arg"),
+        ('{"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": 5}]}', "cannot use its arguments"),
+        ('{"instruction_id_list": ["keywords:frequency"], "kwargs": [{"keyword": 5}]}', "cannot use its arguments"),
     ],
 )  # fmt: skip
 def test_a_label_that_makes_no_sense_is_no_wrong_answer(label, reason):
     with pytest.raises(LabelError, match=reason):
         ifeval(Sample("", "", "x", label, ""), RuleConfig())
+
+
+@pytest.mark.notices(
+    "a response of brackets ends a run with the rule ifeval",
+    "rewards/ifeval.py",
+    "    except (ValueError, RecursionError):\n        return False",
+    "    except ValueError:\n        return False",
+)
+def test_json_that_is_nested_deeply_is_not_json():
+    assert score(["detectable_format:json_format"], [{}], "[" * 5000).score == 0
+
+
+def test_a_response_at_which_a_check_hangs_is_wrong(tmp_path):
+    label = json.dumps({"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["(a|a)*b"]}]})
+    scorer = IsolatedScorer(RewardConfig.of("ppo", rule="ifeval", timeout_s=30.0), tmp_path / "log")
+    try:
+        (outcome,) = scorer.score([Sample("", "", "a" * 50, label, "")])
+    finally:
+        scorer.close()
+    assert isinstance(outcome, Scored) and outcome.score == 0 and outcome.extra["timed_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("marker", "text", "follows"),
+    [
+        ("P.S.", "a\n\n\n p. s. b", True),
+        ("Note:", "a\n\n note: b\nc", True),
+        ("Note:", "a\n\n note b\nc", False),
+    ],
+)
+def test_a_postscript_is_found_after_empty_lines(marker, text, follows):
+    assert score(["detectable_content:postscript"], [{"postscript_marker": marker}], text).score == follows
+
+
+def published_bullets(text: str) -> int:
+    """Return the number of bullets as IFEval counts them."""
+    return len(re.findall(r"^\s*\*[^\*].*$", text, re.M)) + len(re.findall(r"^\s*-.*$", text, re.M))
+
+
+def test_bullets_are_as_many_as_the_published_patterns_find():
+    draw = random.Random(3)
+    for _ in range(3000):
+        text = "".join(draw.choices("*-a \n\t\r\v", k=draw.randrange(20)))
+        arguments = {"num_bullets": published_bullets(text)}
+        assert CHECKS["detectable_format:number_bullet_lists"](text, arguments), repr(text)

@@ -112,6 +112,7 @@ def test_the_words_are_exact_and_one_that_cannot_be_likely_counts_as_nothing(jud
             'is among the 2 most likely first tokens: "Maybe", "Hm"',
         ),
         ([{"token": "Yes", "logprob": -9999.0}], "Yes", "neither Yes nor No"),
+        ([{"token": "Yes", "logprob": -(10**310)}], "Yes", "neither Yes nor No"),
         (listed(Yes=0.4, Maybe=0.3), "Yes", "No is not among the 2 most likely first tokens, and may be likely"),
         (listed(No=0.01, Maybe=0.5, Hm=0.01), "No", "Yes is not among the 3"),
         # The sampled token is listed though it is unlikely, so it does not bound the others.

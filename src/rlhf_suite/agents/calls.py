@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any, SupportsFloat, TypeVar
 
 from rlhf_suite.agents.base import Environment, Start, Step
+from rlhf_suite.agents.model_json import HALF_PAIR, is_encodable
 from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.waits import in_coroutine, in_thread, runs, waiting
 
@@ -68,22 +70,75 @@ def check_answer(answer: object, wanted: type[T], name: str, where: str) -> T:
 
 
 def wrong_fields(answer: Start | Step) -> Iterator[tuple[str, object, str]]:
-    """Yield the fields of an answer that are of another type: name, value, and what is wrong."""
+    """Yield the fields of an answer that cannot be used: name, value, and what is wrong."""
     messages = () if answer.messages is None else answer.messages
     if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
         yield "messages", messages, "it is not a list of messages"
+        return
+    for place, message in enumerate(messages):
+        if (problem := problem_of_message(message)) is not None:
+            yield f"messages[{place}]", message, problem
     if not isinstance(answer.text, str | None):
         yield "text", answer.text, "it is not a text"
-    if isinstance(answer, Step):
-        parts = answer.reward if isinstance(answer.reward, Mapping) else {}
-        whole = {"score": answer.score} if parts else {"score": answer.score, "reward": answer.reward}
-        numbers = {name: value for name, value in whole.items() if value is not None}
-        if not isinstance(answer.rewards, Mapping):
-            yield "rewards", answer.rewards, "it is not a dict of a number for each role"
-            return
-        for name, value in {**numbers, **parts, **answer.rewards, **answer.extra}.items():
-            if not isinstance(value, SupportsFloat):
-                yield name, value, "it is not a number"
+    elif answer.text is not None and not is_encodable(answer.text):
+        yield "text", answer.text, HALF_PAIR
+    yield from wrong_start(answer) if isinstance(answer, Start) else wrong_step(answer)
+
+
+def wrong_start(start: Start) -> Iterator[tuple[str, object, str]]:
+    """Yield the fields of a Start alone that cannot be used, as `wrong_fields` does."""
+    if start.messages is not None and start.text is not None:
+        yield "text", start.text, "it has messages too, and a prompt is either of them"
+    if not isinstance(start.tools, list | tuple) or not all(map(is_schema, start.tools)):
+        yield "tools", start.tools, 'it is not a list of {"type": "function", "function": {"name": ..., ...}}'
+
+
+def wrong_step(step: Step) -> Iterator[tuple[str, object, str]]:
+    """Yield the fields of a Step alone that cannot be used, as `wrong_fields` does."""
+    parts = step.reward if isinstance(step.reward, Mapping) else {}
+    whole = {"score": step.score} if parts else {"score": step.score, "reward": step.reward}
+    numbers = {name: value for name, value in whole.items() if value is not None}
+    if step.messages and step.text:
+        yield "text", step.text, "it has messages too, and the model would not see the text"
+    if not isinstance(step.images, list | tuple):
+        yield "images", step.images, "it is not a list of images"
+    if not isinstance(step.rewards, Mapping):
+        yield "rewards", step.rewards, "it is not a dict of a number for each role"
+    elif not isinstance(step.extra, Mapping):
+        yield "extra", step.extra, "it is not a dict of numbers by their names"
+    else:
+        for name, value in {**numbers, **parts, **step.rewards, **step.extra}.items():
+            if not isinstance(name, str):
+                yield f"[{name!r}]", value, "its name is not a text"
+            if not is_number(value):
+                yield str(name), value, "it is not a finite number"
+
+
+def problem_of_message(message: Mapping[Any, Any]) -> str | None:
+    """Return why a message of an environment cannot be shown to the model, None if it can."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        return "a message needs a role, such as user or tool"
+    items = content if isinstance(content, list | tuple) else ()
+    is_list = bool(items) and all(isinstance(item, Mapping) and isinstance(item.get("type"), str) for item in items)
+    if not (isinstance(content, str) or is_list or (content is None and role == "assistant")):
+        return "the content of a message is a text, or in a run with images a list of items with a type"
+    texts = [content, *(item.get("text") for item in items)]
+    return None if all(is_encodable(text) for text in texts if isinstance(text, str)) else HALF_PAIR
+
+
+def is_schema(tool: object) -> bool:
+    """Return whether a value describes a tool, as chat templates show it."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number, or an array or tensor with one."""
+    try:
+        return isinstance(value, SupportsFloat) and math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # it has several numbers, or is too large
+        return False
 
 
 async def close_environment(environment: Environment) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.isolation import Isolation, Place
 from rlhf_suite.agents.request import MODEL
+from rlhf_suite.agents.turn_records import text_of
 from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import OF_EPISODE_WORKER, kill_marked
@@ -205,7 +206,7 @@ def prepare_folder(folder: Path, task: Task) -> dict[str, str]:
     for name in ("work", "home"):
         (folder / name).mkdir(exist_ok=True)
     prompt = next(
-        (str(message["content"]) for message in reversed(task.messages) if message["role"] == "user"), task.text
+        (text_of(message["content"]) for message in reversed(task.messages) if message["role"] == "user"), task.text
     )
     (folder / "prompt.txt").write_text(prompt)
     given = {"messages": task.messages, "tools": task.tools, "datasource": task.datasource, "columns": task.columns}

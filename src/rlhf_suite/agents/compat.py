@@ -135,7 +135,9 @@ def with_text(messages: tuple[Message, ...], text: str) -> Iterator[Message]:
     """Yield a conversation with a text at the end of its last message of the user."""
     last = max((place for place, entry in enumerate(messages) if entry["role"] == "user"), default=None)
     for place, message in enumerate(messages):
-        yield {**message, "content": f"{message['content']}{text}"} if place == last else message
+        content = message["content"]
+        whole = f"{content}{text}" if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+        yield {**message, "content": whole} if place == last else message
 
 
 def text_observation(value: object) -> str:

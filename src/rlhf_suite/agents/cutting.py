@@ -34,11 +34,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts texts for one tokenizer. `sees`: the content of a message may be a list of texts and images."""
+    """Cuts texts for one tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
     limits: Limits
-    sees: bool = False
 
     def cut(self, text: str, limit: int | None = None) -> str:
         """Return a text of an environment, cut to `limit` tokens (None: agent.max_feedback_tokens)."""
@@ -58,12 +57,10 @@ class Cutter:
         return [{**message, "content": self.cut_content(message["content"], share)} for message in answers]
 
     def cut_content(self, content: Any, limit: int | None) -> Any:
-        """Return the content of a message with its texts cut; its images stay."""
-        if not self.sees or isinstance(content, str):
-            return self.cut(str(content), limit)
-        return [
-            item if item["type"] == "image" else {**item, "text": self.cut(item["text"], limit)} for item in content
-        ]
+        """Return the content of a message, a text or a list of items, with its texts cut; its images stay."""
+        if content is None or isinstance(content, str):
+            return None if content is None else self.cut(content, limit)
+        return [{**item, "text": self.cut(item["text"], limit)} if "text" in item else item for item in content]
 
     def fit(self, texts: Sequence[str], room: int, encode: Callable[[list[str]], list[int] | None]) -> list[str]:
         """Return texts that were cut until `agent.cut_to_fit` tokens are left of `room` after them, the longest ones

@@ -25,7 +25,7 @@ from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import describe, printable
-from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, Outcome, PartsError, RewardFailure, Scored
 from rlhf_suite.rewards.reply import check_names
 from rlhf_suite.waits import waiting
 
@@ -360,7 +360,7 @@ def outcome_of(result: Any, choice: Choice) -> Scored | RewardFailure | None:
     parts = numbers(reward, "reward") if isinstance(reward, dict) else number(reward, "reward")
     try:
         return choice.make_scored(parts, None if score is None else number(score, "score"), extra)
-    except NoSuchPart as error:
+    except PartsError as error:
         raise ValueError(str(error)) from error
 
 

@@ -6,7 +6,6 @@ ledgers, a reward and a baseline of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from rlhf_suite.agents.base import Episode, Start, Step, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure, check_answer
 from rlhf_suite.data.ending import Ending
 from rlhf_suite.data.messages import Message, add_text
-from rlhf_suite.rewards.base import Choice, Outcome, Scored
+from rlhf_suite.rewards.base import Choice, Outcome, PartsError, Scored
 
 if TYPE_CHECKING:
     from rlhf_suite.agents.compaction import Compaction
@@ -49,14 +48,12 @@ class Progress:
         reward = self.reward(step)
         if reward is not None:
             self.add_reward(reward)
-        self.score = step.score if step.score is not None else self.score
-        self.extra |= step.extra
+        self.score = float(step.score) if step.score is not None else self.score
+        self.extra |= {name: float(value) for name, value in step.extra.items()}
         return float(reward or 0.0)
 
     def add_reward(self, reward: float) -> None:
         """Take a reward."""
-        if not math.isfinite(reward):
-            raise EnvironmentFailure(f"the environment gave the reward {reward}")
         self.rewards.append(float(reward))
 
     def reward(self, step: Step) -> float | None:
@@ -67,10 +64,13 @@ class Progress:
                 raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, and {problem}")
             return step.reward
         for name, value in step.reward.items():
-            self.parts[name] = self.parts.get(name, 0.0) + value
+            self.parts[name] = self.parts.get(name, 0.0) + float(value)
         if not step.reward or (self.choice.key is not None and self.choice.key not in step.reward):
             return None
-        return self.choice.reward(step.reward, {})
+        try:
+            return self.choice.reward(step.reward, {})
+        except PartsError as error:
+            raise EnvironmentFailure(str(error)) from error
 
     def outcome(self, last: float) -> Outcome | None:
         """Return the outcome whose reward is `last`, that of the last step; None if no step had a reward."""
@@ -109,10 +109,14 @@ class Player:
                 raise EnvironmentFailure(f"the role {self.role} has no turn yet: show it images in messages")
             before = session.open.ledger.prompt.text if text is None else text
             text = before + session.cutter.cut(step.text)
+        whose = f"role {self.role}" if self.role else "environment"
         if messages == ():
-            raise EnvironmentFailure(f"the role {self.role} has no prompt: give it messages in reset, or in a step")
-        if not session.set_prompt(messages, text, self.start.tools):
-            whose = f"role {self.role}" if self.role else "environment"
+            raise EnvironmentFailure(f"the {whose} has no prompt: give it messages in reset, or in a step")
+        try:
+            fits = session.set_prompt(messages, text, self.start.tools)
+        except ValueError as error:
+            raise EnvironmentFailure(f"the prompt of the {whose} cannot be used: {error}") from error
+        if not fits:
             raise EnvironmentFailure(f"the prompt of the {whose} leaves no room for a turn in data.max_len")
 
     def tell(self, step: Step) -> tuple[bool, bool]:

@@ -26,7 +26,7 @@ from rlhf_suite.data.generation import (
     sample_seed,
 )
 from rlhf_suite.data.images import Image, ImageReader, expand_placeholders, image_file, with_places
-from rlhf_suite.data.messages import Message, add_text
+from rlhf_suite.data.messages import SET_IMAGES, Message, add_text, join_texts
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome, RewardFailure
@@ -90,7 +90,7 @@ class Session:
         self.limits, self.seed, self.sampling = shared.limits, seed, sampling
         self.renders_history = shared.renders_history
         self.image_reader, self.max_images = shared.images, shared.max_images
-        self.cutter = Cutter(shared.bridge.tokenizer, shared.limits, shared.images is not None)
+        self.cutter = Cutter(shared.bridge.tokenizer, shared.limits)
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
@@ -108,16 +108,21 @@ class Session:
         """Replace the prompt of the episode before the first turn, and return whether a turn fits after it.
 
         `tools` come beside those of the task. Without messages, text and tools the prompt stays as it is.
+
+        Raises:
+            ValueError: this cannot be a prompt, or the chat template does not render it.
         """
         assert not self.num_turns, "the first turn has been sampled"
         branch, ids, files = self.open, None, [image.data for image in self.open.ledger.images]
         if text is not None:
-            assert messages is None, "a prompt is text or messages"
+            if messages is not None:
+                raise ValueError("it is either a text or messages, not both")
             # A chat template writes the token at the beginning itself.
             ids = tokens(self.bridge.tokenizer, text, () if branch.messages else self.bridge.begin)
             branch.messages = []
         elif messages is not None or tools:
-            assert messages or branch.messages, "messages and tools need data.apply_chat_template=true"
+            if not (messages or branch.messages):
+                raise ValueError("tools need messages, and so data.apply_chat_template=true")
             if messages is not None:
                 branch.messages, files = self.place_images(messages, files)
             branch.tools = (*branch.tools, *tools)
@@ -209,11 +214,11 @@ class Session:
         the `known` ones, in order.
 
         Raises:
-            ValueError: an item holds no image.
+            ValueError: an item holds no image, or the run has none.
         """
         if self.image_reader is None:
-            return list(messages), []
-        contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+            return [join_texts(message) for message in messages], []
+        contents = [message["content"] for message in messages if isinstance(message.get("content"), list | tuple)]
         items = [item for content in contents for item in content if item["type"] == "image"]
         left = iter(known)
         files = [image_file(item["image"]) if "image" in item else next(left, b"") for item in items]
@@ -250,7 +255,7 @@ class Session:
             ValueError: the run has no images, or one of these cannot be read.
         """
         if images and self.image_reader is None:
-            raise ValueError("it has images, and the policy reads text; set data.image_key (docs/vision.md)")
+            raise ValueError(f"it has images, and the policy reads text: {SET_IMAGES}")
         files = [image_file(image) for image in images]
         ids = self.open.ledger.ids.tolist()
 

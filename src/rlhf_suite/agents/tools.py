@@ -207,8 +207,10 @@ def two_tools(name: str) -> str:
 
 
 def answer_to(call: ToolCall, text: str) -> Message:
-    """Return the message of a tool that answers a call."""
-    return {"role": "tool", "name": call.name or "unknown", "tool_call_id": call.id, "content": text}
+    """Return the message of a tool that answers a call. Half of a surrogate pair, as in the name of a file that is not
+    UTF-8, is a question mark: it is not a character, so the model cannot read it."""
+    content = text.encode(errors="replace").decode()
+    return {"role": "tool", "name": call.name or "unknown", "tool_call_id": call.id, "content": content}
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:

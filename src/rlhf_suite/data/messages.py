@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_suite.data.row import Row, RowError, require_value
 
 Message = dict[str, Any]
+SET_IMAGES = "set data.image_key (docs/vision.md)"
 UNNAMED = "calls of tools that no prompt names: data.tools_key=<column> gives the template their descriptions"
 
 SPEAKERS = ("system", "developer", "user", "assistant")  # roles whose messages are text
@@ -197,3 +198,17 @@ def add_text(messages: Sequence[Message], text: str) -> list[Message]:
     content = messages[-1]["content"]
     whole = f"{content}\n\n{text}" if isinstance(content, str) else [*content, {"type": "text", "text": text}]
     return [*messages[:-1], {**messages[-1], "content": whole}]
+
+
+def join_texts(message: Message) -> Message:
+    """Return a message for a model that reads text alone: a list of texts in its content is one text.
+
+    Raises:
+        ValueError: the list has something else.
+    """
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    if other := next((item["type"] for item in content if item["type"] != "text"), None):
+        raise ValueError(f"a message has an item of type {other!r}, and the policy reads text: {SET_IMAGES}")
+    return {**message, "content": "".join(str(item.get("text", "")) for item in content)}

@@ -58,8 +58,9 @@ class Scored:
     reasons: dict[str, str] = field(default_factory=dict, compare=False)
 
 
-class NoSuchPart(ValueError):
-    """reward.reward_key names a number that a reward does not have."""
+class PartsError(ValueError):
+    """The named parts of a reward do not give one number: none has the name reward.reward_key, or their sum is too
+    large."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,23 @@ class Choice:
         """Return the reward of a response whose source gave a number or named parts, and `others` to be logged.
 
         Raises:
-            NoSuchPart: nothing has the name `key`.
+            PartsError: nothing has the name `key`, or the sum of the parts is not finite.
         """
         parts = given if isinstance(given, Mapping) else {}
         if self.key is not None:
             named = {**others, **parts}
             if self.key not in named:
                 known = printable(", ".join(named)) or "none"
-                raise NoSuchPart(f"reward.reward_key={self.key}, and the named numbers of this reward are: {known}")
+                raise PartsError(f"reward.reward_key={self.key}, and the named numbers of this reward are: {known}")
             return named[self.key]
         if not isinstance(given, Mapping):
             return given
-        return max(given.values(), default=0.0) if self.combine == "max" else math.fsum(given.values())
+        if self.combine == "max":
+            return max(given.values(), default=0.0)
+        try:
+            return math.fsum(given.values())
+        except OverflowError:
+            raise PartsError("the sum of the parts of this reward is too large for a floating-point number") from None
 
     def make_scored(
         self, given: float | Mapping[str, float], score: float | None = None, others: Mapping[str, float] | None = None

@@ -100,7 +100,7 @@ def tests_of(label: str) -> Tests:
     try:
         value = json.loads(label)
         tests = read(value)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LabelError(f"the label holds no tests ({error}); see docs/rewards_code.md") from None
     if lent := [name for name in names_of(tests.asserts) if HELPER.match(name)]:
         says = f"they use {', '.join(lent)}, which they do not define: the program would decide by defining it"

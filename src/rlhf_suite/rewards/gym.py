@@ -59,5 +59,5 @@ def read(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     try:
         entry = ast.literal_eval(label)
         return entry["task"], entry["settings"], entry["entry"]
-    except (ValueError, SyntaxError, TypeError, KeyError):
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         raise LabelError(f"the label {label[:80]!r} is not an entry of reasoning-gym; {HELP}") from None

@@ -22,12 +22,12 @@ from rlhf_suite.rewards.base import LabelError, Sample, Scored
 
 Arguments = Mapping[str, Any]
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-POSTSCRIPTS = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
+POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 FENCES = ("```json", "```Json", "```JSON", "```")
 PUNCTUATION = ".,?!'\""
 
 
-@reward_rule(needs=("label",))
+@reward_rule(needs=("label", "time_limit"))
 def ifeval(row: Sample, config: RuleConfig) -> Scored:
     """The response follows all instructions of its label, as IFEval checks them (docs/benchmarks_of_models.md).
 
@@ -59,11 +59,17 @@ def read_label(label: str) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def follows(check: Callable[[str, Arguments], bool], text: str, arguments: Arguments) -> bool:
-    """Return whether a text follows an instruction; an empty one follows none."""
+    """Return whether a text follows an instruction; an empty one follows none.
+
+    Raises:
+        LabelError: the arguments are not those of the instruction.
+    """
     try:
         return bool(text.strip()) and check(text, arguments)
     except KeyError as error:
         raise LabelError(f"the instruction {check.__name__} lacks its argument {error}") from None
+    except (TypeError, ValueError, AttributeError, re.error) as error:
+        raise LabelError(f"the instruction {check.__name__} cannot use its arguments: {error}") from None
 
 
 def loose_variants(response: str) -> Iterator[str]:
@@ -134,13 +140,13 @@ def has_placeholders(text: str, own: Arguments) -> bool:
 
 def has_postscript(text: str, own: Arguments) -> bool:
     marker = own["postscript_marker"].strip()
-    pattern = POSTSCRIPTS.get(marker, rf"\s*{marker.lower()}.*$")
-    return re.search(pattern, text.lower(), re.MULTILINE) is not None
+    return re.search(POSTSCRIPTS.get(marker, marker.lower()), text.lower(), re.MULTILINE) is not None
 
 
 def has_bullets(text: str, own: Arguments) -> bool:
-    stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
+    # As published, but without empty lines before a bullet, over which \s* would take quadratic time.
+    stars = re.findall(r"^[^\S\n]*\*[^\*].*$", text, re.MULTILINE)
+    dashes = re.findall(r"^[^\S\n]*-.*$", text, re.MULTILINE)
     return len(stars) + len(dashes) == own["num_bullets"]
 
 
@@ -165,7 +171,7 @@ def is_json(text: str, own: Arguments) -> bool:
         text = text.removeprefix(fence)
     try:
         json.loads(text.removesuffix("```").strip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

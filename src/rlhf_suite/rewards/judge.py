@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlhf_suite.config.declarations.reward import JudgeConfig
 from rlhf_suite.errors import RunError
-from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Sample
+from rlhf_suite.rewards.base import Choice, Outcome, PartsError, RewardFailure, Sample
 from rlhf_suite.rewards.judge_calls import REPLY, Call, Counts, JudgeCalls
 from rlhf_suite.rewards.judge_model import Ask, JudgeModel
 from rlhf_suite.rewards.questions import Parts, Question, Questioner, Subject, number_of
@@ -94,7 +94,7 @@ class JudgeReward:
         value = self.questioner.value(parts)
         try:
             return replace(self.choice.make_scored(value, value, parts), reasons={REASON: reason})
-        except NoSuchPart as error:
+        except PartsError as error:
             return RewardFailure(str(error), "error")
 
     async def ask_all(self, asked: Mapping[str, Question]) -> dict[str, Answer]:

@@ -98,7 +98,7 @@ def read_calls(path: Path) -> list[Call]:
     for line in text.splitlines():
         try:
             calls.append(Call(**json.loads(line)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             continue
     return calls
 

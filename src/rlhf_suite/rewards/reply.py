@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure
+from rlhf_suite.rewards.base import Choice, Outcome, PartsError, RewardFailure
 
 MAX_NAMES, MAX_NAME = 256, 100  # of parts and extra_logs: each becomes a metric and a column of the rollouts
 SHOWN = 200  # characters of an answer in a message
@@ -99,7 +99,7 @@ def row_outcome(who: str, reward: Any, score: list[Any], extra: dict[str, Any], 
         else:
             reward = number("reward", reward)
         return choice.make_scored(reward, number("score", score[0]) if score else None, logged)
-    except (ResultError, NoSuchPart) as error:
+    except (ResultError, PartsError) as error:
         return RewardFailure(str(error), "error")
 
 

@@ -19,6 +19,7 @@ from rlhf_suite.rewards.rubric import NoVerdict
 WORDS = YES, NO = ("Yes", "No")
 ASKED = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}  # fields of a request; 20 is the most that is allowed
 UNSEEN = 0.01  # by how much a word that is not listed may move the score
+LEAST = -1e3  # of log-probabilities: e^-1000 is 0, and an integer may be too large for a float
 ROUNDING = 1e-3  # by which probabilities in half precision may add up to more than 1
 
 
@@ -71,7 +72,7 @@ def read_list(top: Any) -> list[tuple[str, float]]:
         if not isinstance(token, str) or log_prob is None or not is_number or not log_prob <= ROUNDING:
             problem = printable(json.dumps(entry), 100)
             raise NoVerdict(f"the list of likely tokens has '{problem}', which is not a token with its log-probability")
-        listed.append((token, math.exp(log_prob)))
+        listed.append((token, math.exp(max(log_prob, LEAST))))
     if (total := math.fsum(chance for _, chance in listed)) > 1 + ROUNDING * len(listed):
         raise NoVerdict(f"the probabilities of the {len(listed)} most likely first tokens add up to {total:g}")
     return listed
