@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from endpoint_episodes import Model, echo, trained
 
 import rlhf_suite
 from clock import HOURS_S
-from rlhf_suite.agents.command import HALF_BYTES, MARK, Command, Kept
+from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.command import HALF_BYTES, MARK, Command, Kept, ProgramFailure
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Scored
 
@@ -77,6 +80,56 @@ def test_a_command_finds_its_task_and_its_episode_and_leaves_files_that_another_
     outcome, ending, log, policy = run_command(python(code), score)
     assert (outcome, ending) == (Scored(2.0, 2.0, {"a": 3.0}), "finished")
     assert "written <key>" in log and "begin" in tokenizer.decode(policy.asked[0])
+
+
+def play_alone(command: Command, label: str = "", name: str = "one") -> object:
+    """Play an episode of a command that asks for no turn, and return its result."""
+    task = Task([1], "hi", ({"role": "user", "content": [{"type": "text", "text": "hi"}]},), label=label)
+    return asyncio.run(command.run(task, "http://127.0.0.1:9/sessions/a", "key" * 9, name))
+
+
+@pytest.mark.notices(
+    "a long label cannot be scored",
+    "agents/command.py",
+    'len(text.encode()) < MAX_TEXT and "\\0" not in text',
+    "True",
+)
+@pytest.mark.parametrize(
+    ("label", "is_variable"), [("x" * 200_000, False), ("a\0b", False), ("é", True)], ids=["long", "null", "short"]
+)
+def test_a_label_of_any_length_is_in_a_file(tmp_path, label, is_variable):
+    file = tmp_path / "expected"
+    file.write_text(label, encoding="utf-8")
+    code = (
+        "import os\n"
+        f"assert open({str(file)!r}, 'rb').read() == open(os.environ['AGENT_LABEL_FILE'], 'rb').read()\n"
+        f"assert ('AGENT_LABEL' in os.environ) == {is_variable}\n"
+        "assert open(os.environ['AGENT_PROMPT_FILE']).read() == 'hi'\n"
+        "print(1)\n"
+    )
+    assert play_alone(Command('test -z "$AGENT_LABEL_FILE"', 1024, python(code)), label) == 1
+
+
+def test_a_command_that_cannot_be_started_says_why_and_leaves_nothing_open(monkeypatch):
+    monkeypatch.setenv("TZ", "x" * 200_000)
+    for _ in range(3):
+        before = {*map(str, Path("/proc/self/fd").iterdir())}
+        with pytest.raises(ProgramFailure, match=r"^agent\.command cannot be started: Argument list too long$"):
+            play_alone(Command("true", 1024))
+        assert {*map(str, Path("/proc/self/fd").iterdir())} == before
+
+
+@pytest.mark.notices(
+    "a log that cannot be written costs an episode its reward",
+    "agents/command.py",
+    "with suppress(OSError, DiskError):",
+    "with suppress(OSError):",
+)
+def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command = Command("echo said", 1024, "echo 1", tmp_path / "programs")
+    assert play_alone(command, name="n" * 300) == 1  # no file can have such a long name
+    assert not list(tmp_path.glob("rlhf_suite_program_*"))
 
 
 def test_a_command_may_post_its_reward(run_command):

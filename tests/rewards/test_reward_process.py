@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 
 import pytest
 from reward_rows import row
 
+from clock import HOURS_S
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, Scored
@@ -16,6 +20,8 @@ from rlhf_suite.rewards.reward_process import (
     IsolatedScorer,
     ParallelScorer,
 )
+from rlhf_suite.rewards.worker import limit_cpu, limit_memory
+from rlhf_suite.sandbox import kernel
 
 pytestmark = pytest.mark.stack
 
@@ -41,6 +47,46 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, tmp_path, 
     logged = (tmp_path / "reward.log").read_text()
     assert len(logged) < MAX_LOG_BYTES + 1000 and "spam" in logged and "dropped" in logged
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.notices(
+    "reward code that prints hangs when the disk of its log is full",
+    "rewards/child.py",
+    "with contextlib.suppress(OSError), log.open",
+    "with log.open",
+)
+def test_reward_code_that_prints_goes_on_when_the_disk_of_its_log_is_full(rewarder, tmp_path):
+    (tmp_path / "reward.log").symlink_to("/dev/full")
+    code = """
+    def reward_func(queries, prompts, labels):
+        print("spam " * 200_000)
+        return [1.0] * len(labels)
+    """
+    assert rewarder(code).score([row("a"), row("b")]) == [Scored(1, 1)] * 2
+
+
+def lowered_limits() -> list[tuple[int, int]]:
+    """Return the limits that a process of rewards gives itself where those of its user are lower. To be called in a
+    process of its own."""
+    resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+    kernel.drop_capabilities()  # that of root to raise limits
+    limit_memory(False)
+    limit_cpu(10_000.0)
+    kernel.limit(resource.RLIMIT_NOFILE, 64, 64)
+    return [*map(resource.getrlimit, (resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE))]
+
+
+@pytest.mark.notices(
+    "a limit of memory or time of the user stops rewards and the jail",
+    "sandbox/kernel.py",
+    "min(value, most) if most != resource.RLIM_INFINITY else value",
+    "value",
+)
+def test_limits_of_the_user_that_are_lower_hold():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        limits = process.submit(lowered_limits).result(HOURS_S)
+    assert limits == [(1000, 1000), (1 << 30, 1 << 30), (64, 64)]
 
 
 def test_what_reward_code_prints_does_not_act_when_the_log_is_shown(rewarder, tmp_path):

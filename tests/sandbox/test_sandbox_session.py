@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import pytest
 
-from rlhf_suite.sandbox.jail import choose_jail, templates
+from rlhf_suite.sandbox.jail import BARE_NEEDS_LANDLOCK, choose_jail, jail_options, templates
+from rlhf_suite.sandbox.kernel import landlock_version
 from rlhf_suite.sandbox.memory import family
 from rlhf_suite.sandbox.process import MAX_OUTPUT_BYTES, JailedProcess, Resources, SandboxError, Template
 from rlhf_suite.sandbox.session import Session
@@ -364,6 +365,26 @@ def left_by_a_session_without_room(room: int) -> set[tuple[int, Path]]:
 @pytest.mark.parametrize("room", [0, 3, 6, 9])
 def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(room):
     assert alone(left_by_a_session_without_room, room) == set()
+
+
+def has_folder_after_many_descriptors() -> bool:
+    """Return whether a bare session whose descriptors have large numbers leaves its folder. To be called alone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    template = Template(jail_options(bare=True))
+    template.wait_ready()
+    filled = [os.dup(0) for _ in range(1100)]
+    one = Session(template)
+    assert one.run("1 + 1", LONG_S).value == "2" and one.process.pidfd > filled[-1]
+    folder = one.process.folder
+    one.close()
+    template.close()
+    return Path(folder).exists()
+
+
+@pytest.mark.skipif(landlock_version() < BARE_NEEDS_LANDLOCK, reason="this machine offers no bare jail")
+def test_a_session_ends_in_a_process_with_more_than_a_thousand_descriptors():
+    assert alone(has_folder_after_many_descriptors) is False
 
 
 def test_closing_the_template_ends_its_sessions():

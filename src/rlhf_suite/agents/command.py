@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.agents.base import Task
-from rlhf_suite.agents.isolation import Isolation, Place
+from rlhf_suite.agents.isolation import Isolation, Launch, Place
 from rlhf_suite.agents.request import MODEL
 from rlhf_suite.agents.turn_records import text_of
-from rlhf_suite.disk import write_text
+from rlhf_suite.disk import DiskError, write_text
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.processes import OF_EPISODE_WORKER, kill_marked
 from rlhf_suite.launch.watch import MARK as OF_CLUSTER
@@ -38,7 +38,7 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ", "USER", "LOGNAME", "T
 HALF_BYTES = 32 << 10  # of the output that is kept, at its beginning and at its end
 READ_BYTES = 1 << 16
 MAX_LOGS = 500  # files of a process; older ones are removed
-MAX_PROMPT = 100_000  # characters in an environment variable, of which the kernel takes 128 KiB
+MAX_TEXT = 100_000  # bytes in an environment variable, of which the kernel takes 128 KiB
 TAIL = 300  # characters of the errors, quoted in messages
 END_S = 5.0  # for what is killed to be gone, and for its output to be read
 ALL_ENDS_S = 4 * END_S + CLEAR_S  # for all that a command has started to end with its episode
@@ -106,11 +106,11 @@ class Command:
             await self.run_one(self.command, "agent.command", place, environment | addresses(place.url, key), played)
             if self.score is None:
                 return None
-            environment |= {"AGENT_LABEL": task.label}
+            environment |= in_file(folder / "label.txt", "AGENT_LABEL", task.label)
             await self.run_one(self.score, "agent.score_command", place, environment, scored)
             return result_of(scored[0].text())
         finally:
-            with suppress(OSError):
+            with suppress(OSError, DiskError):
                 self.write_log(name, zip(PARTS, (*played, *scored), strict=True))
             await asyncio.to_thread(remove_tree, str(folder))
 
@@ -121,27 +121,15 @@ class Command:
         and to standard error."""
         why, line = list[str](), Line()
         launch = place.prepare(command, environment, KEY in environment)
-        passed = [line.theirs, *(() if launch.relay is None else (launch.relay[1].fileno(),))]
 
         def end(reason: str) -> None:
             why.append(reason)
             line.close()
 
-        with Path(place.folder, "prompt.txt").open("rb") as prompt:
-            streams, writable = zip(*[await open_pipe() for _ in outputs], strict=True)
-            process = await asyncio.create_subprocess_exec(
-                *with_reaper(launch.words, line.theirs, launch.clear),
-                stdin=prompt,
-                stdout=writable[0],
-                stderr=writable[1],
-                cwd=Path(place.folder, "work"),
-                env=launch.environment,
-                pass_fds=passed,
-                start_new_session=True,
-            )
-        for descriptor in (*writable, line.theirs):
-            os.close(descriptor)
-        reading = [asyncio.ensure_future(read_all(*pair)) for pair in zip(streams, outputs, strict=True)]
+        try:
+            process, reading = await start(launch, line, place.folder, outputs)
+        except OSError as error:
+            raise ProgramFailure(f"{flag} cannot be started: {error.strerror}") from error
         watched = Watched(process.pid, None, self.memory_mb, 0, end)
         watcher.add(watched)
         try:
@@ -171,6 +159,34 @@ class Command:
         self.written.append(path)
         while len(self.written) > MAX_LOGS:
             self.written.popleft().unlink(missing_ok=True)
+
+
+async def start(
+    launch: Launch, line: Line, folder: str, outputs: tuple[Kept, Kept]
+) -> tuple[asyncio.subprocess.Process, list[asyncio.Future[None]]]:
+    """Start a command, and begin to read what it prints. Where it cannot be started, nothing of it stays open."""
+    passed = [line.theirs, *(() if launch.relay is None else (launch.relay[1].fileno(),))]
+    with Path(folder, "prompt.txt").open("rb") as prompt:
+        streams, writable = zip(*[await open_pipe() for _ in outputs], strict=True)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *with_reaper(launch.words, line.theirs, launch.clear),
+                stdin=prompt,
+                stdout=writable[0],
+                stderr=writable[1],
+                cwd=Path(folder, "work"),
+                env=launch.environment,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except BaseException:
+            launch.close()
+            line.close()
+            raise
+        finally:
+            for descriptor in (*writable, line.theirs):
+                os.close(descriptor)
+    return process, [asyncio.ensure_future(read_all(*pair)) for pair in zip(streams, outputs, strict=True)]
 
 
 async def open_pipe() -> tuple[asyncio.StreamReader, int]:
@@ -208,21 +224,23 @@ def prepare_folder(folder: Path, task: Task) -> dict[str, str]:
     prompt = next(
         (text_of(message["content"]) for message in reversed(task.messages) if message["role"] == "user"), task.text
     )
-    (folder / "prompt.txt").write_text(prompt)
     given = {"messages": task.messages, "tools": task.tools, "datasource": task.datasource, "columns": task.columns}
-    (folder / "task.json").write_text(json.dumps(given, default=str))
+    (folder / "task.json").write_text(json.dumps(given, default=str), encoding="utf-8")
     inherited = {name: value for name, value in os.environ.items() if name in KEPT}
-    short = {"AGENT_PROMPT": prompt} if len(prompt.encode()) < MAX_PROMPT and "\0" not in prompt else {}
-    return (
-        inherited
-        | short
-        | {
-            "HOME": str(folder / "home"),
-            "AGENT_PROMPT_FILE": str(folder / "prompt.txt"),
-            "AGENT_TASK": str(folder / "task.json"),
-            "AGENT_START": str(Path.cwd()),
-        }
-    )
+    own = {
+        "HOME": str(folder / "home"),
+        "AGENT_TASK": str(folder / "task.json"),
+        "AGENT_START": str(Path.cwd()),
+    }
+    return inherited | in_file(folder / "prompt.txt", "AGENT_PROMPT", prompt) | own
+
+
+def in_file(file: Path, variable: str, text: str) -> dict[str, str]:
+    """Write a text to a file, and return the variables of the environment that lead to it: the path, and the text
+    itself if the kernel takes it."""
+    file.write_text(text, encoding="utf-8")
+    named = {f"{variable}_FILE": str(file)}
+    return named | {variable: text} if len(text.encode()) < MAX_TEXT and "\0" not in text else named
 
 
 def addresses(url: str, key: str) -> dict[str, str]:

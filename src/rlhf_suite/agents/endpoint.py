@@ -316,7 +316,7 @@ class EndpointAgent:
             why = f" (the endpoint had said: {chat.refused})" if chat.refused else ""
             if of_command is not None and not (why or chat.session.num_turns):
                 why = " (before any turn of the model)"
-            said = str(error) if isinstance(error, ProgramFailure) else f"run_agent failed: {describe(error)}"
+            said = str(error) if isinstance(error, ProgramFailure) else f"{self.name} failed: {describe(error)}"
             raise ProgramFailure(f"{said}{why}") from error
         finally:
             running.cancel()

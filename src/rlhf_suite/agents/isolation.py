@@ -53,6 +53,11 @@ class Launch:
     clear: Sequence[str] = ()
     relay: tuple[socket.socket, socket.socket] | None = None  # ours, and that of the jail
 
+    def close(self) -> None:
+        """Close the sockets of a command that could not be started."""
+        for end in self.relay or ():
+            end.close()
+
 
 @cache
 def container_tool() -> str:

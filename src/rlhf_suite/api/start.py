@@ -120,8 +120,10 @@ def texts_of(process: subprocess.Popen[bytes]) -> Iterator[str]:
     if process.stdout is None:
         return
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    poller = select.poll()  # select takes no descriptor above 1023
+    poller.register(process.stdout, select.POLLIN)
     while True:
-        if not select.select([process.stdout], [], [], POLL_S)[0]:
+        if not poller.poll(POLL_S * 1000):
             yield ""
         elif written := os.read(process.stdout.fileno(), 1 << 16):
             yield decode(written)

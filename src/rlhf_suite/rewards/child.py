@@ -29,6 +29,12 @@ class StartError(RuntimeError):
     """The reward process did not start. The message says why."""
 
 
+def append_to_log(log: Path, text: str) -> None:
+    """Append a text to a log. Where the disk refuses that, as a full one does, the text is lost and scoring goes on."""
+    with contextlib.suppress(OSError), log.open("ab") as file:
+        file.write(text.encode())
+
+
 class RewardProcess:
     """A `rewards.worker` process in its own process group, connected by a socket."""
 
@@ -90,15 +96,16 @@ class RewardProcess:
         """Write what the reward code prints to the log, up to a limit, and keep its last bytes for error messages."""
         assert self.popen.stdout is not None
         written, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-        with self.log.open("ab", buffering=0) as log:
-            while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
-                self.output_tail = (self.output_tail + chunk)[-TAIL_BYTES:]
-                if written < MAX_LOG_BYTES:
-                    text = decoder.decode(chunk[: MAX_LOG_BYTES - written])
-                    log.write(printable(text, len(text), keep_lines=True).encode())  # its output may contain responses
-                    written += len(chunk)
-                    if written >= MAX_LOG_BYTES:
-                        log.write(b"\n[the reward code printed more than this; the rest is dropped]\n")
+        while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
+            self.output_tail = (self.output_tail + chunk)[-TAIL_BYTES:]
+            if written >= MAX_LOG_BYTES:
+                continue
+            text = decoder.decode(chunk[: MAX_LOG_BYTES - written])
+            shown = printable(text, len(text), keep_lines=True)  # its output may contain responses
+            written += len(chunk)
+            if written >= MAX_LOG_BYTES:
+                shown += "\n[the reward code printed more than this; the rest is dropped]\n"
+            append_to_log(self.log, shown)
 
     def exit_code(self) -> int | None:
         """Return the exit code, minus the signal that ended the process, or None if the process goes on."""

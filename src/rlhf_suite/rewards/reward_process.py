@@ -39,7 +39,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, Scored
-from rlhf_suite.rewards.child import RewardProcess, StartError
+from rlhf_suite.rewards.child import RewardProcess, StartError, append_to_log
 from rlhf_suite.waits import waiting
 
 PATIENCE = 2  # times reward.timeout_s: the limits of a few rows together, and as much for restarts
@@ -155,8 +155,7 @@ class IsolatedScorer:
         return outcome
 
     def _write(self, line: str) -> None:
-        with self.log.open("a") as log:
-            log.write(f"[{line}]\n")
+        append_to_log(self.log, f"[{line}]\n")
 
     def _timeout(self, limit: RowLimit) -> TimedOut:
         """Return a time-out: of a part of `reward.timeout_s` where rows share it."""

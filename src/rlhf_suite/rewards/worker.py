@@ -129,7 +129,7 @@ def limit_memory(is_rule: bool) -> None:
     allowed = machine_memory() // 2
     if is_rule:
         allowed = min(allowed, RULE_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+    kernel.limit(resource.RLIMIT_DATA, allowed, allowed)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -138,7 +138,8 @@ def limit_cpu(limit_s: float) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     allowed = (limit_s + 1) * (os.cpu_count() or 1)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + allowed) + 1, hard))
+    soft = int(usage.ru_utime + usage.ru_stime + allowed) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def kill_group_with(parent: int) -> None:

@@ -172,7 +172,7 @@ def limit_resources(jail: JailOptions, session: SessionOptions, used_bytes: int)
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 64),
     ):
-        resource.setrlimit(kind, (value, value))
+        kernel.limit(kind, value, value)
 
 
 def tasks_of(uid: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
@@ -84,6 +85,14 @@ def enter_root(folder: str) -> None:
     check(syscall(155, 41, b".", b"."), "pivot_root")
     check(libc.umount2(b".", 2), "umount2")
     os.chdir("/")
+
+
+def limit(kind: int, soft: int, hard: int) -> None:
+    """Set a resource limit of this process, both parts no higher than the hard limit that it has: only root may raise
+    that one."""
+    _, most = resource.getrlimit(kind)
+    bounded = [min(value, most) if most != resource.RLIM_INFINITY else value for value in (soft, hard)]
+    resource.setrlimit(kind, (bounded[0], bounded[1]))
 
 
 def prctl(option: int, value: int) -> int:

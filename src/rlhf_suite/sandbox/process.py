@@ -160,7 +160,7 @@ class JailedProcess:
         self.problem: str | None = None  # of the jail, not of the code
         self.resources, self.pidfd, self.pid = resources, -1, 0
         self.watched: Watched | None = None  # once it is born
-        self.folder = tempfile.mkdtemp(prefix="rlhf_suite_") if template.options.bare else None
+        self.folder: str | None = None
         self.lock = threading.Lock()
         theirs: list[int] = []
         self.streams: dict[int, bytearray] = {}
@@ -171,6 +171,7 @@ class JailedProcess:
             raise SandboxError(f"{error.strerror}: {FD_LIMIT}") from None
         try:
             with guarded:
+                self.folder = tempfile.mkdtemp(prefix="rlhf_suite_") if template.options.bare else None
                 self._open(theirs, stdin, separate_errors)
                 template.request(resources, self.folder or FOLDER, [*theirs, guarded.fileno(), *peers])
         except BaseException:
@@ -315,7 +316,9 @@ class JailedProcess:
                 return
             self.is_closed = True
             if self.folder is not None and self.pidfd >= 0:
-                select.select([self.pidfd], [], [], START_S)  # a dying process may still write
+                poller = select.poll()  # select takes no descriptor above 1023
+                poller.register(self.pidfd, select.POLLIN)
+                poller.poll(START_S * 1000)  # a dying process may still write
             for fd in (*self.streams, self.asks, self.pidfd):
                 if fd >= 0:
                     os.close(fd)
