@@ -38,22 +38,23 @@ PASSES = f"{ACTOR}: passes over a step"
 TEXT = f"""{HEADING}
 
 `python benchmarks/planner_times.py --save --write`: seconds of a step of the same runs with a model of 12 million
-parameters and sequences of up to {LENGTH} tokens, the mean of {STEPS - 1} steps after the first, at load averages of
-{{loads}} on two cores. The rate of a core, {{rate}} x 10^9 operations per second, was measured in the first run and
-given to the plans of the others (`--tflops`). The plan's own rate is what it takes without `--tflops`: that of a
-product of matrices just before. Measured are the CPU seconds of a rank; the clock has what other work on the machine
-adds. Tokens are those of a step over those of the plan, whose sequences all have `data.max_len`; the errors are by
-the token.
+parameters and sequences of up to {LENGTH} tokens, the mean of {STEPS - 1} steps after the first, at load averages
+of {{loads}} on two cores. The rate of a core, {{rate}} x 10^9 operations per second, was measured in the first run
+and given to the plans of the others (`--tflops`). The plan's own rate is the rate that it uses without `--tflops`:
+it multiplies matrices just before the plan. "Measured" has the CPU seconds of a rank, and "on the clock" the wall
+time, which also depends on other work of the machine. "Tokens" is the number of tokens of a step, divided by that
+of the plan, whose sequences all have `data.max_len` tokens. The errors are per token.
 
 | run | tokens | plan, given rate | plan, own rate | measured | on the clock | error, given rate | error, own rate |
 |---|---|---|---|---|---|---|---|
 {{rows}}
-A rate measured in one kind of run holds for the others of the same model: LoRA, gradient checkpointing, reward models
-and RL. It does not hold for a model of another size: the one of 92 million parameters reached more. The own rate,
-{CPU_UTILISATION} of that of a product of large matrices, fits that model and is too high for the one of 12 million.
-Not in the plan's operations are the update of the weights and what ranks gather from each other; the run under
-ZeRO-3 is slower than its plan. For a time to rely on, run a few steps of the model, and multiply the rate by the plan's
-seconds over the measured ones. Times on GPUs, and of generation, have not been compared with measured ones.
+A rate that was measured in one kind of run is also right for other runs of the same model: LoRA, gradient
+checkpointing, reward models and RL. It is not right for a model of another size: the model of 92 million parameters
+reached a higher rate. The plan's own rate, {CPU_UTILISATION} of the rate of a product of large matrices, fits that
+model and is too high for the model of 12 million. The plan does not count the update of the weights and the weights
+that ranks gather from each other, so the run under ZeRO-3 is slower than its plan. For a reliable time, run a few
+steps of the model, and multiply the rate by the plan's seconds divided by the measured ones. Times on GPUs, and of
+generation, have not been compared with measured ones.
 """
 
 

@@ -166,9 +166,9 @@ def main() -> None:
     publish("published", {"setups": rows}, arguments.save)
     heading = "## Against published set-ups"
     intro = (
-        "`python benchmarks/published.py --save --write`: runs that other projects have published, with the model, the",
-        "GPUs and the sharing of their set-up and the defaults of this suite, 2048 tokens. Nothing but the memory is",
-        "compared: that such a set-up must fit by the plan with few changes.",
+        "`python benchmarks/published.py --save --write` writes this section. It plans runs that other projects",
+        "have published: with their model, GPUs and sharing of GPUs, the defaults of this suite, and 2048 tokens.",
+        "It compares only the memory: by the plan, such a set-up must fit with few changes.",
     )
     lines = [heading, "", *intro, "", *table_of(rows)]
     print("\n".join(lines))
