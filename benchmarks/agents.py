@@ -49,20 +49,22 @@ HEAD = """<!-- Written by: python benchmarks/agents.py --write -->
 
 # What the example agents learn
 
-Each example is run by the commands at the head of its file, with a seed for each run (`train.seed`, also of the
-training before RL). The start is the first RL step, the end is the mean of the last {last}; a step has 128 episodes or
-more. A cell has the mean over seeds, and in brackets the lowest and the highest.
+The commands at the head of its file run each example, with another seed for each run (`train.seed`, also of the
+training before RL). The start is the first RL step, and the end is the mean of the last {last} steps. A step has 128
+episodes or more. A cell has the mean over seeds, and in brackets the lowest and the highest value.
 
 ![Share of right answers over RL steps](agent_curves.png)
 
-| example | seeds | right, start | right, end | used, start | used, end | tool time | tools alone | seconds |
+| example | seeds | right, start | right, end | used, start | used, end | tool time | only tools | seconds |
 |---|---|---|---|---|---|---|---|---|
 """
 TAIL = """
-Right means: {right}. Used are, per episode: {used}. Tool time is the share of the RL steps in which a tool, an
-environment or a program worked for at least one episode; in that of the next column no engine wrote a response and
-nothing was trained meanwhile, so that the step waited for tools alone. The seconds are those of all commands of a run,
-the training before RL included, on two CPU cores with a load average of {load} at the end.
+"Right" means: {right}. "Used" is the number per episode of: {used}.
+
+"Tool time" is the share of the time of the RL steps in which a tool, an environment or a program worked for at
+least one episode. "Only tools" is the share in which also no engine wrote a response and nothing was trained, so that
+the step waited only for tools. The seconds are those of all commands of a run, including the training before RL, on
+two CPU cores with a load average of {load} at the end.
 """
 
 

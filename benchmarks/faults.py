@@ -169,10 +169,10 @@ def what_is_read(job: jobs.Job, folder: Path) -> str:
 HEAD = f"""{HEADING}
 
 `python benchmarks/faults.py --write` makes each fault in a real run on two CPU cores and writes this table. The cores
-also had other work, at load averages up to 30, so the seconds are at most what it takes: from the fault to the end of
-the run; where the run goes on, until two more steps are done; and from the start of the run for the last four, which
-are there from the beginning. Left behind are processes of the run after {GONE_S:g} s, and its folders for temporary
-files.
+also had other work, at load averages up to 30, so the seconds are upper bounds. They count from the fault to the end of
+the run. If the run continues, they count until two more steps are done. The last four faults exist from the beginning,
+so their seconds count from the start of the run. "Left behind" are processes of the run that still exist after
+{GONE_S:g} s, and its folders for temporary files.
 
 | fault | what the user reads | exit code | seconds | left behind |
 |---|---|---|---|---|

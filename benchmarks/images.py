@@ -30,12 +30,12 @@ WORDS = ["task=ppo", "demo=ppo_images"]
 KINDS = {"idefics3": "Idefics3 (`builtin:vision`)", "qwen2_5_vl": "Qwen2.5-VL (`tests/image_families.py`)"}
 PAGE = """<!-- Written by: python benchmarks/images.py --write -->
 
-# What reinforcement learning of reading images reaches
+# How well a model learns to read images by reinforcement learning
 
-`python run.py {words} train.seed=<seed>`: tiny models, which were trained a little on examples
-(`demo=images_warm_start`), read two coloured digits in an image. The evaluation has images that training does not have.
-A cell has the mean over seeds, and in brackets the lowest and the highest; the end of training is the mean of its last
-{last} steps.
+`python run.py {words} train.seed=<seed>` trains tiny models, which were first trained a little on examples
+(`demo=images_warm_start`). They read two coloured digits in an image. The evaluation has images that training does not
+have. A cell has the mean over seeds, and in brackets the lowest and the highest value. The end of training is the mean
+of its last {last} steps.
 
 ![Share of right answers over steps](image_curves.png)
 

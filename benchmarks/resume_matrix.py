@@ -27,13 +27,14 @@ PAGE = ROOT / "docs" / "resume.md"
 HEAD = f"""# Resume in another shape
 
 `python benchmarks/resume_matrix.py` writes this page. A model is trained for {BEFORE} optimiser steps, with
-AdamW at a learning rate of 1e-2, and saved; then it goes on for {AFTER} steps. Each row is a checkpoint, by
-ranks x ZeRO stage; `torch` is one rank without DeepSpeed. Each column is where it is loaded and goes on. What
-is loaded (fp32 weights, both moments, the count of updates, the model's own weights, and their moving average)
-was compared bit for bit with what was saved, gathered by functions of DeepSpeed where it partitions anything.
-Each number is the largest difference of a weight, {AFTER} steps later, from the run that was not stopped; `=`
-means equal bit for bit. Other ranks and stages add up the gradients of a step in another order, and Adam moves
-a weight whose gradient is near zero by up to the learning rate, whatever the size of the gradient.
+AdamW at a learning rate of 1e-2, and saved; then it continues for {AFTER} steps. Each row is a checkpoint, by
+ranks x ZeRO stage; `torch` is one rank without DeepSpeed. Each column is the shape in which the checkpoint is
+loaded and the training continues. The loaded values (fp32 weights, both moments, the count of updates, the
+model's own weights, and their moving average) were compared bit for bit with the saved ones. Where DeepSpeed
+partitions values, its own functions gathered them. Each number is the largest difference of a weight, {AFTER} steps
+later, from the run that was not stopped; `=` means equal bit for bit. Other ranks and stages add up the
+gradients of a step in another order. If the gradient of a weight is near zero, Adam moves the weight by up to
+the learning rate, whatever the size of the gradient.
 
 """
 SHAPES = {
@@ -43,11 +44,11 @@ SHAPES = {
 RL = "## Reinforcement learning"
 RL_HEAD = f"""{RL}
 
-A run of `ppo` with policy, critic, reference, an average of the weights, a steered KL and waiting samples makes
-{reshaped_run.STEPS} steps in the shape of the row. A copy of it goes on from step {reshaped_run.SAVED}
+A run of `ppo` with policy, critic, reference, an average of the weights, an adapted KL coefficient and waiting samples
+makes {reshaped_run.STEPS} steps in the shape of the row. A copy of it continues from step {reshaped_run.SAVED}
 in the shape of the column. Samples, rewards and metrics of the later steps were compared with those of the run that
 was not stopped: tokens are equal, numbers to 1e-5 (log-probs to 1e-4). Each cell is the largest difference of a
-log-prob of the policy; an empty one has not been run.
+log-prob of the policy; an empty cell has not been run.
 
 | shape | flags |
 |---|---|

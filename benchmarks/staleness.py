@@ -30,11 +30,11 @@ LINE = (
 
 HEAD = """<!-- Written by: python benchmarks/staleness.py --write -->
 
-# What staleness costs
+# How staleness affects learning
 
-A tiny model that answers `reverse 3172 =` right at times is trained for {steps} RL steps of 32 prompts x 8 samples (two
-optimiser steps each), with rollouts by weights that are S steps old, and the correction `tis` or `icepop`. Everything
-else is the same. Accuracy is pass@1 on 128 questions that are in no other set: the mean over seeds, and in brackets the
+A tiny model that sometimes answers `reverse 3172 =` right is trained for {steps} RL steps of 32 prompts x 8 samples
+(two optimiser steps each), with rollouts by weights that are S steps old, and the correction `tis` or `icepop`.
+Everything else is the same. Accuracy is pass@1 on 128 questions that are in no other set: the mean over seeds, and in brackets the
 lowest and the highest.
 
 ![Rewards over RL steps by staleness](staleness.png)
@@ -43,10 +43,11 @@ lowest and the highest.
 |---|---|---|---|---|---|---|---|
 """
 TAIL = """
-So few seeds do not tell rows apart whose ranges of accuracy overlap. The mean reward over all steps varies less.
+There are few seeds, so two rows whose ranges of accuracy overlap do not show which is better. The mean reward over all
+steps varies less.
 
-The last two columns are `correction/ratio` and `correction/ess` over the second half of a run. Command of a run, with
-the first seed:
+The last two columns are `correction/ratio` and `correction/ess` over the second half of a run. This is the
+command of a run, with the first seed:
 
     python run.py {line}
 """

@@ -197,10 +197,10 @@ def without_folder(line: str, folder: Path) -> str:
 
 HEAD = """<!-- Written by: python benchmarks/stalls.py --write -->
 
-# Runs that stand still, and what they say
+# Stalled runs, and what `why` reports
 
 `python benchmarks/stalls.py --write` makes each stall in a real run of `task=ppo` on two CPU cores, and asks
-`rlhf-suite why <run folder>` every second until it names a wait of five seconds or more. The lines are those of `why`,
+`rlhf-suite why <run folder>` every second until it names a wait of five seconds or more. The table has lines of `why`,
 which also shows the end of the logs of the actors that it names. A full disk ends a run with a message (faults.md).
 
 | stall | named after | what `why` says |

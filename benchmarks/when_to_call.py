@@ -26,12 +26,12 @@ HEAD = """<!-- Written by: python benchmarks/when_to_call.py --write -->
 
 # When a model calls a tool
 
-A tiny model that cannot add is asked for sums. For half of the questions a tool helps; the others have the answer in
-them. Each call costs 0.3 of the reward, and a right answer brings 1. Before RL the model was taught to call the tool
-for half of the questions of either kind. It is one run with both kinds, by the commands at the head of
-[when_to_call](../experiments/agents/when_to_call/README.md), with a seed for each run (`train.seed`). The start is the
-first RL step, the end is the mean of the last {last}; a step has about 64 episodes of each kind. A cell has the mean
-over seeds, and in brackets the lowest and the highest.
+A tiny model that cannot add must give sums. For half of the questions a tool helps; the other questions already contain
+the answer. Each call costs 0.3 of the reward, and a right answer gives 1. Before RL, the model learned to call the tool
+for half of the questions of either kind. A run has both kinds of questions. The commands are those at the head of
+[when_to_call](../experiments/agents/when_to_call/README.md), with another seed for each run (`train.seed`). The start
+is the first RL step, and the end is the mean of the last {last} steps. A step has about 64 episodes of each kind. A
+cell has the mean over seeds, and in brackets the lowest and the highest value.
 
 ![Right answers and calls over RL steps, by the kind of the question](when_to_call.png)
 
@@ -39,7 +39,7 @@ over seeds, and in brackets the lowest and the highest.
 |---|---|---|---|---|---|
 """
 TAIL = """
-A run takes {seconds} seconds, the training before RL included, on two CPU cores with a load average of {load} at the
+A run takes {seconds} seconds, including the training before RL, on two CPU cores with a load average of {load} at the
 end.
 """
 
