@@ -34,8 +34,8 @@ HEAD = """<!-- Written by: python benchmarks/staleness.py --write -->
 
 A tiny model that sometimes answers `reverse 3172 =` right is trained for {steps} RL steps of 32 prompts x 8 samples
 (two optimiser steps each), with rollouts by weights that are S steps old, and the correction `tis` or `icepop`.
-Everything else is the same. Accuracy is pass@1 on 128 questions that are in no other set: the mean over seeds, and in brackets the
-lowest and the highest.
+Everything else is the same. Accuracy is pass@1 on 128 questions that are in no other set: the mean over seeds, and
+in brackets the lowest and the highest value.
 
 ![Rewards over RL steps by staleness](staleness.png)
 
