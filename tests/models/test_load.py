@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from copies import copy_of, edit
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -19,17 +17,6 @@ from rlhf_suite.models.load import choose_padding_token, load_model, load_tokeni
 from rlhf_suite.models.prepare import make_trainable
 
 FP32 = DeepSpeedConfig.of("sft", param_dtype="fp32")
-
-
-def copy_of(folder: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    return to
-
-
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_weights_load_in_the_configured_precision(folder):
@@ -134,9 +121,3 @@ def test_the_chat_template_comes_from_text_or_a_file(folder, tmp_path):
     for value in (text, str(file)):
         tokenizer = load_tokenizer(str(folder()), DataConfig.of("sft", tokenizer_chat_template=value))
         assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "[hi]"
-
-
-@pytest.mark.parametrize(("value", "message"), [("nowhere.jinja", "nor a file"), ("{% for %}", "Jinja chat template")])
-def test_a_bad_chat_template_is_refused_at_once(folder, value, message):
-    with pytest.raises(UserError, match=message):
-        load_tokenizer(str(folder()), DataConfig.of("sft", tokenizer_chat_template=value))

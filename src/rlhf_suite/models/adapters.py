@@ -16,7 +16,8 @@ from rlhf_suite.config.declarations.ds import DeepSpeedConfig
 from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import ADAPTERS, EAGER, family_of
 from rlhf_suite.models.forward import LanguageModel
-from rlhf_suite.models.load import model_config, model_folder, quiet_transformers
+from rlhf_suite.models.load import model_config, model_folder
+from rlhf_suite.models.load_errors import quiet_transformers
 from rlhf_suite.models.lora import ADAPTER, add_lora, base_of, find_adapted, parents
 from rlhf_suite.models.weights import Gather, whole
 

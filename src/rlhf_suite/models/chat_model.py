@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
+from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import load_settings
-from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.config.declarations.tools import LONGEST, ChatConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.load import explain_load_errors, load_model, load_tokenizer, model_folder
+from rlhf_suite.models.load import load_model, load_tokenizer, read_config
 
 FLAG = "actor.model_name_or_path"
 
@@ -40,8 +39,7 @@ class ChatModel:
         self, path: str, config: ChatConfig, text: DataConfig, device: str, *, load_in_4bit: bool = False
     ) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
-        with explain_load_errors(FLAG, path):
-            own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code())
+        own = read_config(path, FLAG)
         limit = getattr(own.get_text_config(), "max_position_embeddings", None)
         if limit is not None and config.max_len is not None and config.max_len > limit:
             raise UserError(

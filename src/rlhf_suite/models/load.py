@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from jinja2 import TemplateError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -19,7 +15,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, wanted_packing
@@ -31,13 +26,15 @@ from rlhf_suite.models.classes import auto_class
 from rlhf_suite.models.dropout import switch_off_dropout
 from rlhf_suite.models.families import NO_IMAGES, Family, family_of, find_unread_images, undeclared_head_setting
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, carries_unknown_state
+from rlhf_suite.models.load_errors import explain_load_errors, find_misfit, quiet_transformers
 from rlhf_suite.models.quantize import four_bit, keep_exact
 from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import Gather, whole
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
+# What a chat template that is wrong raises, by jinja2 or by the code in it.
+TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
 
 
 def model_folder(path: str, flag: str) -> str:
@@ -62,11 +59,21 @@ def model_folder(path: str, flag: str) -> str:
     return str(folder)
 
 
+def read_config(path: str, flag: str) -> PretrainedConfig:
+    """Return the configuration of the model that a flag names.
+
+    Raises:
+        UserError: there is no such model, or its configuration cannot be read.
+    """
+    folder = model_folder(path, flag)
+    with explain_load_errors(flag, path):
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+    return config
+
+
 def count_positions(path: str, flag: str) -> int | None:
     """Return how many tokens a model was made for; None if its configuration does not say."""
-    with explain_load_errors(flag, path):
-        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code())
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = getattr(read_config(path, flag).get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
@@ -78,8 +85,7 @@ def model_digest(path: str, flag: str) -> str:
     """
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
-        with explain_load_errors(flag, path):
-            return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=trusts_code())._commit_hash}"
+        return f"{path}@{read_config(path, flag)._commit_hash}"
     digest = hashlib.sha256()
     for file in sorted(file for kind in ("*.json", "*.safetensors", "*.bin", "*.py") for file in folder.glob(kind)):
         with file.open("rb") as content:
@@ -93,17 +99,17 @@ def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders, in
     which transformers finds the last token of a row by it, so it must be a token that never ends a sequence.
     """
-    folder = model_folder(path, flag)
-    tokenizer = tokenizer_of(folder, path, flag)
-    with explain_load_errors(flag, path):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-    check_rows(tokenizer, getattr(config.get_text_config(), "vocab_size", None), f"{flag}={path}")
+    tokenizer = tokenizer_of(model_folder(path, flag), path, flag)
+    check_rows(tokenizer, getattr(read_config(path, flag).get_text_config(), "vocab_size", None), f"{flag}={path}")
     if data.tokenizer_chat_template is not None:
         tokenizer.chat_template = chat_template(data.tokenizer_chat_template)
         try:
             tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-        except TemplateError as error:
-            raise UserError(f"data.tokenizer_chat_template: {error}. It must be a Jinja chat template") from error
+        except TEMPLATE_ERRORS as error:
+            raise UserError(
+                f"data.tokenizer_chat_template: it cannot render a message of a user ({error}). Give a Jinja chat "
+                "template, or correct it"
+            ) from error
     return tokenizer
 
 
@@ -139,9 +145,7 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
 
 def checkpoint_precision(path: str, flag: str) -> str:
     """Return the ds.param_dtype that holds a checkpoint exactly: bf16 for one in bf16, fp32 for any other."""
-    with explain_load_errors(flag, path):
-        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code())
-    return "bf16" if config.dtype == torch.bfloat16 else "fp32"
+    return "bf16" if read_config(path, flag).dtype == torch.bfloat16 else "fp32"
 
 
 def choose_padding_token(tokenizer: Tokenizer, rows: int | None = None) -> str | None:
@@ -159,9 +163,14 @@ def chat_template(value: str) -> str:
     """Return template text as it is, or the content of the file that it names."""
     if "{" in value:
         return value
-    if not Path(value).is_file():
-        raise UserError(f"data.tokenizer_chat_template={value}: neither Jinja text (no braces in it) nor a file")
-    return Path(value).read_text()
+    try:
+        return Path(value).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: the file is not UTF-8, or its name has a zero byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"data.tokenizer_chat_template={value}: neither Jinja text (it has no braces) nor a file that can be read "
+            f"({reason}). Give the template, or the name of a file with it in UTF-8"
+        ) from None
 
 
 @overload
@@ -218,10 +227,8 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
             check_head(config, family, flag, path)
         model, info = auto_class(head, sees, config).from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
-    absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
-    if absent:
-        problem = f"the checkpoint lacks {list_tensors(absent)}"
-        raise UserError(f"{flag}={path}: {problem}. Give a complete {head} checkpoint")
+    if (problem := find_misfit(info, may_lack=new)) is not None:
+        raise UserError(f"{flag}={path}: {problem}. Give a complete {head} checkpoint with its own config.json")
     check_experts(model, ds, flag, path)
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
@@ -265,12 +272,11 @@ def vision_processor(
     """
     if image_key is None:
         return None
-    folder = model_folder(path, flag)
+    config = read_config(path, flag)
     with explain_load_errors(flag, path):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         if (problem := find_unread_images(path, config.to_dict())) is not None:
             raise FixableError(f"{flag}: {problem}", NO_IMAGES)
-        return VisionProcessor(folder, flag, path)
+        return VisionProcessor(model_folder(path, flag), flag, path)
 
 
 def head_prefix(config: PretrainedConfig, ds: DeepSpeedConfig) -> str:
@@ -309,6 +315,7 @@ def build_load_arguments(
         "dtype": DTYPES[ds.precision],
         "trust_remote_code": trusts_code(),
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # `find_misfit` names them
     }
     if ds.load_in_4bit:
         settings["quantization_config"] = four_bit(DTYPES[ds.precision])
@@ -326,38 +333,6 @@ def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
     noise = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed)) / (hidden + 1)
     with torch.no_grad():
         weight.copy_(noise)
-
-
-@contextmanager
-def explain_load_errors(flag: str, path: str) -> Iterator[None]:
-    """Turn the errors that transformers raises for an unusable path into a UserError that names the flag."""
-    try:
-        yield
-    except UserError:
-        raise
-    except LOADING_ERRORS as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"{flag}={path}: cannot be loaded ({first}). Give a Hugging Face folder; for a hub name check the "
-            "spelling, the network and HF_TOKEN, and that HF_HUB_OFFLINE is unset"
-        ) from error
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the load report of transformers: missing tensors are checked here, and surplus ones (another head) are
-    expected."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
-def list_tensors(names: list[str]) -> str:
-    """Return the first three names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
 
 
 def check_teacher(student: Tokenizer, path: str, data: DataConfig, flag: str = "teacher.model_name_or_path") -> None:

@@ -20,14 +20,8 @@ from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models import prompt_format
 from rlhf_suite.models.classes import auto_class
-from rlhf_suite.models.load import (
-    DTYPES,
-    explain_load_errors,
-    list_tensors,
-    model_folder,
-    quiet_transformers,
-    tokenizer_of,
-)
+from rlhf_suite.models.load import DTYPES, model_folder, tokenizer_of
+from rlhf_suite.models.load_errors import explain_load_errors, find_misfit, list_tensors, quiet_transformers
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_folder
 from rlhf_suite.models.weights import find_changed_ties, iterate_merged
@@ -127,14 +121,14 @@ def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         settings: dict[str, Any] = {
             "dtype": torch.float32, "trust_remote_code": trusts_code(), "output_loading_info": True,
+            "ignore_mismatched_sizes": True,  # `find_misfit` names them
         }  # fmt: skip
         if adapter.is_scalar and HEAD in adapter.weights:
             settings["num_labels"] = len(adapter.weights[HEAD])
         kind = auto_class("value" if adapter.is_scalar else "lm", False, config)
         model, info = kind.from_pretrained(folder, **settings)
-    missing = set(info["missing_keys"]) - ({"score.weight"} if HEAD in adapter.weights else set())
-    if missing:
-        raise UserError(f"{BASE}={base}: the checkpoint lacks {list_tensors(sorted(missing))}. Give a complete model")
+    if (problem := find_misfit(info, may_lack=["score.weight"] if HEAD in adapter.weights else [])) is not None:
+        raise UserError(f"{BASE}={base}: {problem}. Give a complete model with its own config.json")
     for name in ("reward_mean", "reward_std"):  # they describe scores that the merged model does not give
         if hasattr(model.config, name):
             delattr(model.config, name)

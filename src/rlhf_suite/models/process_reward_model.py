@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from rlhf_suite.algo.scores import aggregate
 from rlhf_suite.config import name_program
 from rlhf_suite.config.declarations.data import DataConfig
-from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.head import Rows
-from rlhf_suite.models.load import load_tokenizer, model_folder
+from rlhf_suite.models.load import load_tokenizer, read_config
 
 KEY = "process_reward"  # the key of the step format in config.json
 
@@ -68,7 +66,7 @@ def solution_encoder(path: str, flag: str, step_separator: str | None = None) ->
     Raises:
         UserError: config.json has no step format, so task=prm with reward tokens did not train the model.
     """
-    saved = getattr(AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code()), KEY, None)
+    saved = getattr(read_config(path, flag), KEY, None)
     if saved is None:
         raise UserError(
             f"{flag}={path}: its config.json has no {KEY}, so it was not trained by task=prm with algo.reward_tokens. "

@@ -16,7 +16,8 @@ from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import family_of
-from rlhf_suite.models.load import Tokenizer, list_tensors, quiet_transformers
+from rlhf_suite.models.load import Tokenizer
+from rlhf_suite.models.load_errors import list_tensors, quiet_transformers
 from rlhf_suite.models.save import FolderParts, get_embedding_name
 from rlhf_suite.models.weights import pieces, weight_shapes
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
-from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.config.declarations.reward import NormalizationConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
-from rlhf_suite.models.load import model_folder
+from rlhf_suite.models.load import read_config
 
 FLAG = "reward.model_name_or_path"
 
@@ -33,7 +32,7 @@ def score_constants(path: str | None, config: NormalizationConfig) -> tuple[floa
     if not config.normalize_enable:
         return None
     assert path is not None, "checked with the flags"
-    stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code()))
+    stats = reward_stats(read_config(path, FLAG))
     if stats is None or (stats[1] <= 0 and not config.normalize_mean_only):
         problem = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(

@@ -31,13 +31,8 @@ from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.dropout import switch_off_dropout
 from rlhf_suite.models.families import num_experts
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, compute_hidden_states
-from rlhf_suite.models.load import (
-    DTYPES,
-    explain_load_errors,
-    model_config,
-    model_folder,
-    quiet_transformers,
-)
+from rlhf_suite.models.load import DTYPES, model_config, model_folder
+from rlhf_suite.models.load_errors import explain_load_errors, quiet_transformers
 from rlhf_suite.models.prepare import make_trainable
 
 # Attention that keeps what a flash kernel keeps; and one that keeps a copy of its output as well.

@@ -16,7 +16,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.adapters import unadapted_matrices, unquantised_matrices
 from rlhf_suite.models.builtin import CHAT_TEMPLATE
 from rlhf_suite.models.classes import family_with_code
-from rlhf_suite.models.load import explain_load_errors, model_folder
+from rlhf_suite.models.load import model_folder
+from rlhf_suite.models.load_errors import explain_load_errors
 from rlhf_suite.models.rows import rows_of
 
 SHOWN = 5  # tokens that a notice lists
