@@ -38,6 +38,30 @@ def test_weights_of_the_host_are_on_the_device_within_the_block_alone(load, batc
     assert kept.moves == 2, "once for three forward passes"
 
 
+@pytest.mark.notices(
+    "the end of an inner block takes the weights from the device of an outer one",
+    "models/host_weights.py",
+    "        if self.are_on_device:\n",
+    "        if False:\n",
+)
+@torch.no_grad()
+def test_weights_stay_on_the_device_until_the_outermost_block_ends(load, batch):
+    """An evaluation prepares its batches, for which it brings the frozen models, while their losses read them."""
+    model = load().requires_grad_(False)
+    kept = keep_on_host(model, CPU)
+    before = addresses(model)
+    with on_device(model):
+        there = addresses(model)
+        with on_device(model):
+            assert addresses(model) == there
+        assert addresses(model) == there and not {*there} & {*before}
+    assert addresses(model) == before and kept.moves == 1
+    with pytest.raises(ZeroDivisionError), on_device(model):
+        raise ZeroDivisionError
+    with on_device(model):
+        assert not {*addresses(model)} & {*before}
+
+
 @torch.no_grad()
 def test_a_reward_model_of_the_host_scores_the_same(load, batch):
     model = load(head="value").requires_grad_(False)

@@ -19,7 +19,7 @@ class HostWeights:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.device, self.moves = device, 0
+        self.device, self.moves, self.are_on_device = device, 0, False
         self.kept = list[tuple[torch.Tensor, torch.Tensor]]()
         for parameter in model.parameters():
             weight = getattr(parameter, "ds_tensor", parameter)
@@ -35,13 +35,19 @@ class HostWeights:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Have the weights on the device within the block."""
+        """Have the weights on the device within the block. Within another such block they are there already, and stay
+        until that one ends."""
+        if self.are_on_device:
+            yield
+            return
         self.moves += 1
-        for weight, host in self.kept:
-            weight.data = host.to(self.device, non_blocking=True, copy=True)
         try:
+            for weight, host in self.kept:
+                weight.data = host.to(self.device, non_blocking=True, copy=True)
+            self.are_on_device = True
             yield
         finally:
+            self.are_on_device = False
             self._put_back()
 
 
