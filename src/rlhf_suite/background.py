@@ -17,10 +17,17 @@ from rlhf_suite.waits import LOOK_S, Patience, result, waiting
 T = TypeVar("T")
 
 
+def begin_future() -> Future[T]:
+    """Return a future that nobody can cancel: a thread that sets the result of a cancelled one would end by an error,
+    and with it all that it is asked for later."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+    return outcome
+
+
 def in_background(name: str, work: Callable[[], T]) -> Future[T]:
     """Start `work` in a thread `name`; the future has what it returns or raises."""
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # nobody can cancel it any more
+    outcome: Future[T] = begin_future()
     threading.Thread(target=settle, args=(outcome, work), name=name, daemon=True).start()
     return outcome
 
@@ -99,5 +106,5 @@ class Line(Generic[T]):
             outcome, work = piece
             if self.is_closed:
                 outcome.cancel()
-            else:
+            elif outcome.set_running_or_notify_cancel():  # it was not cancelled while it waited
                 settle(outcome, work)

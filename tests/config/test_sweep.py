@@ -187,7 +187,7 @@ def test_slots_split_the_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert list(gpu_slots(2, 2)) == [["4", "5"], ["6", "7"]]
     assert list(gpu_slots(2, None)) == [None, None]
-    with pytest.raises(UserError, match="need 6, 4 are visible"):
+    with pytest.raises(UserError, match="need 6 GPUs, and 4 are visible"):
         list(gpu_slots(3, 2))
 
 
@@ -200,7 +200,7 @@ def test_slots_split_the_visible_gpus(monkeypatch):
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("0, 2,", 2)])
 def test_slots_have_no_gpu_that_is_hidden(monkeypatch, visible, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match=rf"need 3, {count} are visible"):
+    with pytest.raises(UserError, match=rf"need 3 GPUs, and {count} are visible"):
         list(gpu_slots(3, 1))
     assert list(gpu_slots(count, 1)) == [["0"], ["2"]][:count]
 

@@ -79,7 +79,8 @@ def test_devices_the_cluster_does_not_have_are_named_at_once():
 def test_devices_that_others_hold_are_waited_for_until_the_deadline():
     (held,) = reserve(Placement("cpu", (Pool((Role("other", 6),)),)), timeout_s=20)["other"][:1]
     with pytest.raises(
-        RunError, match=r"no devices for actor within 1 s \(launch\.timeout_s\): it needs 1 CPUs, free now: 0\.5"
+        RunError,
+        match=r"devices of actor within 1 s \(launch\.timeout_s\): it needs 1 CPUs, and 0\.5 are free now\. Wait",
     ):
         reserve(Placement("cpu", (Pool((Role("actor", 4),)),)), timeout_s=1)
     remove_placement_group(held.group)

@@ -102,7 +102,7 @@ def test_ranks_are_spread_over_as_many_nodes_as_the_flag_says():
 )
 def test_ranks_wait_for_as_many_nodes_also_where_one_has_room_for_all():
     (held, *_) = reserve(Placement("cuda", (Pool((Role("other", 3, num_nodes=1),)),)), timeout_s=60)["other"]
-    with pytest.raises(RunError, match=r"no devices for actor within 3 s"):
+    with pytest.raises(RunError, match=r"not reserved the devices of actor within 3 s"):
         reserve(Placement("cuda", (Pool((Role("actor", 2, num_nodes=2),)),)), timeout_s=3)
     remove_placement_group(held.group)
 

@@ -105,7 +105,9 @@ def test_a_sweeper_that_looks_for_the_worst_of_a_metric_is_refused(way, metric):
         asking = replace(found, hydra=OmegaConf.create({"sweeper": {"direction": asked}}))
         check_direction(asking, "eval/kl")
         if is_refused:
-            with pytest.raises(UserError, match=rf"direction={other}, and a .* Write hydra.sweeper.direction={way}"):
+            with pytest.raises(
+                UserError, match=rf"direction={other} looks for the worst job: .* Write hydra.sweeper.direction={way}"
+            ):
                 check_direction(asking, metric)
         else:
             check_direction(asking, metric)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from rlhf_suite.background import begin_future
 from rlhf_suite.data.images import Image
 from rlhf_suite.errors import RunError, UserError
 
@@ -30,7 +31,7 @@ class Job(Generic[T]):
     read: Callable[[Any], T]  # vllm.RequestOutput -> result
     is_divisible: bool = False  # whether it may end early with what it has
     images: Sequence[Image] = ()  # those whose tokens are in `prompt_ids`
-    result: Future[T] = field(default_factory=Future)
+    result: Future[T] = field(default_factory=begin_future)
 
 
 class Ended:
@@ -46,8 +47,8 @@ class Ended:
 class StepLoop:
     """Runs the engine that `build` makes. Building takes seconds, and calls made meanwhile wait.
 
-    The first failure of the build, of a step or of a weight update is final: every later call raises it. If it is that
-    of a step, `failed(engine, error)` is called first.
+    The first failure of the build, of a step, of an interruption or of a weight update is final: every later call
+    raises it. If it is that of a step, `failed(engine, error)` is called first.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class StepLoop:
 
     def call(self, function: Callable[[Any], T]) -> Future[T]:
         """Run `function(engine)` between two steps."""
-        future: Future[T] = Future()
+        future: Future[T] = begin_future()
         self._commands.put((function, future))
         return future
 
@@ -84,9 +85,10 @@ class StepLoop:
             for state in processor.external_req_ids[name]:
                 processor.request_states[state].queue = ended  # an engine without queues drops the output of an abort
         engine.abort_request(names)
-        for output in ended.outputs:
-            job = self._waiting.pop(output.request_id)
-            job.result.set_result(job.read(output))
+        try:
+            self._finish(ended.outputs)
+        except BaseException as error:
+            raise self.fail(error, "interrupting requests") from None
 
     @property
     def unfinished(self) -> int:
@@ -157,14 +159,18 @@ class StepLoop:
     def _step(self, engine: Any) -> None:
         """Run one step of the engine and store the results of finished requests."""
         try:
-            for output in engine.step():
-                job = self._waiting[output.request_id]
-                response = job.read(output)
-                del self._waiting[output.request_id]  # only now: a failure of `read` is one of this job too
-                job.result.set_result(response)
+            self._finish(engine.step())
         except BaseException as error:
             self._failed(engine, error)
             self.fail(error, "generating")
+
+    def _finish(self, outputs: Iterable[Any]) -> None:
+        """Store the results of finished requests."""
+        for output in outputs:
+            job = self._waiting[output.request_id]
+            response = job.read(output)
+            del self._waiting[output.request_id]  # only now: a failure of `read` is one of this job too
+            job.result.set_result(response)
 
 
 def _fail(jobs: Sequence[Job[Any]], added: Future[None]) -> None:

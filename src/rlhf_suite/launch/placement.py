@@ -114,8 +114,9 @@ def _places(placement: Placement, pool: Pool, size: int, held: list[PlacementGro
         held.append(group)
         if not group.wait(timeout_s):
             raise RunError(
-                f"no devices for {pool.name} within {timeout_s:g} s (launch.timeout_s): "
-                f"it needs {_need(placement, pool)}, free now: {_have(placement, [ray.available_resources()])}"
+                f"Ray has not reserved the devices of {pool.name} within {timeout_s:g} s (launch.timeout_s): it needs "
+                f"{_need(placement, pool)}, and {_have(placement, [ray.available_resources()])} are free now. Wait for "
+                "the end of other runs on this cluster, or raise launch.timeout_s"
             )
         node_of = placement_group_table(group)["bundles_to_node_id"]
         reserved += [
@@ -205,12 +206,12 @@ def _check_size(placement: Placement, nodes: list[dict[str, float]]) -> None:
     if need > sum(node.get(unit, 0.0) for node in nodes) + 1e-9:
         pools = "; ".join(placement.lines())
         remedy = (
-            "fewer ranks or engines, or train.colocate_all=true"
+            "use fewer ranks or engines, or write train.colocate_all=true"
             if unit == "GPU"
-            else "fewer ranks, or a larger launch.num_cpus"
+            else "use fewer ranks, or write a larger launch.num_cpus"
         )
         raise RunError(
-            f"the run needs {_need(placement)}, the cluster has {_have(placement, nodes)} ({pools}): {remedy}"
+            f"the run needs {_need(placement)}, the cluster has {_have(placement, nodes)} ({pools}); {remedy}"
         )
     for pool in placement.pools:
         _check_nodes(placement, pool, [node.get(unit, 0.0) for node in nodes])

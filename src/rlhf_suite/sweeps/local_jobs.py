@@ -51,8 +51,8 @@ def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | N
     devices = list_gpus()
     if len(devices) < parallel * gpus_per_job:
         raise UserError(
-            f"hydra.launcher: {parallel} jobs x {gpus_per_job} GPUs need {parallel * gpus_per_job}, "
-            f"{len(devices)} are visible: lower hydra.launcher.parallel or hydra.launcher.gpus_per_job"
+            f"hydra.launcher: {parallel} jobs at a time with {gpus_per_job} GPUs each need {parallel * gpus_per_job} "
+            f"GPUs, and {len(devices)} are visible: lower hydra.launcher.parallel or hydra.launcher.gpus_per_job"
         )
     for slot in range(parallel):
         yield devices[slot * gpus_per_job : (slot + 1) * gpus_per_job]
@@ -81,7 +81,8 @@ def stoppable(sweep: Sweep, running: dict[int, tuple[Job, subprocess.Popen[bytes
             yield
         finally:
             if running:
-                print(f"ending {len(running)} jobs after their steps; a second signal ends them at once", flush=True)
+                said = "jobs of the sweep stop after their current steps; a second signal ends them at once"
+                print(f"{len(running)} {said}", flush=True)
             try:
                 end_all(running, STOP_S)
             finally:  # a second signal: the jobs get it too, and say in their folders that they were stopped

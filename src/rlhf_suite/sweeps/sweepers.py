@@ -123,8 +123,9 @@ def check_direction(checked: Preflight, metric: str) -> None:
     if wanted is not None and better is not None and wanted != better:
         right = next(way for way, is_better in WAYS.items() if is_better == better)
         raise UserError(
-            f"hydra.sweeper.direction={getattr(asked, 'name', asked)}, and a {better} {metric}, by which the sweeper "
-            f"chooses, is better. Write hydra.sweeper.direction={right}, or another ckpt.best_metric_key"
+            f"hydra.sweeper.direction={getattr(asked, 'name', asked)} looks for the worst job: the sweeper chooses by "
+            f"{metric}, of which a {better} value is better. Write hydra.sweeper.direction={right}, or another "
+            "ckpt.best_metric_key"
         )
 
 
