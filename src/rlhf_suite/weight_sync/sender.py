@@ -271,8 +271,8 @@ def _create_file() -> IO[bytes]:
     """Return a new file in shared memory, whose lock this process holds while it lives."""
     while True:
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
-        path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
-        file = path.open("wb")
+        # No other user of the machine may read it, and it stays open.
+        file = open(path, "xb", opener=partial(os.open, mode=0o600))  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():  # else another sender has taken it for an orphan before it was locked
             return file
