@@ -218,7 +218,7 @@ def test_tools_of_namespaces_are_described_and_have_one_meaning_each():
     (tool,) = read(AGENTS | {"tools": [{"type": "custom", "name": "x"}, SPAWN]}).tools
     described = {"name": "agents__spawn", "description": "Of helpers.\nStart one.", "parameters": PARAMETERS}
     assert tool == {"type": "function", "function": described}
-    with pytest.raises(Refused, match="two of the tools are 'agents__spawn' for the model"):
+    with pytest.raises(Refused, match="two tools of the name 'agents__spawn'"):
         read(AGENTS, OF_RESPONSES | {"name": "agents__spawn"})
 
 

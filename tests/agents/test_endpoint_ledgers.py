@@ -39,6 +39,28 @@ def test_a_rewritten_history_is_a_new_ledger_and_each_token_is_trained_on_once(p
     assert list(model.asked[2])[:shared] == ledgers[0].ids[:shared].tolist(), "the first turn as it was sampled"
 
 
+CALLED = '<tool_call>{"name": "add", "arguments": {"b": 1.0, "a": [2, 1e2]}}</tool_call>'
+
+
+@pytest.mark.notices(
+    "a call that a client of JavaScript repeats begins a new ledger",
+    "agents/session.py",
+    'canonical(call["arguments"])',
+    'repr(call["arguments"])',
+)
+@pytest.mark.parametrize("sent", ['{"a":[2,100],"b":1}', '{"b": 1.0, "a": [2, 100.0]}', '{"a":[2,100],"b":2}'])
+def test_a_call_that_a_client_writes_otherwise_is_the_same_call(play, tokenizer, sent):
+    def run_agent(task, base_url, api_key):
+        said = ask(base_url, api_key, task.messages).json()["choices"][0]["message"]
+        said["tool_calls"][0]["function"]["arguments"] = sent
+        answer = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "3"}
+        ask(base_url, api_key, [*task.messages, said, answer])
+        return 1.0
+
+    _, ledgers = play(run_agent, Model(tokenizer, lambda prompt: "done" if "<tool_call>" in prompt else CALLED))
+    assert [len(ledger.turns) for ledger in ledgers] == ([1, 1] if sent.endswith("2}") else [2])
+
+
 def test_sub_agents_at_the_same_time_are_trained_on_once(play, tokenizer):
     def sub_agent(base_url, api_key, name):
         messages = [user(f"you are {name}")]

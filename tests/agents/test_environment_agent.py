@@ -113,7 +113,7 @@ def test_named_parts_of_rewards_are_added_up_over_the_turns_and_logged(tokenizer
 
 def test_a_reward_without_names_is_an_error_where_one_is_asked_for(tokenizer):
     episode = play(tokenizer, ["5"], choice=Choice("answer"))
-    assert "reward.reward_key=answer, and the environment gave a number without a name" in episode.outcome.reason
+    assert "reward.reward_key=answer, but the reward of the environment is a number without" in episode.outcome.reason
     assert play(tokenizer, ["9", "9"], Parts, max_turns=2, choice=Choice("answer")).outcome is None
 
 

@@ -15,7 +15,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.judge import JudgeReward
-from rlhf_suite.rewards.judge_calls import JudgeCalls
+from rlhf_suite.rewards.judge_calls import FILE, Call, JudgeCalls
 from rlhf_suite.rewards.judge_model import JudgeServers, address_of
 from rlhf_suite.rewards.questions import number_of
 from rlhf_suite.rewards.sources import Rewards
@@ -383,3 +383,16 @@ def test_reward_key_names_a_criterion(serve, tmp_path):
     with closing(Rewards(RewardConfig.of("generate", reward_key="kind", **flags), tmp_path / "log")) as rewards:
         (outcome,), _ = rewards.score([row()])
         assert isinstance(outcome, RewardFailure) and "correct, polite" in outcome.reason
+
+
+@pytest.mark.notices(
+    "a disk that is full of verdicts is a traceback",
+    "rewards/judge_calls.py",
+    "with self.lock, name_disk_errors(self.path):",
+    "with self.lock:",
+)
+def test_verdicts_that_cannot_be_kept_end_the_run_with_the_file_and_the_reason(tmp_path):
+    (tmp_path / FILE).symlink_to("/dev/full")
+    calls = JudgeCalls(tmp_path, JudgeConfig())
+    with pytest.raises(RunError, match=rf"{FILE} cannot be written: the disk is full"):
+        calls.end(Call("a question"))

@@ -260,7 +260,7 @@ def test_a_row_that_nobody_scores_is_refused_before_training():
     )
     check_routes(config, [("x.jsonl:1", "gsm8k")])
     for datasource in ("chat", "other"):
-        with pytest.raises(UserError, match=rf"x.jsonl:2: its datasource '{datasource}' has no source.*gsm8k"):
+        with pytest.raises(UserError, match=rf"x.jsonl:2: no source .* datasource '{datasource}'.*gsm8k"):
             check_routes(config, [("x.jsonl:1", "gsm8k"), ("x.jsonl:2", datasource)])
     check_routes(RewardConfig.of("generate", rule="math"), [("x.jsonl:1", "anything")])
 

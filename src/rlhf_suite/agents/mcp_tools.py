@@ -78,7 +78,7 @@ class Connection:
 
 
 class McpSession:
-    """One session with a server. It begins with the first call; one that broke begins anew with the next. One that
+    """One session with a server. It begins with the first call; one that broke begins again with the next. One that
     `is_shared` outlives the episodes."""
 
     def __init__(self, server: Any, schemas: Callable[[], Awaitable[list[Schema]]], *, is_shared: bool = False) -> None:

@@ -51,6 +51,16 @@ def find_problem(value: object) -> str | None:
     return None
 
 
+def canonical(value: object) -> str:
+    """Return a text that is equal for equal values of JSON, whatever the order of names in an object, and whether a
+    number is written as 1 or as 1.0."""
+    try:
+        numbers_alike = json.loads(json.dumps(value, sort_keys=True), parse_int=float)
+    except (TypeError, ValueError, RecursionError):  # of a parser of the user's own, or nested very deeply
+        return repr(value)
+    return repr(numbers_alike)
+
+
 def is_encodable(text: str) -> bool:
     """Return whether a text has an encoding: no tokenizer, engine or file takes half of a surrogate pair."""
     try:

@@ -60,8 +60,8 @@ class Progress:
         """Return the reward of a step, and add its named parts to those of the episode."""
         if not isinstance(step.reward, Mapping):
             if step.reward is not None and self.choice.key is not None:
-                problem = "the environment gave a number without a name"
-                raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, and {problem}")
+                problem = "but the reward of the environment is a number without named parts"
+                raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, {problem}")
             return step.reward
         for name, value in step.reward.items():
             self.parts[name] = self.parts.get(name, 0.0) + float(value)

@@ -122,7 +122,7 @@ class Wishes:
             Refused: the run refuses such requests.
         """
         if choice not in ("auto", "none"):
-            self.add(f"tool_choice={choice!r}", ": a turn cannot be forced into a call", "Write auto or none")
+            self.add(f"tool_choice={choice!r}", ": a turn cannot be forced to call a tool", "Write auto or none")
         return bool(choice != "none")
 
     def check(self, given: Mapping[str, Any], fields: Fields) -> None:
@@ -270,7 +270,7 @@ def check_conversation(messages: Sequence[Message], name: str) -> tuple[Message,
     if not messages:
         raise Refused(f"{name} must be a list with at least one message")
     if messages[-1]["role"] == "assistant":
-        raise Refused("the last message is of the assistant: a turn that is begun cannot be continued")
+        raise Refused("the last message is of the assistant, and the endpoint cannot continue a turn that has begun")
     return tuple(messages)
 
 

@@ -104,7 +104,8 @@ def tools_of(given: Any, wishes: Wishes) -> tuple[list[Schema], dict[str, str]]:
                 namespaces[tool["function"]["name"]] = space
     names = [tool["function"]["name"] for tool in tools]
     if twice := next((name for name in namespaces if names.count(name) > 1), None):
-        raise Refused(f"two of the tools are {twice!r} for the model, which joins a namespace and a name so")
+        joined = "a namespace and the name of its tool are joined with __"
+        raise Refused(f"the model would see two tools of the name {twice!r}, since {joined}: rename one of them")
     return tools, namespaces
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rlhf_suite.agents.base import Episode, Schema, Task, Turn
 from rlhf_suite.agents.bridge import ASKED, Bridge
 from rlhf_suite.agents.cutting import Cutter, Limits
+from rlhf_suite.agents.model_json import canonical
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.turn_records import TurnRecorder
 from rlhf_suite.data.ending import Ending
@@ -382,7 +383,8 @@ class Session:
 
 
 def normal(message: Message) -> tuple[object, ...]:
-    """Return what identifies a message in a conversation: its role, text and calls, not its ids and reasoning."""
+    """Return what identifies a message in a conversation: its role, text and calls, not its ids and reasoning. A client
+    may write the arguments of a call in another order, and JavaScript writes 1.0 as 1."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    said = tuple((call["name"], repr(call["arguments"])) for call in calls)
+    said = tuple((call["name"], canonical(call["arguments"])) for call in calls)
     return message["role"], str(message.get("content") or "").strip(), said

@@ -30,7 +30,7 @@ class TurnRecorder:
     def ask(self, ledger: Trajectory) -> float:
         """Take note that a turn of a ledger is asked for, so that the one before it has been answered; return the time.
 
-        A ledger that begins anew answers the turn that ended last.
+        A new ledger answers the turn that ended last.
         """
         now = monotonic()
         own = [entry for entry in self.unanswered if entry[0] is ledger] or self.unanswered[-1:]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf_suite.config.declarations.reward import JudgeConfig
+from rlhf_suite.disk import name_disk_errors
 from rlhf_suite.errors import RunError
 
 FILE = "judge.jsonl"  # in the run folder's logs
@@ -70,8 +71,12 @@ class JudgeCalls:
             self.calls += 1
 
     def end(self, call: Call) -> None:
-        """Write to the file what became of a question."""
-        with self.lock:
+        """Write to the file what became of a question.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        with self.lock, name_disk_errors(self.path):
             self.keep(call)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="ascii") as file:
@@ -93,7 +98,7 @@ def read_calls(path: Path) -> list[Call]:
         return calls
     text = path.read_text(encoding="ascii", errors="replace")
     if not text.endswith("\n"):
-        with path.open("a", encoding="ascii") as file:
+        with name_disk_errors(path), path.open("a", encoding="ascii") as file:
             file.write("\n")
     for line in text.splitlines():
         try:

@@ -257,7 +257,7 @@ def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> 
         except LabelError as error:
             bad.append(f"{where}: {key_of(name)}.rule={CODE}: {error}")
     if bad and (config.on_error == "stop" or len(bad) > config.max_error_rate * judged):
-        raise UserError(f"{bad[0]} ({len(bad)} of the first {judged} labels are such)")
+        raise UserError(f"{bad[0]} ({len(bad)} of the first {judged} labels have such a problem)")
 
 
 def check_routes(config: RewardConfig, rows: Iterable[tuple[str, str]]) -> None:
@@ -274,6 +274,6 @@ def check_routes(config: RewardConfig, rows: Iterable[tuple[str, str]]) -> None:
     for where, datasource in rows:
         if datasource not in known:
             raise UserError(
-                f"{where}: its datasource {datasource!r} has no source of reward. reward.sources with a weight above 0 "
-                f"score {', '.join(sorted(known)) or 'nothing'}: add it to the datasets of one of them"
+                f"{where}: no source of reward scores its datasource {datasource!r}. The reward.sources with a weight "
+                f"above 0 score {', '.join(sorted(known)) or 'nothing'}: add it to the datasets of one of them"
             )

@@ -63,7 +63,7 @@ def main(said_ready: int) -> None:
 
 
 def open_streams(line_buffering: bool) -> None:
-    """Make the standard streams anew: those of the template belong to other descriptors."""
+    """Make new standard streams: those of the template belong to other descriptors."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     for name, fd, errors in (("stdout", 1, "surrogateescape"), ("stderr", 2, "backslashreplace")):
         buffered = line_buffering or fd == 2
