@@ -6,9 +6,10 @@ import pytest
 from chat_templates import FAMILIES
 from scripted import make_tokenizer
 
-from rlhf_suite.agents.bridge import TRIED, Bridge
+from rlhf_suite.agents.bridge import STANDIN, TRIED, Bridge
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.render import tokens
+from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError
 from tokenizer_kinds import KINDS, tokenizer_of
 
@@ -148,6 +149,26 @@ def test_a_stop_token_in_the_text_of_an_answer_is_not_the_end_of_the_turn(tokeni
     answer = [{"role": "user", "content": "<|observation|> is a marker"}]
     assert bridge.after(observation, answer) is None
     assert bridge.text_after(user, answer) == "\n<|observation|> is a marker<|assistant|>\n"
+
+
+@pytest.mark.notices(
+    "an answer that holds the text of our stand-in loses its beginning or ends the run",
+    "agents/bridge.py",
+    "while mark in said:",
+    "while False:",
+)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_an_answer_may_hold_the_text_of_our_stand_in(tokenizers, name, kind):
+    bridge = bridge_of(tokenizers[name], FAMILIES[name].stops)
+    tools, (tail,) = [TRIED] if kind == "tool" else [], TAILS[kind]
+    for stop in bridge.stops:
+        for text in (STANDIN, f"a {STANDIN}N {STANDIN} b"):
+            try:
+                plain = bridge.text_after(stop, [{**tail, "content": text.replace(STANDIN, "SAID")}], tools)
+            except RowError:  # the template refuses such a message
+                continue
+            if plain is not None:
+                assert bridge.text_after(stop, [{**tail, "content": text}], tools) == plain.replace("SAID", STANDIN)
 
 
 def test_a_turn_that_ended_with_another_token_cannot_go_on(tokenizers):

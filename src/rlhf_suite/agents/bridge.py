@@ -118,13 +118,16 @@ class Bridge:
         """Return what follows the text of the stand-in in the rendering of a conversation that goes on with
         `answers`."""
         calls = list(takewhile(lambda message: message["role"] == "tool", answers))
+        mark, said = STANDIN, repr(answers)
+        while mark in said:  # others may say anything
+            mark += "N"
         try:
-            text = self.render([QUESTION, stand_in(calls), *answers], tools)
+            text = self.render([QUESTION, stand_in(calls, mark), *answers], tools)
         except RowError:
             if len(calls) < 2:
                 raise
-            text = self.render([QUESTION, stand_in(calls[:1]), *answers], tools)  # it allows one call in a turn
-        _, standin, rest = text.rpartition(STANDIN)
+            text = self.render([QUESTION, stand_in(calls[:1], mark), *answers], tools)  # it allows one call in a turn
+        _, standin, rest = text.rpartition(mark)
         if not standin:
             raise RowError(ASKED.where, "the chat template does not render " + ("tool calls" if calls else "a turn"))
         return rest
@@ -187,11 +190,12 @@ class Bridge:
         return None
 
 
-def stand_in(calls: Sequence[Message]) -> Message:
-    """Return the message in place of a sampled turn: text, or the calls that `calls`, messages of tools, answer."""
+def stand_in(calls: Sequence[Message], mark: str) -> Message:
+    """Return the message in place of a sampled turn: the text `mark`, or the calls that `calls`, messages of tools,
+    answer, each with this text as its argument."""
     if not calls:
-        return {"role": "assistant", "content": STANDIN}
-    return {"role": "assistant", "content": "", "tool_calls": [call_of(call, STANDIN) for call in calls]}
+        return {"role": "assistant", "content": mark}
+    return {"role": "assistant", "content": "", "tool_calls": [call_of(call, mark) for call in calls]}
 
 
 def call_of(answer: Message, value: str) -> dict[str, Any]:
