@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import serve
 
 from openenv_server import OpenEnvServer
-from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.base import Task, Turn
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.calls import EnvironmentFailure
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
@@ -111,3 +113,35 @@ def test_a_server_that_takes_no_more_sessions_is_quoted():
         run(play_later)
     full.close()
     assert str(failure.value) == f"{full.url}: CAPACITY_REACHED: full; let it take agent.max_concurrent sessions"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("5", " answered 5, not a message of OpenEnv"),
+        ('{"type": "observation", "data": [1]}', "'data': [1]}, not a message of OpenEnv"),
+        ('{"type": "error", "data": "broken"}', "'data': 'broken'}, not a message of OpenEnv"),
+        ('{"type": "observation", "data": {"reward": "1"}}', ": the reward is '1', not a number"),
+        ("[" * 5000, ": the answer is nested too deeply"),
+        ("oh", ": the answer is not JSON"),
+        (b"\xff", ": the answer is not JSON"),
+        ('{"type": "error", "data": {"code": "X", "message": "m", "errors": [5, {"loc": 5}]}}', ": X: m; : None"),
+    ],
+    ids=range(8),
+)
+def test_an_answer_outside_of_the_protocol_names_the_server(answer, reason):
+    async def answer_with_it(connection):
+        async for _ in connection:
+            await connection.send(answer)
+
+    async def step() -> str:
+        async with serve(answer_with_it, "127.0.0.1", 0) as server:
+            environment = OpenEnvEnvironment(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}", "message", None)
+            environment.socket = await connect(environment.url, proxy=None)
+            with pytest.raises(EnvironmentFailure) as failure:
+                await environment.step(Turn(np.array([1]), "x", "x"))
+            await environment.close()
+            return str(failure.value).removeprefix(environment.url)
+
+    said = run(step)
+    assert said.endswith(reason) and said.startswith((" answered", ": "))

@@ -20,11 +20,12 @@ from websockets.exceptions import ConnectionClosed
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure
-from rlhf_suite.agents.compat import number, with_text
+from rlhf_suite.agents.compat import with_text
 from rlhf_suite.agents.model_json import read_json
 from rlhf_suite.certificates import certificate_problem
 from rlhf_suite.config.declarations.tools import THIS_MACHINE
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.rewards.http_body import BodyError, parse_json
 
 LARGEST = 8 << 20  # bytes of an answer
 WRONG_ACTION = "VALIDATION_ERROR"  # the code of an error that the model made
@@ -60,7 +61,10 @@ class OpenEnvEnvironment:
             given = await self.ask("step", self.action(turn))
         except WrongAction as error:
             return self.make_step(f"Error: {error}")
-        return self.make_step(self.text(given.get("observation")), number(given.get("reward")), bool(given.get("done")))
+        reward = given.get("reward")
+        if not isinstance(reward, int | float | None):
+            raise EnvironmentFailure(f"{self.url}: the reward is {printable(repr(reward), 60)}, not a number")
+        return self.make_step(self.text(given.get("observation")), reward, bool(given.get("done")))
 
     def make_step(self, text: str, reward: float | None = None, done: bool = False) -> Step:
         """Return a step that answers with a text, as a message if the conversation has messages."""
@@ -83,7 +87,7 @@ class OpenEnvEnvironment:
     async def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the answer to a message."""
         answer = await self.answer(json.dumps({"type": kind, "data": data}))
-        content = answer.get("data") or {}
+        content = answer["data"]
         if answer.get("type") == "error":
             message = printable("; ".join([str(content.get("message")), *mistakes(content)]))
             if kind == "step" and content.get("code") == WRONG_ACTION:
@@ -95,16 +99,23 @@ class OpenEnvEnvironment:
         return dict(content)
 
     async def answer(self, message: str) -> dict[str, Any]:
-        """Return the answer to a message; of a connection that was closed, what the server said before."""
+        """Return the answer to a message, whose `data` is a dict; of a connection that was closed, what the server said
+        before."""
         if self.socket is None:
             fix = "call its reset in reset of the environment that holds it"
             raise EnvironmentFailure(f"the environment at {self.url} got a turn before its reset was called: {fix}")
         with suppress(ConnectionClosed):
             await self.socket.send(message)
         try:
-            return dict(json.loads(await self.socket.recv()))
+            given = parse_json(await self.socket.recv())
         except ConnectionClosed as closed:
             raise EnvironmentFailure(f"{self.url} closed the connection: {closed}") from None
+        except BodyError as error:
+            raise EnvironmentFailure(f"{self.url}: {error}") from None
+        data = (given.get("data") or {}) if isinstance(given, dict) else None
+        if not isinstance(data, dict):
+            raise EnvironmentFailure(f"{self.url} answered {printable(repr(given), 60)}, not a message of OpenEnv")
+        return {**given, "data": data}
 
     def text(self, observation: Any) -> str:
         """Return the text of an observation: its field `observation_key`, its only text, or all of it as JSON."""
@@ -129,7 +140,12 @@ class OpenEnvEnvironment:
 def mistakes(data: dict[str, Any]) -> list[str]:
     """Return the mistakes in an action that an error lists: the field of each, and what is wrong with it."""
     listed = data.get("errors") or []
-    return [f"{'.'.join(map(str, mistake.get('loc', ())))}: {mistake.get('msg')}" for mistake in listed]
+    texts = list[str]()
+    for mistake in listed if isinstance(listed, list) else ():
+        if isinstance(mistake, dict):
+            place = mistake.get("loc")
+            texts.append(f"{'.'.join(map(str, place if isinstance(place, list) else ()))}: {mistake.get('msg')}")
+    return texts
 
 
 class WrongAction(Exception):

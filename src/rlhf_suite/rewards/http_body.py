@@ -68,7 +68,7 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
     return bytes(body[:limit])
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | str) -> Any:
     """Return the JSON value in `body`; raise BodyError if it is not JSON, nested too deeply, or holds a huge
     integer.
     """
