@@ -14,7 +14,7 @@ import pytest
 
 from reward_server import RewardServer
 from rlhf_suite.config.declarations.reward import HttpConfig
-from rlhf_suite.errors import RunError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards import remote, retry
 from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
@@ -249,12 +249,13 @@ def test_what_a_server_says_reaches_the_reason_without_control_characters_and_bo
     assert len(outcome.reason) < 1200
 
 
-def test_a_token_that_no_header_can_hold_is_quoted_in_no_reason(serve, monkeypatch):
-    monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret\n")
+@pytest.mark.parametrize("token", ["s3cret\n", " s3cret", "s3\ncret", "s3crét"], ids=range(4))
+def test_a_token_that_no_header_can_hold_is_a_mistake_that_does_not_quote_it(serve, monkeypatch, token):
+    monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", token)
     server = serve(lengths)
-    outcome = RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])[0]
-    assert isinstance(outcome, RewardFailure)
-    assert "s3cret" not in outcome.reason and "<RLHF_SUITE_REWARD_TOKEN>" in outcome.reason
+    with pytest.raises(UserError, match=r"^RLHF_SUITE_REWARD_TOKEN is a token with a line end") as raised:
+        RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])
+    assert "s3" not in str(raised.value) and not server.seen
 
 
 @pytest.mark.notices(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.rewards.rubric import RubricError, make_harmless, read_rubric
+from rlhf_suite.rewards.rubric import RubricError, make_harmless, read_file, read_rubric
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,12 @@ def test_a_rubric_that_cannot_be_meant_is_refused_with_its_line(text, reason):
     with pytest.raises(RubricError) as raised:
         read_rubric(text)
     assert reason in str(raised.value)
+
+
+def test_a_rubric_of_another_editor_has_the_same_criteria(tmp_path):
+    text = "## Criteria\n- right (3): Is it?\n- polite: Is it?\n\n{response}\n"
+    (tmp_path / "rubric.md").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert read_rubric(read_file(tmp_path / "rubric.md")).weights == {"right": 3.0, "polite": 1.0}
 
 
 def test_a_rubric_may_hold_lists_and_braces_of_its_own():

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from rlhf_suite.certificates import certificates
+from rlhf_suite.errors import UserError
 
 # A reply holds a few numbers per response, so no honest reply comes near this size.
 BASE_BYTES, BYTES_PER_ROW = 1 << 20, 64 << 10
@@ -30,9 +31,16 @@ class BodyError(ValueError):
 
 def open_client(timeout_s: float, variable: str = "", max_connections: int = 100) -> httpx.AsyncClient:
     """Return a client whose requests are JSON and have so many seconds. The environment variable `variable` has the
-    token that servers ask for; without a value none is sent."""
+    token that servers ask for; without a value none is sent.
+
+    Raises:
+        UserError: no header can hold the token.
+    """
     headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
     if token := os.environ.get(variable):
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            problem = "is a token with a line end, a space at one of its ends, or a letter outside of ASCII"
+            raise UserError(f"{variable} {problem}, which no header of HTTP can hold: export the token alone")
         headers["Authorization"] = f"Bearer {token}"
     return httpx.AsyncClient(
         timeout=timeout_s,

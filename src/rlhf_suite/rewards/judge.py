@@ -24,7 +24,7 @@ from rlhf_suite.rewards.judge_model import Ask, JudgeModel
 from rlhf_suite.rewards.questions import Parts, Question, Questioner, Subject, number_of
 from rlhf_suite.rewards.ranking import count_reversed
 from rlhf_suite.rewards.remote import GivenUp
-from rlhf_suite.rewards.rubric import NoVerdict, read_rubric
+from rlhf_suite.rewards.rubric import NoVerdict, read_file, read_rubric
 
 REASON = "reason"  # the name of what a judge wrote, in the files of samples
 
@@ -53,7 +53,7 @@ class JudgeReward:
     ) -> None:
         self.model = model
         self.calls, self.choice, self.counts = calls, choice or Choice(), Counts()
-        self.questioner = Questioner(read_rubric(rubric.read_text(encoding="utf-8")), config, model.about, seed)
+        self.questioner = Questioner(read_rubric(read_file(rubric)), config, model.about, seed)
 
     def close(self) -> None:
         """Do nothing: no connection outlives a batch, and who started the engines stops them."""

@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rlhf_suite.config.check.formatting import nearest
@@ -96,6 +97,11 @@ class Form:
     low: float
     high: float
     max_chars: int
+
+
+def read_file(path: Path) -> str:
+    """Return the text in the file of a rubric, without the byte order mark that some editors write at its beginning."""
+    return path.read_text(encoding="utf-8-sig")
 
 
 def read_rubric(text: str) -> Rubric:

@@ -21,7 +21,7 @@ from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.registry import reward_file, reward_rule, teacher
-from rlhf_suite.rewards.rubric import ONLY, RubricError, read_rubric
+from rlhf_suite.rewards.rubric import ONLY, RubricError, read_file, read_rubric
 from rlhf_suite.sandbox.jail import offer
 
 FUNCTION = "reward_func"
@@ -59,7 +59,7 @@ def rubrics_are_usable(run: Run, folder: Path | None) -> Iterator[Problem]:
     rubrics = list_rubrics(run) if run.task in REWARDED else {}
     for key, name in rubrics.items():
         try:
-            rubric = read_rubric(Path(name).read_text(encoding="utf-8"))
+            rubric = read_rubric(read_file(Path(name)))
         except OSError as error:
             problem = f"{name} cannot be read (seen from {Path.cwd()}): {error.strerror}"
             yield Problem(key, problem, "give a text file with the rubric (docs/rewards_judge.md)")
