@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from foreign_agents import BASES, FILES
-from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.base import Task, Turn
 from rlhf_suite.agents.build import make_agent, make_episodes
+from rlhf_suite.agents.calls import EnvironmentFailure
+from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment
+from rlhf_suite.agents.openrlhf import class_of_step
 from rlhf_suite.config.check.agent_file import Export, export_of
 from rlhf_suite.config.declarations.agent import AgentConfig, agents_of
 from rlhf_suite.config.declarations.runs import Run
@@ -262,6 +266,36 @@ def test_an_environment_of_gymnasium(tokenizer, written):
     episode, said = play(tokenizer, written(FILES["gymnasium"]), ["right", "right"], "")
     assert said.startswith("[user\nbegin You are at 0.]") and "[user\nYou are at 1.]" in said
     assert episode.outcome == Scored(1.0, 1.0, {"agent/environment_truncated": 0.0})
+
+
+@pytest.mark.parametrize("returned", [None, (), "x", ("x", 1.0, True)])
+@pytest.mark.parametrize(("adapter", "first"), [(SkyRLEnvironment, "init"), (GymnasiumEnvironment, "reset")])
+def test_what_cannot_be_the_answer_of_a_method_is_named_with_its_class(adapter, first, returned):
+    class Odd:
+        def answer(self, *given, **named):
+            return returned
+
+        init = reset = step = answer
+
+    async def fail_in(function, *given) -> str:
+        with pytest.raises(EnvironmentFailure) as failure:
+            await function(*given)
+        return str(failure.value)
+
+    environment = adapter(Odd)
+    said = run(fail_in, environment.reset, Task([1], "hi", ({"role": "user", "content": "hi"},)))
+    assert said == f"{__file__}: class Odd: {first} returned {returned!r}, not a tuple of 2 values"
+    said = run(fail_in, environment.step, Turn(np.array([1]), "x", "x"))
+    assert said.startswith(f"{__file__}: class Odd: step returned {returned!r}, not a ")
+
+
+def test_what_the_function_step_returns_is_named_where_it_is_something_else():
+    async def step() -> None:
+        states = {"observation_text": "a", "action_text": "b", "label": "c"}
+        await class_of_step(lambda state, action, label: None)().step(states)
+
+    with pytest.raises(EnvironmentFailure, match=r"^step returned None, not a tuple \(reward, next state, done, extra"):
+        run(step)
 
 
 @pytest.mark.parametrize("form", FILES)

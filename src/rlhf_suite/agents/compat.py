@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure, call, construct
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.data.messages import Message
+from rlhf_suite.foreign_text import printable
 
 
 class TRLEnvironment:
@@ -69,12 +70,13 @@ class SkyRLEnvironment:
         """Make the environment with the columns of the row; it may rewrite the prompt."""
         extras = {"reward_spec": {"ground_truth": task.label}, **task.columns}
         self.instance = await construct(self.cls, **({"extras": extras} if takes(self.cls, "extras") else {}))
-        messages, _ = await call(self.instance.init, list(task.messages))
+        given = await call(self.instance.init, list(task.messages))
+        messages, _ = check_returned(given, 2, self.cls, "init")
         return Start(tuple(messages))
 
     async def step(self, turn: Turn) -> Step:
         """Ask for the observations that follow the text of a turn."""
-        given: Mapping[str, Any] = await call(get_instance(self.instance, self.cls).step, turn.text)
+        given = check_dict(await call(get_instance(self.instance, self.cls).step, turn.text), self.cls)
         if given.get("postprocessed_action") not in (None, turn.text):
             raise EnvironmentFailure("the environment returned a postprocessed_action; what the model wrote is kept")
         messages = tuple(given.get("observations") or ())
@@ -97,12 +99,14 @@ class GymnasiumEnvironment:
         """Reset it; the observation is added to the last message of the user."""
         self.instance = await construct(self.cls)
         given = await call(self.instance.reset, options={"label": task.label, **task.columns})
-        return Start(tuple(with_text(task.messages, text_observation(given[0]))))
+        observation, _ = check_returned(given, 2, self.cls, "reset")
+        return Start(tuple(with_text(task.messages, text_observation(observation))))
 
     async def step(self, turn: Turn) -> Step:
         """Take the content of a turn as the action."""
         step = get_instance(self.instance, self.cls).step
-        observation, reward, terminated, truncated, _ = await call(step, turn.content)
+        given = check_returned(await call(step, turn.content), 5, self.cls, "step")
+        observation, reward, terminated, truncated, _ = given
         message: Message = {"role": "user", "content": text_observation(observation)}
         extra = {"agent/environment_truncated": float(truncated)}
         return Step((message,), reward=number(reward), done=bool(terminated or truncated), extra=extra)
@@ -123,6 +127,29 @@ def get_instance(instance: Any, cls: Any) -> Any:
         fix = "call its reset in reset of the environment that holds it"
         raise EnvironmentFailure(f"{place_of(cls)} got a turn before its reset was called: {fix}")
     return instance
+
+
+def check_dict(given: Any, cls: Any) -> Mapping[str, Any]:
+    """Return what `step` of a class of the user's returned, which is a dict.
+
+    Raises:
+        EnvironmentFailure: it is something else.
+    """
+    if not isinstance(given, Mapping):
+        raise EnvironmentFailure(f"{place_of(cls)}: step returned {printable(repr(given), 60)}, not a dict")
+    return given
+
+
+def check_returned(given: Any, count: int, cls: Any, name: str) -> Sequence[Any]:
+    """Return what a method of a class of the user's returned, which is a tuple of so many values.
+
+    Raises:
+        EnvironmentFailure: it is something else.
+    """
+    if not isinstance(given, tuple | list) or len(given) != count:
+        shown = printable(repr(given), 60)
+        raise EnvironmentFailure(f"{place_of(cls)}: {name} returned {shown}, not a tuple of {count} values")
+    return given
 
 
 def place_of(cls: Any) -> str:

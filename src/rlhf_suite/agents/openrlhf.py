@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.calls import EnvironmentFailure, call, construct
-from rlhf_suite.agents.compat import get_instance, number, place_of, reward_of
+from rlhf_suite.agents.compat import check_dict, get_instance, number, place_of, reward_of
+from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
     from rlhf_suite.agents.session import Session
@@ -58,7 +59,7 @@ class OpenRLHFEnvironment:
             "label": self.task.label,
             "sampling_params": shown,
         }
-        given = await call(instance.step, states)
+        given = check_dict(await call(instance.step, states), self.cls)
         check_sampling(shown, kept)
         check_sampling(given.get("sampling_params"), kept)
         feedback = str(given.get("environment_feedback") or "")
@@ -84,11 +85,20 @@ def class_of_step(function: Callable[..., Any]) -> type:
         async def step(self, states: Mapping[str, Any]) -> dict[str, Any]:
             before = states["observation_text"] + states["action_text"]
             given = states["observation_text"], states["action_text"]
-            reward, after, done, *extra = await call(function, *given, label=states["label"])
+            returned = await call(function, *given, label=states["label"])
+            if not isinstance(returned, tuple | list) or len(returned) not in (3, 4):
+                shown = printable(repr(returned), 60)
+                raise EnvironmentFailure(f"step returned {shown}, not a tuple (reward, next state, done, extra)")
+            reward, after, done, *extra = returned
             if after is not None and not str(after).startswith(before):
                 raise EnvironmentFailure("step returned a state that does not begin with the state and the action")
             feedback = "" if after is None else str(after)[len(before) :]
-            return {"rewards": reward, "environment_feedback": feedback, "done": done, "extra_logs": dict(*extra)}
+            return {
+                "rewards": reward,
+                "environment_feedback": feedback,
+                "done": done,
+                "extra_logs": dict(*filter(None, extra)),
+            }
 
     return AgentInstance
 
