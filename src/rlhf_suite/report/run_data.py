@@ -37,6 +37,7 @@ from rlhf_suite.tracking.console import evaluation_results
 
 ERROR_LIMIT = 20_000  # characters
 TOKENIZER_BYTES = 256 << 20
+MOST_IDS = 1 << 32  # of a tokenizer, by the type of its numbers
 
 Spell = Callable[[Sequence[int]], list[str]]
 
@@ -204,7 +205,7 @@ def token_texts(folder: RunFolder, values: dict[str, Any], ids: Sequence[int]) -
 
 def token_text(tokenizer: Any, number: int) -> str:
     """Return the text of one token, or its name if it is a part of a character; its number if it has neither."""
-    name = tokenizer.id_to_token(number)
+    name = tokenizer.id_to_token(number) if 0 <= number < MOST_IDS else None
     if name is None:
         return f"[{number}]"
     text = str(tokenizer.decode([number], skip_special_tokens=False))

@@ -5,6 +5,7 @@ If there are more tokens than a page holds, every file of samples gets a fair sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,12 +18,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.report.sample_files import OF_TURNS, TEXTS, Reader, SampleFile, is_text, sample_files, shares
+from rlhf_suite.report.sample_files import (
+    CALLS,
+    NUMBERS_OF_TURN,
+    OF_TURNS,
+    TEXTS,
+    TEXTS_OF_CALL,
+    Reader,
+    SampleFile,
+    is_per_token,
+    is_text,
+    sample_files,
+    shares,
+)
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.run_folders.run_folder import RunFolder
 
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
+LARGEST, LEAST_WIDTH = 1e38, 1e-9  # of a reward in it; of all bins together, beside the largest reward
 NOT_SHOWN = ("reward_query", "source", "finish_reason")  # columns of texts that others say better
 UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
 
@@ -128,13 +142,19 @@ def samples_of(
         "total": sum(file.rows for file in files),
         "count": len(columns["step"]),
         "columns": {printable(name): arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
-        "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(alike)},
+        "numbers": {name: arrays.add(single(values)) for name, values in number_columns(alike)},
         "others": [printable(name) for name in others],
         "texts": texts.shorten(room.characters),
         "histogram": histogram(files, rewards),
         "tokens": tokens_of(tables, arrays, spell, room.tokens),
         "turns": turns,
     }
+
+
+def single(values: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers in single precision; those that are too large for it are infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype("<f4")
 
 
 def turns_of(tables: Sequence[pa.Table], texts: Texts, limit: int) -> dict[int, list[list[Any]]]:
@@ -149,14 +169,15 @@ def turns_of(tables: Sequence[pa.Table], texts: Texts, limit: int) -> dict[int, 
         shown = int((counts[place].cumsum() <= share).sum())
         for row, records in enumerate(columns[place].slice(0, shown).to_pylist()):
             if records:
-                turns[int(begins[place]) + row] = [turn_of(record, texts) for record in records]
+                turns[int(begins[place]) + row] = [turn_of(record, texts) for record in records if record]
     return turns
 
 
 def turn_of(record: Mapping[str, Any], texts: Texts) -> list[Any]:
-    """Return one turn as a page has it."""
-    calls = [[texts.add(call[name]) for name in ("name", "arguments", "problem", "answer")] for call in record["calls"]]
-    return [record["end"], record["sampling_s"], record["answer_s"], calls]
+    """Return one turn as a page has it. Numbers that JSON does not have are None."""
+    calls = [[texts.add(call[name]) for name in TEXTS_OF_CALL] for call in record[CALLS] or () if call]
+    numbers = (record[name] for name in NUMBERS_OF_TURN)
+    return [*(number if number is not None and math.isfinite(number) else None for number in numbers), calls]
 
 
 def names_of_other_texts(tables: Sequence[pa.Table]) -> list[str]:
@@ -212,15 +233,12 @@ def numbers_of_tokens(table: pa.Table) -> dict[str, NDArray[Any]]:
 
 
 def token_columns(table: pa.Table) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-    """Return the columns with a number for each token, [T], and where each sample begins, [samples]."""
-    lists = {
-        field.name: table[field.name].combine_chunks()
-        for field in table.schema
-        if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
-    }
-    flat = {name: column.flatten().to_numpy() for name, column in lists.items()}
-    lengths = np.asarray(lists["owner"].value_lengths(), np.int64)
-    return flat, np.append(0, lengths.cumsum())[:-1]
+    """Return the columns with a number for each token, [T], and where each sample begins, [samples]. Lists of other
+    things are left out."""
+    lists = {field.name: table[field.name].combine_chunks() for field in table.schema if pa.types.is_list(field.type)}
+    lengths = lists["owner"].value_lengths()
+    flat = {name: column.flatten().to_numpy() for name, column in lists.items() if is_per_token(column, lengths)}
+    return flat, np.append(0, np.asarray(lengths, np.int64).cumsum())[:-1]
 
 
 def histogram(files: Sequence[SampleFile], rewards: Sequence[NDArray[Any]]) -> dict[str, Any]:
@@ -229,14 +247,26 @@ def histogram(files: Sequence[SampleFile], rewards: Sequence[NDArray[Any]]) -> d
     finite = [values[np.isfinite(values)] for values in rewards]
     files = [file for file, values in zip(files, finite, strict=True) if len(values)]
     known = [values for values in finite if len(values)]
-    edges = np.histogram_bin_edges(np.concatenate([np.zeros(0), *known]), BINS)
-    counts = [np.histogram(values, edges)[0].tolist() for values in known]
+    edges = edges_of_bins(np.concatenate([np.zeros(0), *known]))
+    counts = [np.histogram(values.clip(-LARGEST, LARGEST), edges)[0].tolist() for values in known]
     return {
         "edges": edges.tolist(),
         "counts": counts,
         "kinds": [file.kind for file in files],
         "steps": [file.step for file in files],
     }
+
+
+def edges_of_bins(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the edges of BINS bins from the least to the largest value, [BINS + 1]. Values that are equal, or differ
+    by no more than the error of a sum, are in the middle of bins around them."""
+    low, high = (float(end) for end in (values.min(), values.max())) if len(values) else (0.0, 1.0)
+    low, high = (min(max(end, -LARGEST), LARGEST) for end in (low, high))
+    size = max(abs(low), abs(high))
+    if high - low <= max(LEAST_WIDTH * size, float(np.finfo(np.float32).tiny)):
+        margin = max(0.5, 1e-6 * size)
+        low, high = low - margin, high + margin
+    return np.linspace(low, high, BINS + 1)
 
 
 def tokens_of(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rlhf_suite.foreign_files import DamagedFile, parquet
@@ -21,6 +22,11 @@ from rlhf_suite.run_folders.run_folder import RunFolder, list_samples_files
 TEXTS = ("prompt", "response", "label", "datasource", "ending")
 REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
 OF_TURNS = "turns"  # the column with the records of an agent's turns
+NUMBERS_OF_TURN, CALLS, TEXTS_OF_CALL = (
+    ("end", "sampling_s", "answer_s"),
+    "calls",
+    ("name", "arguments", "problem", "answer"),
+)
 TOKENS = ("owner", "weight_version", "mask", "ids")
 
 
@@ -32,12 +38,26 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_turns(kind: pa.DataType) -> bool:
+    """Return whether a type is that of the records of turns, which `sample_data.turn_of` reads."""
+    turn = kind.value_type if pa.types.is_list(kind) else kind
+    if not pa.types.is_struct(turn) or any(turn.get_field_index(name) < 0 for name in (*NUMBERS_OF_TURN, CALLS)):
+        return False
+    calls = turn.field(CALLS).type
+    call = calls.value_type if pa.types.is_list(calls) else calls
+    if not pa.types.is_struct(call) or any(call.get_field_index(name) < 0 for name in TEXTS_OF_CALL):
+        return False
+    numbers, texts = (turn.field(name) for name in NUMBERS_OF_TURN), (call.field(name) for name in TEXTS_OF_CALL)
+    is_empty = pa.types.is_null
+    return all(is_number(one.type) for one in numbers) and all(is_text(one.type) or is_empty(one.type) for one in texts)
+
+
 # The columns of a file that a page shows: names, whether a type is right, and what they hold.
 COLUMNS: tuple[tuple[tuple[str, ...], Callable[[pa.DataType], bool], str], ...] = (
     ((*TEXTS, "reward_query"), is_text, "texts"),
     (("reward",), is_number, "numbers"),
     (TOKENS, lambda kind: pa.types.is_list(kind) and is_number(kind.value_type), "lists of numbers"),
-    ((OF_TURNS,), lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type), "records of turns"),
+    ((OF_TURNS,), is_turns, "records of turns"),
 )
 
 
@@ -104,6 +124,7 @@ class Reader:
         if known.table is None or len(known.table) < count:
             with parquet(path) as file:
                 known.table = pa.Table.from_batches([next(file.iter_batches(max(1, count)))])
+                check_tokens(known.table, path)
         return known.table.slice(0, count)
 
 
@@ -116,6 +137,28 @@ def check_columns(schema: pa.Schema, path: Path) -> None:
                 raise DamagedFile(f"{path} is damaged: it has no column {name}")
             if place >= 0 and not is_kind(schema.field(place).type):
                 raise DamagedFile(f"{path} is damaged: its column {name} does not hold {kind}")
+
+
+def check_tokens(table: pa.Table, path: Path) -> None:
+    """Raise DamagedFile if a file has tokens, and not of each sample the same number in all columns of TOKENS."""
+    present = [name for name in TOKENS if name in table.column_names]
+    if not present:
+        return
+    if missing := [name for name in TOKENS if name not in present]:
+        raise DamagedFile(f"{path} is damaged: it has a column {present[0]}, and no column {missing[0]}")
+    lengths = table["owner"].combine_chunks().value_lengths()
+    for name in TOKENS:
+        if not is_per_token(table[name].combine_chunks(), lengths):
+            raise DamagedFile(f"{path} is damaged: its column {name} does not have one number for each token")
+    if len(table) and (pc.min(lengths).as_py() or 0) < 1:
+        raise DamagedFile(f"{path} is damaged: it has a sample without tokens")
+
+
+def is_per_token(column: pa.ListArray, lengths: pa.Array) -> bool:
+    """Return whether a column of lists has a number for each token of samples with these lengths, [samples]."""
+    return (
+        is_number(column.type.value_type) and lengths.equals(column.value_lengths()) and not column.flatten().null_count
+    )
 
 
 def sample_files(folder: RunFolder, samples: int, reader: Reader) -> list[SampleFile]:

@@ -144,6 +144,8 @@ def first_steps_of_a_stream(curves: dict[str, Points]) -> list[str]:
     if not early:
         return []
     usual = statistics.median(length for _, length in lengths[len(early) :])
+    if not usual:  # most later responses are empty
+        return []
     steps = f"Step {early[0][0]}" if len(early) == 1 else f"Steps {early[0][0]} to {early[-1][0]}"
     shares = [length / usual for _, length in early]
     share = f"{min(shares):.2f}" if len(early) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
@@ -197,5 +199,6 @@ def first_samples(path: Path) -> list[dict[str, Any]]:
 def response_of(row: dict[str, Any]) -> str:
     """Return the response of a sample as reward models saw it: with its special tokens, if the text begins with the
     prompt."""
-    _, prompt, answer = row["reward_query"].partition(row["prompt"])
-    return answer if prompt else row["response"]
+    query, prompt = row["reward_query"] or "", row["prompt"] or ""
+    _, shown_prompt, answer = query.partition(prompt) if prompt else ("", query, query)
+    return answer if shown_prompt else row["response"] or ""

@@ -28,7 +28,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.locks import is_alive
 from rlhf_suite.report import html
@@ -65,7 +64,7 @@ class Live:
         """Return the packed data if a browser does not have them yet.
 
         Raises:
-            UserError, DamagedFile, OSError: a folder cannot be read now.
+            UserError, OSError: a folder cannot be read now.
         """
         with self._lock:
             if time.monotonic() >= self._rest_until:
@@ -129,19 +128,21 @@ class Site:
 
     def page(self, request: Request) -> Response:
         """Answer with the page, which asks for its data."""
-        if self.find(request) is None:
-            return missing()
-        return HTMLResponse(self._page, headers=HEADERS)
+        try:
+            live = self.find(request)
+        except (UserError, OSError) as error:
+            return unavailable(error)
+        return missing() if live is None else HTMLResponse(self._page, headers=HEADERS)
 
     def data(self, request: Request) -> Response:
         """Answer with the data of a page, or with none if the browser has the newest."""
-        live = self.find(request)
-        if live is None:
-            return missing()
         try:
+            live = self.find(request)
+            if live is None:
+                return missing()
             packed = live.newer_than(request.query_params.get("seen", ""))
-        except (UserError, DamagedFile, OSError) as error:  # a run that is deleted, or begins again
-            return PlainTextResponse(printable(str(error)), 503, HEADERS)
+        except (UserError, OSError) as error:
+            return unavailable(error)
         if packed is None:
             return Response(status_code=204, headers=HEADERS)
         return Response(packed, headers=HEADERS | {"content-encoding": "gzip"}, media_type="application/octet-stream")
@@ -159,6 +160,11 @@ class Site:
                 return None
             self._runs[name] = Live(lambda: html.choose_runs([folder]), self._reader, "../../")
         return self._runs[name]
+
+
+def unavailable(error: Exception) -> Response:
+    """Return the answer where a folder cannot be read now, because a run is deleted or begins again."""
+    return PlainTextResponse(printable(str(error)), 503, HEADERS)
 
 
 def missing() -> Response:
