@@ -71,6 +71,7 @@ def test_a_long_text_is_cut_and_says_how_long_it_was():
         ("Illegal header value b'Bearer tok\\nen-123'", "Illegal header value b'Bearer <A_TOKEN>'"),
         ("http://me:pa55@host:80/x and https://host/y@z", "http://<password>@host:80/x and https://host/y@z"),
         ("wss://token@host/ws closed", "wss://<password>@host/ws closed"),
+        ("http://me:pa@55@host/x, http://you:@@host", "http://<password>@host/x, http://<password>@host"),
         (f"{'x' * 995}sk-12345678", f"{'x' * 995}<MY_A... (1006 characters)"),
         ("true on 1234 in /tmp", "true on 1234 in /tmp"),
     ],

@@ -16,7 +16,7 @@ SECRET_FIELD = re.compile(
     r"(?:.*[._-])?(?:api)?(?:key|token|secret|password|passwd|authorization|auth|signature|sig)", re.IGNORECASE
 )
 SHORTEST_SECRET, LONGEST_SECRET = 6, 4096  # characters
-PASSWORD_OF_ADDRESS = re.compile(r"(?<=://)[^\s/@]*@")
+PASSWORD_OF_ADDRESS = re.compile(r"(?<=://)[^\s/]*@")  # to the last @: a password may have one too
 NOT_OF_USER = (Path(__file__).parent, Path(traceback.__file__).parent)  # the suite, and the library of Python
 # Control characters, formatting that reorders or hides text, surrogates, line and paragraph separators.
 INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
