@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 import rlhf_suite as rs
@@ -49,3 +52,11 @@ def test_mistakes_are_those_of_a_run():
         rs.plan("chat", model="builtin:tiny")
     with pytest.raises(rs.UserError, match="h101"):
         rs.plan("sft", gpu="h101", demo="sft")
+
+
+def test_the_free_disk_is_that_of_the_run_folder(tmp_path):
+    shared = Path("/dev/shm") / f"plan-{tmp_path.name}" / "run"
+    for folder in (shared, tmp_path / "run"):
+        free = shutil.disk_usage(folder.parents[1]).free
+        planned = rs.plan("sft", demo="sft", tflops=0.05, run_dir=folder).estimate.target.disk
+        assert planned == pytest.approx(free, abs=256 * 2**20)

@@ -15,7 +15,7 @@ from rlhf_suite.config.declarations.sections import section_of
 from rlhf_suite.config.plan.run_plan import resolve
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
-from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device
+from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device, find_kind
 from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, Planner, estimate
 from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
 from rlhf_suite.planner.needs import DeviceUse, Process, Target
@@ -491,3 +491,40 @@ def test_the_memory_of_a_judge_is_counted_on_devices_of_its_own(folder):
     judge = planner.processes()["judge"]
     assert judge.devices == 2 and judge.memory.always["weights"] == parameters(used(path)).total
     assert "judge x 1" in planner.host(planner.processes())
+
+
+@pytest.mark.notices(
+    "a GPU is taken for one whose name is a part of its own",
+    "planner/devices.py",
+    're.search(rf"\\bG?{re.escape(kind.mark)}\\b", name)',
+    "kind.mark in name",
+)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GH200 480GB", "h200"),
+        ("NVIDIA GB200", "b200"),
+        ("NVIDIA H20-3e", "h20"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090 D", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("Tesla V100-SXM2-16GB", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name, kind):
+    known = find_kind(name)
+    assert (known.name if known else None) == kind

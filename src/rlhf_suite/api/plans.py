@@ -19,6 +19,7 @@ from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.check.problems import report
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
+from rlhf_suite.disk import free_bytes
 from rlhf_suite.errors import UserError
 from rlhf_suite.machine_memory import machine_memory
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
@@ -89,8 +90,8 @@ class Devices:
     tflops: float | None = None
 
 
-def target_of(asked: Devices) -> Target:
-    """Return the devices to plan for.
+def target_of(asked: Devices, folder: Path = Path()) -> Target:
+    """Return the devices to plan for, and on this machine what is free on the disk of the run's `folder`.
 
     Raises:
         UserError: the type of GPU is not known, or a number is not positive.
@@ -115,7 +116,7 @@ def target_of(asked: Devices) -> Target:
         device,
         memory if asked.memory is None else round(asked.memory * 2**30),
         flops if asked.tflops is None else asked.tflops * 1e12,
-        disk=None if device else shutil.disk_usage(Path.cwd()).free,
+        disk=None if device else free_bytes(folder),
         shared_memory=None if device or not shared.is_dir() else shutil.disk_usage(shared).free,
     )
 
@@ -143,7 +144,7 @@ def plan_run(line: CommandLine, checked: Preflight, asked: Devices) -> Planned:
     from rlhf_suite.planner.devices import cpu_flops
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
 
-    target, run = target_of(asked), only_run(checked)
+    target, run = target_of(asked, checked.folder), only_run(checked)
     problems = checked.problems if run is None else [*hub_models_exist(run)]
     if run is None or problems:
         raise UserError(report(problems))

@@ -12,6 +12,7 @@ all T. What gradient checkpointing computes again is not counted, as there.
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Device:
-    """A type of GPU. `mark` is a part of the name that torch gives it; `memory` is in bytes, as nvidia-smi shows it;
+    """A type of GPU. `mark` is in the name that torch and NVML give it; `memory` is in bytes, as nvidia-smi shows it;
     `flops` are dense bf16 operations per second and `bandwidth` bytes per second, by the data sheets of NVIDIA."""
 
     name: str
@@ -32,7 +33,8 @@ class Device:
     bandwidth: float
 
 
-# Of several whose mark is a part of a name, the first one counts.
+SLOWER = re.compile(r"\b(?:MIG|Laptop|Max-Q|D)\b")
+# Of several whose mark is in a name, the first one counts.
 DEVICES = (
     Device("b200", "B200", 183_359 * MIB, 2250e12, 8.0e12),
     Device("h200", "H200", 143_771 * MIB, 989.4e12, 4.8e12),
@@ -45,7 +47,9 @@ DEVICES = (
     Device("a100-80", "A100", 81_920 * MIB, 312e12, 2.0e12),
     Device("l40s", "L40S", 46_068 * MIB, 362e12, 0.864e12),
     Device("l4", "L4", 23_034 * MIB, 121e12, 0.3e12),
+    Device("l40", "L40", 46_068 * MIB, 181e12, 0.864e12),
     Device("a10", "A10", 23_028 * MIB, 125e12, 0.6e12),
+    Device("a10g", "A10G", 23_028 * MIB, 70e12, 0.6e12),
     Device("rtx-5090", "RTX 5090", 32_607 * MIB, 209.5e12, 1.792e12),
     Device("rtx-4090", "RTX 4090", 24_564 * MIB, 165.2e12, 1.008e12),
     Device("rtx-3090", "RTX 3090", 24_576 * MIB, 71e12, 0.936e12),
@@ -68,10 +72,20 @@ def find_device(name: str) -> Device:
     raise UserError(f"--gpu {name}: this type of GPU is not known. {meant}Known are {', '.join(names)}")
 
 
+def find_kind(name: str) -> Device | None:
+    """Return the type of a GPU by the name that torch or NVML gives it; None where it is not known. The mark is a whole
+    word of the name (an L40 is not an L4), or follows the G of a Grace Hopper or Grace Blackwell. Partitions of MIG and
+    the GPUs of laptops bear the name of a GPU that is faster."""
+    if SLOWER.search(name):
+        return None
+    return next((kind for kind in DEVICES if re.search(rf"\bG?{re.escape(kind.mark)}\b", name)), None)
+
+
 def peak_flops(device: str) -> float | None:
     """Return the dense bf16 operations per second of a device by the name that torch gives it; None where it is not
     known."""
-    return next((known.flops for known in DEVICES if known.mark in device), None)
+    kind = find_kind(device)
+    return None if kind is None else kind.flops
 
 
 def cpu_flops(dtype: str) -> float:

@@ -64,12 +64,12 @@ def fit_to_driver(run: Run, driver: Driver | None) -> tuple[Run, list[str]]:
     """Return the run with what the plan decides for the GPUs of a driver, and what to say of it; None, or a type of GPU
     without numbers: the plan does not know them."""
     from rlhf_suite.planner.checkpointing import models_to_decide, with_decisions
-    from rlhf_suite.planner.devices import DEVICES
+    from rlhf_suite.planner.devices import find_kind
     from rlhf_suite.planner.estimate import UTILISATION
     from rlhf_suite.planner.needs import Target
 
     gpus = driver.gpus if driver is not None else ()
-    device = next((kind for gpu in gpus for kind in DEVICES if kind.mark in gpu.name), None)
+    device = next(filter(None, (find_kind(gpu.name) for gpu in gpus)), None)
     if device is not None:
         target = Target(device, min(gpu.total for gpu in gpus), device.flops * UTILISATION)
         if (decided := decide_by_plan(run, target)) is not None:
