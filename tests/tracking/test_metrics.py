@@ -153,6 +153,44 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.stack
+@pytest.mark.notices(
+    "a run on a node without a network asks the servers of W&B although the user says offline",
+    "tracking/metrics.py",
+    'os.environ.get("WANDB_MODE") or',
+    "None or",
+    cases="offline",
+)
+@pytest.mark.parametrize(
+    ("key", "mode", "stored"),
+    [("k" * 40, "offline", True), ("", "", True), ("k" * 40, "disabled", False)],
+    ids=["offline", "empty key", "disabled"],
+)
+def test_wandb_is_used_as_its_environment_says(tmp_path, monkeypatch, key, mode, stored):
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
+    folder = RunFolder(tmp_path / "run")
+    log_steps(folder, 0, 1, 0.5, LoggerConfig(wandb=WandbConfig(enable=True)))
+    assert bool([*folder.path.glob("wandb/offline-run-*")]) == stored
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(("key", "mode"), [("short", ""), ("", "online"), ("", "sometimes")])
+def test_wandb_that_cannot_be_used_is_one_sentence(tmp_path, monkeypatch, key, mode):
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("HOME", str(tmp_path))  # without the key of `wandb login`
+    with pytest.raises(
+        UserError, match=r"^logger\.wandb\.enable: Weights & Biases cannot be used: .*WANDB_MODE=offline"
+    ):
+        log_steps(RunFolder(tmp_path / "run"), 0, 1, 0.5, LoggerConfig(wandb=WandbConfig(enable=True)))
+
+
 def test_runs_of_two_sweeps_share_no_folder_of_tensorboard(tmp_path):
     for sweep in ("first", "second"):
         wandb = WandbConfig(group=sweep, run_name="0 actor.freeze=[a/b]")

@@ -160,7 +160,8 @@ class Prometheus:
 
 
 class Wandb:
-    """Weights & Biases with the run's resolved configuration: online with WANDB_API_KEY, offline without.
+    """Weights & Biases with the run's resolved configuration: as WANDB_MODE says, else online with WANDB_API_KEY and
+    offline without.
 
     An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is derived from the run folder, so
     a resumed run continues the same curves.
@@ -169,20 +170,32 @@ class Wandb:
     def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
         import wandb
 
-        online = "WANDB_API_KEY" in os.environ
-        self._run = wandb.init(
+        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        try:
+            self._run = self.begin(config, folder, mode)
+        except (wandb.Error, ValueError) as error:
+            reason = " ".join(str(error).split())[:500]
+            fix = "Correct WANDB_API_KEY or WANDB_MODE, or set WANDB_MODE=offline and upload the run by wandb sync"
+            raise UserError(f"logger.wandb.enable: Weights & Biases cannot be used: {reason}. {fix}") from error
+        self._run.define_metric("*", step_metric="step")
+
+    @staticmethod
+    def begin(config: WandbConfig, folder: RunFolder, mode: Any) -> Any:
+        """Return a run of Weights & Biases that has begun, or continues the one of this folder."""
+        import wandb
+
+        return wandb.init(
             project=config.project,
             entity=config.org,
             group=config.group,
             name=config.run_name or folder.path.name,
             config=asdict(load(folder.config)),
             id=hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:12],
-            resume="allow" if online else None,
+            resume="allow" if mode == "online" else None,
             dir=str(folder.path),
-            mode="online" if online else "offline",
+            mode=mode,
             settings=wandb.Settings(silent=True, console="off"),
         )
-        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})

@@ -12,7 +12,8 @@ NAMING = is_true(".enable") | is_set("logger.tensorboard_dir", "<folder>")
 
 @dataclass
 class WandbConfig:
-    """Weights & Biases. The key comes from WANDB_API_KEY; without a key, the run is stored offline"""
+    """Weights & Biases. The key comes from WANDB_API_KEY; without a key, or with WANDB_MODE=offline, the run is stored
+    offline"""
 
     enable: bool = flag(False, "Log metrics to Weights & Biases", resume=FREE)
     project: str = flag("rlhf_suite", "Project in Weights & Biases", resume=FREE, when=is_true(".enable"))
