@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from rlhf_suite.disk import (
     free_bytes,
     name_disk_errors,
     put,
+    sweep_abandoned,
     unwritable,
     write_aside,
     write_json,
@@ -113,3 +115,15 @@ def test_a_user_without_a_home_is_told_what_to_set():
     if "Permission denied" in done.stderr and "cache_root" not in done.stderr:
         pytest.skip("Python is not readable for other users here")
     assert "set XDG_CACHE_HOME=<a folder>" in done.stderr
+
+
+def test_what_killed_runs_have_begun_is_removed_a_day_later(tmp_path):
+    for name, age in (("old", 2 * disk.ABANDONED_S), ("new", 60)):
+        (tmp_path / f".{name}.new.1").write_text("half")
+        (tmp_path / f".{name}-folder.new.1").mkdir()
+        (tmp_path / f".{name}-folder.new.1" / "link").symlink_to("nowhere")
+        for path in (f".{name}.new.1", f".{name}-folder.new.1/link", f".{name}-folder.new.1"):
+            os.utime(tmp_path / path, (time.time() - age,) * 2, follow_symlinks=False)
+    (tmp_path / "kept").write_text("whole")
+    sweep_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-folder.new.1", ".new.new.1", "kept"]

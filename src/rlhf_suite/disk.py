@@ -241,8 +241,10 @@ def rename_new(source: Path, place: Path) -> None:
 def sweep_abandoned(folder: Path) -> None:
     """Remove what killed runs began to write aside in `folder`."""
     for begun in folder.glob(".*.new.*"):
-        if time.time() - max(path.stat().st_mtime for path in (begun, *begun.glob("*"))) > ABANDONED_S:
-            shutil.rmtree(begun, ignore_errors=True)
+        with suppress(OSError):  # another run removes it at the same time
+            changed = max(path.lstat().st_mtime for path in (begun, *begun.glob("*")))
+            if time.time() - changed > ABANDONED_S:
+                shutil.rmtree(begun) if begun.is_dir() else begun.unlink()
 
 
 def flush(path: Path) -> None:

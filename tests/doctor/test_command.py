@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_suite.cli import main
 from rlhf_suite.doctor import examine
-from rlhf_suite.doctor.findings import FAULT, GOOD, NOTE
+from rlhf_suite.doctor.findings import FAULT, GOOD, MARK, NOTE
 
 
 @pytest.mark.vllm
@@ -30,6 +30,21 @@ def test_a_trial_that_fails_or_hangs_is_a_fault(monkeypatch):
     monkeypatch.setattr(examine, "TRIAL_S", 0.01)
     (hung,) = examine.run_trial("computing")
     assert hung.state == FAULT and "did not end" in hung.text
+
+
+def test_findings_are_read_beside_what_libraries_print(monkeypatch, tmp_path):
+    """A library may print when it is imported, and when the trial ends."""
+    lines = ["import atexit, sys", "if 'rlhf_suite.doctor.trial' in ' '.join(sys.orig_argv):"]
+    lines += ["    print('[', end='')", "    atexit.register(lambda: print('good bye'))"]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert [finding.state for finding in examine.run_trial("computing") if finding.subject != "CUDA"] == [GOOD]
+
+
+@pytest.mark.parametrize("printed", ["", "good bye", f"{MARK}[", f"{MARK}[1]", f'{MARK}[{{"x": 1}}]'])
+def test_other_output_has_no_findings(printed):
+    with pytest.raises((ValueError, TypeError, StopIteration)):
+        examine.read_findings(printed)
 
 
 @pytest.mark.parametrize("words", [["--fast"], ["--quick", "task=sft"]])

@@ -39,7 +39,8 @@ class Screen:
         """Show a text that the process has printed; empty: nothing, but there may be more to see of the result."""
         self.said = (self.said + text)[-LIMIT:]
         if self.handle is None:
-            sys.stdout.write(text)
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
         elif text or self.seen != self.result.stamp():
             self.seen = self.result.stamp()

@@ -99,7 +99,8 @@ def follow(words: list[str], screen: Screen) -> tuple[int, str]:
     """Run a command line in a process that ends with this one; return its exit code and the last lines that it said.
 
     On a terminal the process has it, with its progress bars, and nothing is returned of what it said. At the first
-    interruption the process finishes its step, saves it and ends; at the second it ends at once.
+    interruption the process finishes its step, saves it and ends; at the second it ends at once. It is stopped too
+    where its output cannot be shown.
     """
     has_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     command = [sys.executable, "-m", "rlhf_suite.cli.child", str(os.getpid()), *words]
@@ -113,6 +114,12 @@ def follow(words: list[str], screen: Screen) -> tuple[int, str]:
             return process.wait(), screen.last_lines(SAID)  # no-limit: a run has its own limits
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)
+        except BaseException:  # nobody reads what it prints, such as after `| head`
+            process.terminate()
+            if process.stdout is not None:
+                process.stdout.close()
+            process.wait()  # no-limit: a run that is told to stop has a limit of its own
+            raise
 
 
 def texts_of(process: subprocess.Popen[bytes]) -> Iterator[str]:

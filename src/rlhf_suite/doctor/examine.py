@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf_suite.doctor.findings import FAULT, Finding
+from rlhf_suite.doctor.findings import FAULT, MARK, Finding
 
 TRIAL_S = 120.0
 SAID = 300  # characters of what a trial said before it failed
@@ -38,9 +38,21 @@ def run_trial(name: str) -> list[Finding]:
     environment = os.environ | runtime_env("cuda" if gpu_count() else "cpu")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, env=environment, check=True)
-        return [Finding(**finding) for finding in json.loads(done.stdout.splitlines()[-1])]
+        return read_findings(done.stdout)
+    except (ValueError, TypeError, StopIteration):
+        return [Finding(FAULT, name, "the findings cannot be read", f"see what it prints: {' '.join(command)}")]
     except subprocess.TimeoutExpired:
         return [Finding(FAULT, name, f"the trial did not end in {TRIAL_S:.0f} s", f"see where: {' '.join(command)}")]
     except subprocess.CalledProcessError as error:
         last = [line for line in error.stderr.splitlines() if line.strip()][-1:] or [f"exit code {error.returncode}"]
         return [Finding(FAULT, name, last[0].strip()[:SAID], f"the whole error: {' '.join(command)}")]
+
+
+def read_findings(printed: str) -> list[Finding]:
+    """Return the findings in what a trial has printed, beside lines of libraries.
+
+    Raises:
+        ValueError, TypeError, StopIteration: there are none, or not whole.
+    """
+    line = next(line for line in reversed(printed.splitlines()) if line.startswith(MARK))
+    return [Finding(**finding) for finding in json.loads(line.removeprefix(MARK))]

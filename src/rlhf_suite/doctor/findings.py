@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GOOD, NOTE, FAULT = "ok", "note", "fault"
+MARK = "findings of a trial: "  # begins the line of a trial that has its findings as JSON
 
 
 @dataclass(frozen=True)

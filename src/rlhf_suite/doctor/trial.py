@@ -1,6 +1,6 @@
 """Use the devices for a moment, in a process of its own: `python -m rlhf_suite.doctor.trial <name of a trial>`.
 
-The last line of its output is the findings as JSON. A trial that hangs or dies is a finding too: `rlhf-suite doctor`
+A line of its output is the findings as JSON. A trial that hangs or dies is a finding too: `rlhf-suite doctor`
 ends it after a time.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rlhf_suite.doctor.findings import FAULT, GOOD, NOTE, Finding
+from rlhf_suite.doctor.findings import FAULT, GOOD, MARK, NOTE, Finding
 
 LOOPBACK = "127.0.0.1"
 SIZE = 256  # rows and columns of a matrix
@@ -127,8 +127,8 @@ TRIALS: dict[str, Callable[[], Iterator[Finding]]] = {
 
 
 def main(name: str) -> None:
-    """Run a trial and print its findings."""
-    sys.stdout.write(json.dumps([asdict(finding) for finding in TRIALS[name]()]))
+    """Run a trial and print its findings, in a line of their own whatever libraries print."""
+    sys.stdout.write(f"\n{MARK}{json.dumps([asdict(finding) for finding in TRIALS[name]()])}\n")
 
 
 if __name__ == "__main__":
