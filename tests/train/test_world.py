@@ -32,6 +32,20 @@ def test_every_rank_and_every_seed_draws_numbers_of_its_own():
     assert drawn(5, 0) != drawn(7, 0)
 
 
+def limit_of_collectives(world: World) -> float:
+    return torch.distributed.group.WORLD._get_backend(world.device).options._timeout.total_seconds()
+
+
+@pytest.mark.notices(
+    "ranks give a slow one up after ten minutes, though it shows signs of life",
+    "train/strategy.py",
+    '"timeout": COLLECTIVES',
+    '"auto_mpi_discovery": True',
+)
+def test_ranks_wait_for_a_slow_one_as_long_as_the_driver_does(ranks):
+    assert ranks(2).call(limit_of_collectives) == [86400.0, 86400.0]
+
+
 @pytest.mark.notices(
     "ranks that split matrices drop other activations",
     "distributed/mesh.py",

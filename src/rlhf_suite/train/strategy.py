@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,10 @@ from rlhf_suite.train.settings import (
 from rlhf_suite.train.state_moves import move_states_to_device, move_states_to_host
 from rlhf_suite.train.torch_engine import TorchEngine
 
+# For a rank that waits for the others. Only the driver judges whether they still work (launch.timeout_s): DeepSpeed's
+# limit of ten minutes would end a run whose first rank takes longer to write a large model.
+COLLECTIVES = timedelta(days=1)
+
 
 def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
     """Join the process group of DeepSpeed, whose environment a Worker has set: gloo on CPUs, NCCL on GPUs. Without
@@ -76,7 +82,8 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
+    limit = {} if "DEEPSPEED_TIMEOUT" in os.environ else {"timeout": COLLECTIVES}
+    deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False, **limit)
     return World.of(rank.number, rank.mesh, device)
 
 
