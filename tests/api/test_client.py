@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 import rlhf_suite as rs
 from actor_processes import process_of
 from rlhf_suite.api.client_start import choose_stand_ins, compose, flatten, remark_on_unread
 from rlhf_suite.data.ending import Ending
-from rlhf_suite.rl.datum import to_experience
+from rlhf_suite.rl.datum import as_datum, to_experience
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -53,7 +54,11 @@ GONE_S = 60.0
         (rs.Datum([1, 2], [0, -1], 1, 0), "datum 0: weights has -1. A weight is at least 0"),
         (rs.Datum([1, 2], [1, 1], 1, 0), "datum 0: weights begins with 1. The first token has no log-prob"),
         (rs.Datum([1, 2], [0, 0], 1, 0), "no token has a weight above 0"),
+        (rs.Datum([]), "datum 0 has no tokens. Give at least one"),
+        (rs.Datum([[1, 2], [3]]), "datum 0: tokens is .*. Give a list of token ids"),
         ([1, 2], "datum 0 is a list. Give a list of rs.Datum"),
+        (as_datum(5), "datum 0: tokens is 5. Give a list of token ids"),
+        (as_datum("text"), "datum 0: tokens is 'text'. Give a list of token ids"),
     ],
 )
 def test_a_mistake_in_data_is_one_sentence(datum, message):
@@ -65,6 +70,16 @@ def test_a_mistake_in_data_is_one_sentence(datum, message):
 def test_no_data_is_a_mistake():
     with pytest.raises(rs.UserError, match="there are no sequences"):
         to_experience([], 260, 8)
+    with pytest.raises(rs.UserError, match=r"data is one rs.Datum. Give a list of rs.Datum"):
+        to_experience(rs.Datum([1, 2]), 260, 8)
+
+
+def test_numbers_may_be_tensors_with_a_gradient_and_of_half_precision():
+    advantages = torch.tensor([0.0, 1.5], dtype=torch.bfloat16, requires_grad=True)
+    datum = rs.Datum(torch.tensor([5, 6]), None, advantages, torch.tensor(-1.0, requires_grad=True))
+    batch = to_experience([datum], 260, 8, ("advantages", "old_log_probs"))
+    assert batch.ids.tolist() == [5, 6] and batch.advantages.tolist() == [0, 1.5]
+    assert batch.old_log_probs.tolist() == [-1, -1] and not batch.advantages.requires_grad
 
 
 def test_weights_become_mask_and_correction():
@@ -211,7 +226,10 @@ def test_a_mistake_in_a_loop_is_one_sentence(client, tmp_path):
         "count=0 is not above 0": lambda: client.forward([datum], count=0),
         "prompt 0: the token id 300 is not in the vocabulary": lambda: client.sample([[300]]),
         "prompt 0 has no tokens": lambda: client.sample([[]]),
-        "prompt 0: 64 tokens, but": lambda: client.sample([[1] * 64]),
+        "prompt 0: its 64 tokens fill data.max_len=64, so no response fits": lambda: client.sample([[1] * 64]),
+        r"prompt 0: tokens is \[1.9\]. Give a list of token ids": lambda: client.sample([[1.9]]),
+        "prompt 0: tokens is 81. Give a list of token ids": lambda: client.sample([81, 68]),
+        "sample: prompts is one prompt. Give a list of prompts": lambda: client.sample("reverse 0123 = "),
         "sample: num_samples=0 is below 1": lambda: client.sample(["x"], 0),
         "sample: temperature=3 is not between 0 and 2": lambda: client.sample(["x"], temperature=3),
         "there is no reference": lambda: client.compute_logprobs([[1, 2]], reference=True),

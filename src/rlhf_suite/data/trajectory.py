@@ -280,7 +280,11 @@ class Experience(TokenBatch):
         owners = self.episode if self.game is None else self.game
         if owners is None:
             return list(games)
-        return [row for game in games for row in torch.nonzero(owners == game)[:, 0].tolist()]
+        places = torch.full((int(owners.max()) + 1,), len(games))  # of each game among `games`; others come last
+        places[list(games)] = torch.arange(len(games))
+        of_ledgers = places[owners]  # [B]
+        chosen: list[int] = of_ledgers.argsort(stable=True)[: int((of_ledgers < len(games)).sum())].tolist()
+        return chosen
 
     def episode_sums(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [B] over all ledgers of each ledger's episode, [B]."""

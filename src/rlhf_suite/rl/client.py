@@ -179,6 +179,8 @@ class TrainingClient:
             max_new_tokens: None: rollout.max_new_tokens.
         """
         parts = self._of("sample")
+        if isinstance(prompts, str | Prompt):
+            raise UserError("sample: prompts is one prompt. Give a list of prompts")
         run, chosen = parts.run, [self._prompt(prompt, number) for number, prompt in enumerate(prompts)]
         if temperature is not None and not 0 <= temperature <= 2:
             raise UserError(f"sample: temperature={temperature} is not between 0 and 2")
@@ -291,10 +293,12 @@ class TrainingClient:
         parts = self._of("sample")
         if isinstance(prompt, str):
             prompt = tokens(parts.tokenizer, prompt, begin_ids(parts.tokenizer))
-        if not isinstance(prompt, Prompt):
-            prompt = as_prompt(prompt, number)
-        token_ids(prompt.ids, f"prompt {number}", self._vocabulary, parts.run.data.max_len - 1)
-        return prompt
+        given, max_len = prompt.ids if isinstance(prompt, Prompt) else prompt, parts.run.data.max_len
+        ids = token_ids(given, f"prompt {number}", self._vocabulary, max_len)
+        if len(ids) == max_len:
+            problem = f"its {max_len} tokens fill data.max_len={max_len}, so no response fits after it"
+            raise UserError(f"prompt {number}: {problem}. Raise the flag, or cut the prompt")
+        return prompt if isinstance(prompt, Prompt) else as_prompt(ids.tolist(), number)
 
     def _request(self, data: Sequence[Datum], loss: str | None, count: Count | None) -> tuple[Experience, LossRequest]:
         """Return data laid end to end, and the loss that is asked for."""
@@ -348,6 +352,4 @@ def check_loss(name: str) -> None:
 
 def as_prompt(ids: Sequence[int], index: int) -> Prompt:
     """Return tokens as the prompt with number `index`."""
-    if not len(ids):
-        raise UserError(f"prompt {index} has no tokens. Give at least one")
-    return Prompt([int(token) for token in ids], "", "", "", f"prompt {index}", index=index)
+    return Prompt([*ids], "", "", "", f"prompt {index}", index=index)

@@ -69,6 +69,8 @@ def per_token(values: ArrayLike, count: int, name: str) -> NDArray[np.float32]:
     Raises:
         UserError: there are more or fewer, or one is not finite.
     """
+    if isinstance(values, torch.Tensor):  # as a model has it: on a GPU, in bf16, with a gradient
+        values = values.detach().float().cpu().numpy()
     try:
         array = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError):
@@ -87,13 +89,15 @@ def token_ids(tokens: Sequence[int], where: str, vocabulary: int, max_len: int) 
     """Return the ids of a sequence, [T].
 
     Raises:
-        UserError: they are not ids of the vocabulary, or too many.
+        UserError: they are not ids of the vocabulary, too many, or none.
     """
     try:
-        ids = np.asarray(tokens)
+        ids = np.asarray(tokens.cpu() if isinstance(tokens, torch.Tensor) else tokens)
         is_whole = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
     except ValueError:
-        is_whole = False
+        ids, is_whole = np.array(0), False
+    if ids.shape == (0,):
+        raise UserError(f"{where} has no tokens. Give at least one")
     if not is_whole:
         raise UserError(f"{where}: tokens is {tokens!r:.80}. Give a list of token ids")
     if len(ids) > max_len:
@@ -106,18 +110,30 @@ def token_ids(tokens: Sequence[int], where: str, vocabulary: int, max_len: int) 
     return ids.astype(np.int64)
 
 
+def name_data(data: Sequence[Datum]) -> list[str]:
+    """Return what errors call each of the data.
+
+    Raises:
+        UserError: it is not a list of data, or has none.
+    """
+    if isinstance(data, Datum):
+        raise UserError("data is one rs.Datum. Give a list of rs.Datum")
+    if not len(data):
+        raise UserError("there are no sequences. Give a list with at least one rs.Datum")
+    names = [f"datum {number}" for number in range(len(data))]
+    for name, datum in zip(names, data, strict=True):
+        if not isinstance(datum, Datum):
+            raise UserError(f"{name} is a {type(datum).__name__}. Give a list of rs.Datum")
+    return names
+
+
 def to_experience(data: Sequence[Datum], vocabulary: int, max_len: int, needed: Sequence[str] = ()) -> Experience:
     """Return data laid end to end. The weights become the mask, and `correction` where they are not 0 and 1.
 
     Raises:
         UserError: a sequence has wrong tokens or numbers, or lacks one of the `needed` numbers.
     """
-    if not data:
-        raise UserError("there are no sequences. Give a list with at least one rs.Datum")
-    names = [f"datum {number}" for number in range(len(data))]
-    for name, datum in zip(names, data, strict=True):
-        if not isinstance(datum, Datum):
-            raise UserError(f"{name} is a {type(datum).__name__}. Give a list of rs.Datum")
+    names = name_data(data)
     ids = [token_ids(datum.tokens, name, vocabulary, max_len) for name, datum in zip(names, data, strict=True)]
     for name, datum in zip(names, data, strict=True):
         for column in needed:
@@ -184,7 +200,7 @@ def as_datum(sequence: Datum | Trajectory | Tokens) -> Datum:
     """Return a sequence as data, with a weight for each token whose log-prob is asked for."""
     if isinstance(sequence, Trajectory):
         return Datum(sequence.ids.tolist(), sequence.model_mask.astype(np.float32))
-    return sequence if isinstance(sequence, Datum) else Datum(list(sequence))
+    return sequence if isinstance(sequence, Datum) else Datum(sequence)
 
 
 def split(batch: TokenBatch, values: torch.Tensor) -> list[NDArray[np.float32]]:

@@ -65,9 +65,9 @@ class ProcessRewardSource:
 def once(samples: Sequence[Sample], key: Callable[[Sample], Hashable]) -> tuple[list[Sample], list[int]]:
     """Return the samples without those of an equal key, and which of them each sample equals. A model gives equal texts
     in other batches other scores, by rounding, and estimators would take that for a difference."""
-    places: dict[Hashable, int] = {}
-    numbers = [places.setdefault(key(sample), len(places)) for sample in samples]
-    return [samples[numbers.index(place)] for place in range(len(places))], numbers
+    known: dict[Hashable, tuple[int, Sample]] = {}
+    numbers = [known.setdefault(key(sample), (len(known), sample))[0] for sample in samples]
+    return [sample for _, sample in known.values()], numbers
 
 
 def tokens_of(samples: list[Sample]) -> TokenBatch:
