@@ -181,7 +181,7 @@ def test_a_failure_that_passes_costs_a_try(monkeypatch):
         ),
         ((400, b"too long"), r"HTTP 400: too long\. Start it again"),
         ((401, b""), "export the server's token as RLHF_SUITE_TEACHER_TOKEN"),
-        ((200, {"choices": []}), "has not one choice for each of 2 prompts"),
+        ((200, {"choices": []}), "does not have one choice for each of the 2 prompts"),
         (
             (200, {"choices": [{"prompt_logprobs": None}] * 2}),
             r"no prompt_logprobs of each token .*rl_distillation\.md",

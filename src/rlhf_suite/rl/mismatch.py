@@ -23,8 +23,10 @@ def check_mismatch(mean: float, limit: float) -> None:
     """Stop the run when the engines sample from another policy than the one that is trained."""
     if not mean <= limit:  # NaN passes it too
         raise RunError(
-            f"engine and trainer disagree: mean |log-prob difference| {mean:.2e} on the rollout passes {limit:.2e} "
-            "(algo.mismatch_max); the engine does not sample from the policy that is trained"
+            f"the engines and the trainer disagree: on this rollout the mean |log-prob difference| is {mean:.2e}, and "
+            f"algo.mismatch_max allows {limit:.2e}, so the engines do not sample from the policy that is trained. "
+            "Raise algo.mismatch_max if only rounding differs, as with quantised engines. Otherwise look for what "
+            "engines and trainer compute in different ways"
         )
 
 

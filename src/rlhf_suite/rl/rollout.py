@@ -61,7 +61,8 @@ class RolloutBuilder:
         """Return why a step (0-based) has no group to train on, after so many rounds of candidates."""
         algo, problem = self.filters.algo, f"{rounds} rounds of prompts gave no group"
         if not algo.filters:  # all of them have failed, and others of their round have not
-            return f"no group of step {step + 1} has a reward (logs/{FAILURES} has the reasons)"
+            said = f"no group of step {step + 1} has a reward (logs/{FAILURES} has the reasons)"
+            return f"{said}. Repair the reward, and continue the run"
         if algo.group_filter is None:
             return (
                 f"{problem} with a mean score inside algo.dynamic_filtering_range={algo.dynamic_filtering_range} and "

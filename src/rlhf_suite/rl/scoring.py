@@ -111,13 +111,14 @@ class SampleScorer:
             reasons += f", the newest is {self.failed_by}"
         if not has_rewards:
             raise RunError(
-                f"none of {samples:g} samples has a reward ({reasons}); no group is left. Repair the reward, and "
+                f"none of {samples:g} samples has a reward ({reasons}), so no group is left. Repair the reward, and "
                 "continue the run"
             )
         if failures > self.config.max_error_rate * samples:
             raise RunError(
-                f"{failures:g} of {samples:g} samples have no reward ({reasons}); that is more "
-                f"than reward.max_error_rate={self.config.max_error_rate:g}"
+                f"{failures:g} of {samples:g} samples have no reward ({reasons}). That is a larger share "
+                f"than reward.max_error_rate={self.config.max_error_rate:g} allows. Repair the reward, or raise the "
+                "flag, and continue the run"
             )
 
 

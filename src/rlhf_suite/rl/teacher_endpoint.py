@@ -204,7 +204,8 @@ def read_scores(answer: Any, sequences: Sequence[Sequence[int]], flag: str) -> l
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != len(sequences):
-        raise RunError(f"{flag}: the answer has not one choice for each of {len(sequences)} prompts")
+        problem = f"the answer does not have one choice for each of the {len(sequences)} prompts"
+        raise RunError(f"{flag}: {problem}. Give a server with vLLM's protocol (docs/rl_distillation.md)")
     return [scores_of(choice, ids, flag) for choice, ids in zip(choices, sequences, strict=True)]
 
 
@@ -213,7 +214,7 @@ def scores_of(choice: Any, ids: Sequence[int], flag: str) -> list[float]:
     given = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
     if not isinstance(given, list) or len(given) != len(ids):
         problem = "the answer has no prompt_logprobs of each token of the prompt"
-        raise RunError(f"{flag}: {problem}: it takes a server with vLLM's protocol (docs/rl_distillation.md)")
+        raise RunError(f"{flag}: {problem}. Give a server with vLLM's protocol (docs/rl_distillation.md)")
     scores = [0.0]
     for place, (token, entry) in enumerate(zip(ids[1:], given[1:], strict=True), 1):
         value = entry.get(str(token)) if isinstance(entry, dict) else None

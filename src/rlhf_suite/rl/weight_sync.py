@@ -173,7 +173,9 @@ class WeightSync:
         if not worst <= self.mismatch_limit:  # NaN passes it too
             raise WeightSyncError(
                 f"sync of version {probe.version}: all tensors arrived, but an engine's log-probs differ from the "
-                f"trainer's by {worst:.2e} on average (limit {self.mismatch_limit:.2e}, algo.mismatch_max)"
+                f"trainer's by {worst:.2e} on average, and algo.mismatch_max allows {self.mismatch_limit:.2e}. "
+                "Raise it if only rounding differs. Otherwise look for what engines and trainer compute in different "
+                "ways"
             )
         return {"sync/probe": worst}
 
