@@ -130,8 +130,8 @@ class Asked:
 @pytest.mark.notices(
     "a model scores equal texts each by itself",
     "rl/reward_models.py",
-    "places.setdefault(key(sample), len(places))",
-    "places.setdefault(len(places), len(places))",
+    "known.setdefault(key(sample),",
+    "known.setdefault(len(known),",
 )
 def test_a_model_scores_equal_texts_once():
     """In other batches a model gives the same text another score, by rounding."""

@@ -232,6 +232,8 @@ def test_a_mistake_in_a_loop_is_one_sentence(client, tmp_path):
         "sample: prompts is one prompt. Give a list of prompts": lambda: client.sample("reverse 0123 = "),
         "sample: num_samples=0 is below 1": lambda: client.sample(["x"], 0),
         "sample: temperature=3 is not between 0 and 2": lambda: client.sample(["x"], temperature=3),
+        "sample: step=-1 is not a whole number of at least 0": lambda: client.sample(["x"], step=-1),
+        "minibatches: step=1.5 is not a whole number of at least 0": lambda: client.minibatches(4, 1.5),
         "there is no reference": lambda: client.compute_logprobs([[1, 2]], reference=True),
         "prompts: the client has no data": lambda: client.prompts(0),
         "load_state: .* has no checkpoint": lambda: client.load_state(tmp_path),

@@ -108,6 +108,12 @@ def test_metrics_are_told_by_source():
     assert "train/a/reward" not in sample_metrics(scored([trajectory()], [1.0]))
 
 
+def test_samples_without_a_source_have_no_metrics_with_an_empty_name():
+    metrics = sample_metrics(scored([trajectory(sample=s, source=("", "a")[s]) for s in range(2)], [1.0, 0.0]))
+    assert metrics["train/a/score"] == 0 and metrics["train/score"] == 0.5
+    assert not [name for name in metrics if "//" in name]
+
+
 def test_further_values_of_rewards_and_of_agents_have_names_of_their_own():
     """A value of one of several reward sources has the name of its source."""
     extra = [{"n": 1.0, "steps/mean": 0.5, "agent/turns": 2.0}, {"n": 2.0, "agent/turns": 4.0}]

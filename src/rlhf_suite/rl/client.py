@@ -187,6 +187,7 @@ class TrainingClient:
         for name, number in (("num_samples", num_samples), ("max_new_tokens", max_new_tokens)):
             if number is not None and number < 1:
                 raise UserError(f"sample: {name}={number} is below 1")
+        check_step("sample", self.samplings if step is None else step)
         rollout = replace(run.rollout, max_new_tokens=max_new_tokens or run.rollout.max_new_tokens)
         stop_ids = stop_token_ids(parts.plan.models[ACTOR].path, parts.tokenizer)
         sampler = Sampler(rollout, parts.engines, stop_ids, seed=run.train.seed, max_len=run.data.max_len)
@@ -274,6 +275,7 @@ class TrainingClient:
         parts = self._of("prompts")
         if parts.prompts is None:
             raise UserError("prompts: the client has no data. Make it with data=..., or sample from your own prompts")
+        check_step("prompts", step)
         order = BatchOrder(len(parts.prompts), parts.run.rollout.batch_size, parts.run.train.seed)
         return [parts.prompts[row] for row in order.indices(step)]
 
@@ -281,6 +283,7 @@ class TrainingClient:
         """Return which of `count` samples each optimiser step of RL step `step` (from 0) takes, as task=ppo does:
         train.max_epochs shuffles by train.seed, cut into train.batch_size."""
         train = self._of("minibatches").run.train
+        check_step("minibatches", step)
         return step_indices(count, train.batch_size, train.max_epochs, (train.seed, step))
 
     @property
@@ -339,6 +342,12 @@ class TrainingClient:
         self, batch: TokenBatch, metrics: dict[str, float], log_probs: torch.Tensor, loss_sum: float
     ) -> LossOutput:
         return LossOutput(metrics, split(batch, log_probs * batch.mask), loss_sum)
+
+
+def check_step(call: str, step: int) -> None:
+    """Refuse what is not the number of an RL step."""
+    if not isinstance(step, int | np.integer) or step < 0:
+        raise UserError(f"{call}: step={step!r:.80} is not a whole number of at least 0. RL steps count from 0")
 
 
 def check_loss(name: str) -> None:

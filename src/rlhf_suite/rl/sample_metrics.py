@@ -55,13 +55,14 @@ def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
 
 def by_source(scored: ScoredTrajectories) -> dict[str, np.ndarray]:
     """Return which samples [B] bool belong to each source of prompts, where the run has several, to each value of the
-    column `datasource`, where these samples have several, and to each role, where their episodes have roles."""
+    column `datasource`, where these samples have several, and to each role, where their episodes have roles. Samples
+    without a value of the column belong to none of its values."""
     datasources, sources = scored.datasources, [t.prompt.source for t in scored.trajectories]
     roles = [t.role for t in scored.trajectories]
     columns = [datasources] if len(set(datasources)) > 1 else []
     if any(sources):
         columns.append(sources)
-    result = {name: np.array(names) == name for names in columns for name in sorted(set(names))}
+    result = {name: np.array(names) == name for names in columns for name in sorted(set(names)) if name}
     return result | {role: np.array(roles) == role for role in sorted(set(roles)) if role}
 
 
