@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from itertools import chain
 
 import pytest
@@ -12,10 +13,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import families
 from families import plain_tokenizer
+from full_disk import fill
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.declarations.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.disk import DiskError
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import load_model, load_tokenizer
@@ -152,6 +155,21 @@ def test_a_tokenizer_that_reads_other_tokens_when_it_is_loaded_is_refused(load, 
     parts.tokenizer.backend_tokenizer.pre_tokenizer = None
     parts.tokenizer.save_pretrained = plain_tokenizer().save_pretrained
     with pytest.raises(UserError, match="the tokenizer has another"):
+        rehearse(parts)
+
+
+@pytest.mark.notices(
+    "a full disk of temporary files is blamed on the model",
+    "models/rehearsal.py",
+    "(reason := full_reason(error, temporary)) is not None",
+    "(reason := full_reason(error, temporary)) == 0",
+)
+def test_a_full_disk_of_temporary_files_is_not_a_fault_of_the_model(load, folder, small, monkeypatch):
+    tokenizer = load_tokenizer(str(folder()), DataConfig.of("sft"))
+    parts = FolderParts.of(load(), tokenizer)
+    monkeypatch.setattr(tempfile, "tempdir", str(small))
+    fill(small)
+    with pytest.raises(DiskError, match=rf"^{small} \(TMPDIR\) cannot be written: the disk is full"):
         rehearse(parts)
 
 

@@ -84,6 +84,23 @@ def test_what_is_no_message_is_refused_with_a_reason(data):
         decode({1: Field("a", "int"), 2: Field("b", "int")}, data)
 
 
+@pytest.mark.notices(
+    "a value that an entry of a map omits is not that of its kind",
+    "train_server/wire.py",
+    'entry.get("value", absent)',
+    'entry.get("value")',
+)
+def test_an_entry_of_a_map_may_omit_a_value_that_is_zero_or_empty():
+    """Google's library writes such values, encoders of other languages leave them out."""
+    key = b"clip_low_threshold"
+    entry = bytes([0x0A, len(key)]) + key
+    for field in (5, 7):  # numbers of older clients, and settings
+        asked = Pass.of(encode(REQUEST, message() | {"settings": {}}) + bytes([field << 3 | 2, len(entry)]) + entry)
+        assert asked.settings == {"clip_low_threshold": 0.0}
+        changes = named_loss("ppo").request(asked.settings).changes
+        assert changes["eps_clip_low_high"] == pytest.approx([1.0, 0.2])
+
+
 def asked(loss, *data, **settings):
     fields = message() | {"data": [to_message(datum) for datum in data], "loss_fn": loss}
     fields["settings"] = {key: {"number": value} for key, value in settings.items()}

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_suite.config.declarations.launch import trusts_code
+from rlhf_suite.disk import DiskError, full_reason
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.classes import auto_class, build_from_config
 from rlhf_suite.models.families import family_of
@@ -33,6 +34,7 @@ def rehearse(parts: FolderParts, *, whole: bool = True) -> list[str]:
 
     Raises:
         UserError: the trained model could not be saved, or not be loaded again.
+        DiskError: the disk of temporary files is full.
     """
     base = parts.model.config._name_or_path
     try:
@@ -45,6 +47,9 @@ def rehearse(parts: FolderParts, *, whole: bool = True) -> list[str]:
             if whole and parts.model._auto_class is None:
                 check_shapes(parts, shapes, config)
     except Exception as error:
+        temporary = Path(tempfile.gettempdir())
+        if (reason := full_reason(error, temporary)) is not None:
+            raise DiskError(f"{temporary} (TMPDIR) cannot be written: {reason}") from error
         raise refusal(base, error) from error
     return changes(parts)
 

@@ -93,8 +93,8 @@ class Jobs:
         line = self.lines.setdefault(job.model, Line())
         if seq < line.next:
             raise BadRequest(
-                f"seq_id={seq}: this request of {job.model} is over, and its answer is no longer kept. It is not done "
-                f"again; the next number is {line.next}"
+                f"seq_id={seq}: this request of {job.model} is over: either it was done and its answer is no longer "
+                f"kept, or it has arrived too late. It is not done now; the next number is {line.next}"
             )
         self.known[job.number] = line.early[seq] = job
         while line.next in line.early:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.disk import DiskError
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.rollout_file import SampleFiles, append_rows
@@ -100,7 +101,7 @@ class Ledgers:
             for number, file in enumerate(files[:-1]):
                 if sum(sizes[number:]) > self.room:
                     file.unlink()
-        except (OSError, UserError) as error:
+        except (OSError, UserError, DiskError) as error:
             show_line(f"Warning: {path} was not written, so it lacks samples: {error}", to_stderr=True)
 
     def columns(self, drawn: Sequence[Drawn]) -> dict[str, pa.Array]:

@@ -70,8 +70,12 @@ class SampleRequest:
         """Return how tokens are sampled. `stop_ids` end a response unless the request says what does."""
         stop = self.parameters["stop"]
         given = [stop] if isinstance(stop, str) else stop
-        if not (given is None or (isinstance(given, list) and {type(part) for part in given} <= {str, int})):
-            raise BadRequest(f"asample: stop={stop!r:.40} is not a text, a list of texts or one of token ids")
+        kinds = {type(part) for part in given} if isinstance(given, list) else set()
+        is_known = given is None or (isinstance(given, list) and (kinds <= {str} or kinds <= {int}) and "" not in given)
+        if not is_known:
+            raise BadRequest(
+                f"asample: stop={stop!r:.40} is not a text, a list of texts or one of token ids; no text may be empty"
+            )
         texts = [text for text in given or () if isinstance(text, str)]
         ids = [token for token in given or () if isinstance(token, int)]
         top_k = int(self.number("top_k", -1, 2**31))

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from rlhf_suite.errors import UserError
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.train_server.bodies import Body, optional_text, table, text, whole
 from rlhf_suite.train_server.jobs import Answer, Job, Jobs
@@ -228,7 +229,7 @@ class Service:
                 self.models.create(name, self.sessions.is_left)
             try:
                 self.models.load(name, address, with_optimizer=with_optimizer)
-            except BadRequest:
+            except (BadRequest, UserError):  # UserError: the state is of other flags or of another model
                 if is_new:
                     self.models.unload(name)
                 raise

@@ -16,6 +16,7 @@ from rlhf_suite.serving.http_server import BadRequest
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # the wire types
 FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
 WIRE_TYPES = {"int": VARINT, "double": FIXED64}  # of kinds; all others have their length before them
+ABSENT: Mapping[str, Any] = {"int": 0, "double": 0.0, "bytes": b"", "text": ""}  # values that an entry of a map omits
 TWO_64 = 1 << 64
 
 
@@ -50,7 +51,9 @@ def decode(schema: Schema, data: bytes) -> dict[str, Any]:
             continue
         if field.map:
             entry = decode(kind_of(field), as_bytes(raw))
-            result.setdefault(field.name, {})[entry.get("key", "")] = entry.get("value")
+            kind = kind_of(field)[2].kind
+            absent = ABSENT[kind] if isinstance(kind, str) else {}
+            result.setdefault(field.name, {})[entry.get("key", "")] = entry.get("value", absent)
         elif field.many:
             packed = field.kind == "int" and wire_type == LENGTH
             values = list(read_packed(as_bytes(raw))) if packed else [value_of(field.kind, raw)]
