@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.migrate.convert import command_line, migrate
 from rlhf_suite.migrate.script import commands_in
 from rlhf_suite.migrate.shell_text import readable
 
@@ -189,6 +192,64 @@ def test_a_script_without_end_is_refused_in_a_sentence(name):
 def test_arithmetic_that_no_shell_could_do_stays_as_it_is_written(expression):
     (found,) = commands_in(f"{COMMAND} $(({expression}))")
     assert written(found.arguments) == ["--a", f"$(({expression}))"]
+
+
+@pytest.mark.notices(
+    "a remainder has the sign that Python gives it and not that of a shell",
+    "migrate/shell_values.py",
+    "abs(left) % abs(right) * (-1 if left < 0 else 1)",
+    "left % right",
+)
+@pytest.mark.parametrize(
+    "expression", [f"{left} {sign} {right}" for left in (-7, 7) for sign in "/%" for right in (-3, 3)]
+)
+def test_division_is_that_of_a_shell(expression):
+    (found,) = commands_in(f"{COMMAND} $(({expression}))")
+    asked = subprocess.run(["bash", "-c", f"echo $(({expression}))"], capture_output=True, text=True, check=True)
+    assert written(found.arguments) == ["--a", asked.stdout.strip()]
+
+
+@pytest.mark.parametrize("index", ["1", "-1", "-3", "-4", "$i", "i", "i+1", "$((i))", "5", "i-1"])
+def test_an_item_of_an_array_is_that_of_a_shell(index):
+    script = "A=(m/a m/b m/c); i=1"
+    (found,) = commands_in(f'{script}\n{COMMAND} "${{A[{index}]}}"')
+    asked = subprocess.run(
+        ["bash", "-c", f'{script}; echo "${{A[{index}]}}"'], capture_output=True, text=True, check=False
+    )
+    assert written(found.arguments) == ["--a", asked.stdout.strip()]
+
+
+def test_an_item_whose_number_the_script_does_not_say_is_lost_and_not_empty():
+    (found,) = commands_in(f"A=(m/a m/b)\n{COMMAND} ${{A[$SLURM_ARRAY_TASK_ID]}}")
+    assert written(found.arguments) == ["--a", "${A[$SLURM_ARRAY_TASK_ID]}"]
+
+
+@pytest.mark.notices(
+    "a digit that is no digit of a shell ends in a traceback",
+    "migrate/shell_text.py",
+    'return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None',
+    "return int(text) if text.isdigit() else None",
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torchrun --nnodes \u00b2 -m openrlhf.cli.train_sft",
+        "python -m openrlhf.cli.train_ppo_ray --freezing_actor_steps \u00b2",
+        "python -m openrlhf.cli.train_ppo_ray --freezing_actor_steps --5",
+        "python -m openrlhf.cli.train_ppo_ray --freezing_actor_steps $STEPS",
+        "python -m openrlhf.cli.train_ppo_ray --prompt_max_len \u00b2",
+        f"python -m openrlhf.cli.train_ppo_ray --prompt_max_len {'9' * 5000}",
+        "A=(a b)\npython -m openrlhf.cli.train_sft --max_len ${A[\u00b2]}",
+    ],
+)
+def test_a_number_is_one_of_a_shell(words):
+    (command,) = commands_in(words)
+    new = migrate(command)
+    assert command_line(new).startswith("python run.py task=")
+    if "freezing_actor_steps \u00b2" in words:
+        assert "--freezing_actor_steps \u00b2: not a whole number; write critic.freezing_steps=<steps>" in new.lost
+    if "$STEPS" in words:
+        assert "critic.freezing_steps=$((STEPS + 1))" in command_line(new)
 
 
 @pytest.mark.parametrize("word", ["{1..99999999}", "{a,b}" * 50, "${A[99999999999999999999]}", "$" * 1000])

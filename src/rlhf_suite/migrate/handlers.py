@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from rlhf_suite.config.check.old_names import BECOMES, GONE, NOTHING
 from rlhf_suite.config.declarations.runs import flags_of
 from rlhf_suite.migrate.command import Migrated, Old, join_values, write_value
-from rlhf_suite.migrate.shell_text import VARIABLE, variable
+from rlhf_suite.migrate.shell_text import VARIABLE, is_open, variable, whole_number
 
 Handler = Callable[[Migrated, Old, Sequence[str]], None]
 
@@ -85,8 +85,9 @@ def precision(new: Migrated, old: Old, values: Sequence[str]) -> None:
 def prompt_length(new: Migrated, old: Old, values: Sequence[str]) -> None:
     """The limit is on prompt and response together; a long prompt is left out and not cut."""
     answer = old.value("generate_max_len", "max_new_tokens") or "1024"
-    if values[0].isdigit() and answer.isdigit():
-        new.add("data.max_len", str(int(values[0]) + int(answer)))
+    lengths = [number for number in map(whole_number, (values[0], answer)) if number is not None]
+    if len(lengths) == 2:
+        new.add("data.max_len", str(sum(lengths)))
     else:
         new.add("data.max_len", variable(f"(({bare(values[0])} + {bare(answer)}))"))
     new.remark(
@@ -183,9 +184,11 @@ def conditional_prompt(new: Migrated, old: Old, values: Sequence[str]) -> None:
 
 def convert_freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
     """OpenRLHF freezes one step more; -1 is never."""
-    steps = int(values[0]) if values and values[0].lstrip("-").isdigit() else -1
-    if steps >= 0:
-        new.add("critic.freezing_steps", str(steps + 1))
+    steps = whole_number(values[0]) if values else -1
+    if steps is None and not is_open(values[0]):
+        new.lost.append(f"--freezing_actor_steps {values[0]}: not a whole number; write critic.freezing_steps=<steps>")
+    elif steps is None or steps >= 0:
+        new.add("critic.freezing_steps", variable(f"(({bare(values[0])} + 1))") if steps is None else str(steps + 1))
         new.remark("critic.freezing_steps=N trains only the critic in N steps; OpenRLHF did so in N + 1")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from rlhf_suite.migrate.shell import Statement, statements
-from rlhf_suite.migrate.shell_text import readable
+from rlhf_suite.migrate.shell_text import readable, whole_number
 
 ENTRIES = (
     "train_sft", "train_rm", "train_dpo", "train_kto", "train_prm", "train_kd", "train_ppo", "train_ppo_ray",
@@ -118,8 +118,8 @@ def number_of(words: Sequence[str], options: Sequence[str]) -> int | None:
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         value = value if equals else (words[place + 1] if place + 1 < len(words) else "")
-        if name in options and value.isdigit():
-            return int(value)
+        if name in options and (number := whole_number(value)) is not None and number >= 0:
+            return number
     return None
 
 

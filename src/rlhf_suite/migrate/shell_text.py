@@ -17,6 +17,11 @@ MARKED = re.compile(f"([{OPEN}{FOREIGN}])([^{OPEN}{FOREIGN}]*)\\1")
 HARMLESS = re.compile(r"\w+(?:[#%]{1,2}[\w./*-]*)?|\(\([\w\s+*/%()-]+\)\)")
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of digits, perhaps after a minus sign, stands for; None for any other text."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
 def variable(expression: str) -> str:
     """Return the mark of a variable, by what stands between the braces of `${...}`; of arithmetic by `((...))`."""
     is_harmless = HARMLESS.fullmatch(expression) is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.migrate.shell_text import VARIABLE, foreign, is_open, variable
+from rlhf_suite.migrate.shell_text import VARIABLE, foreign, is_open, variable, whole_number
 from rlhf_suite.migrate.shell_words import OPENER, Word, end_of
 
 MAX_VALUE = 2**20  # characters that all values of a script together may have
@@ -30,8 +30,9 @@ OPERATIONS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: lambda left, right: int(left / right) if abs(left) < 2**53 else left // right,
-    ast.Mod: operator.mod,
+    # A shell rounds towards zero, and a remainder has the sign of what is divided.
+    ast.FloorDiv: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
+    ast.Mod: lambda left, right: abs(left) % abs(right) * (-1 if left < 0 else 1),
 }
 
 
@@ -139,7 +140,7 @@ class Scope:
             yield Piece(foreign(f"${{{expression}}}"))
             return
         counts, name, index, sign, argument = match.groups(default="")
-        value = self.look_up(name, index)
+        value = self.look_up(name, index, line)
         if sign.strip(":") in ("-", "=", "+") and sign:
             is_set = value is not None and (not sign.startswith(":") or any(value.texts))
             if is_set == (sign[-1] == "+"):
@@ -164,7 +165,7 @@ class Scope:
             self.known[name] = Value(("".join(piece.text for piece in pieces),))
         return pieces
 
-    def look_up(self, name: str, index: str) -> Value | None:
+    def look_up(self, name: str, index: str, line: int) -> Value | None:
         """Return the value of a variable, or of an item of an array; None if it is not known."""
         value = self.known.get(name)
         if value is None and name.isdigit() and "@" in self.known:  # a function was given fewer arguments
@@ -173,7 +174,10 @@ class Scope:
             return value
         place = index or "0"
         if value.is_array and name not in ("@", "*"):
-            texts = value.texts[int(place) :][:1] if place.isdigit() else ()
+            number = whole_number(self.calculate(place, line))
+            if number is None:
+                return None
+            texts = value.texts[number:][:1] if number >= -len(value.texts) else ()  # -1 is the last item
             return Value(texts or ("",), notes=value.notes)
         return value if place == "0" or name in ("@", "*") else None
 
@@ -181,7 +185,7 @@ class Scope:
         """Return the mark of a variable that the script does not set."""
         if name.isdigit() or name in ("@", "*"):
             self.notes.append(f"${name}: the arguments of the script are not known; write them out")
-        elif name not in ALWAYS:
+        elif name not in ALWAYS and name not in self.known:  # of an array that is known, an item may not be
             unset = f"${name} is not set by the script; it has to be set before the new command"
             self.notes.append(self.outside.get(name, unset))
         return Piece(variable(expression) if name.isidentifier() or name.isdigit() else foreign(f"${name}"))
