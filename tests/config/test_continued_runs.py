@@ -271,6 +271,10 @@ def test_the_configuration_of_before_a_change_is_kept(checked, tmp_path):
         save(run, RunFolder(tmp_path).config)
     assert load(tmp_path / "config.1.yaml") == runs[1]
     assert [str(each) for each in changes(load(tmp_path / "config.2.yaml"), runs[3])] == ["train.seed: 1 -> 2"]
+    kept = (tmp_path / "config.2.yaml").read_text()
+    (tmp_path / "config.1.yaml").unlink()
+    keep_other_config(runs[0], RunFolder(tmp_path))
+    assert (tmp_path / "config.2.yaml").read_text() == kept
 
 
 @pytest.mark.parametrize("text", ["task: ppo\ntrain: {sed: 1}\n", "task: [", "", "- a\n", "task: nothing\n", "\0"])

@@ -136,6 +136,34 @@ def test_parquet_gives_a_column_the_type_that_all_its_values_fit_in(tmp_path):
     ]
 
 
+@pytest.mark.notices(
+    "columns of a parquet output that its first row lacks are lost",
+    "offline/part_file.py",
+    "names = dict.fromkeys(name for row in rows for name in row)",
+    "names = dict.fromkeys(rows[0])",
+)
+def test_parquet_has_each_column_that_any_of_the_rows_has(tmp_path):
+    part = opened(tmp_path, "out.parquet")
+    part.append([{"a": 1}, {"a": 2, "b": "x"}], 2, {})
+    part.finish()
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+
+
+def test_an_output_without_rows_is_a_parquet_file_without_rows(tmp_path):
+    part = opened(tmp_path, "out.parquet")
+    part.append([], 2, {})
+    part.finish()
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
+
+
+def test_a_number_that_parquet_cannot_hold_is_told_and_nothing_is_lost(tmp_path):
+    part = opened(tmp_path, "out.parquet")
+    part.append([{"a": 2**70}], 1, {})
+    with pytest.raises(UserError, match=r"out\.parquet\.part cannot become parquet.*choose a \.jsonl output"):
+        part.finish()
+    assert json.loads((tmp_path / "out.parquet.part").read_text()) == {"a": 2**70}
+
+
 def test_a_column_that_parquet_cannot_hold_is_told_and_nothing_is_lost(tmp_path):
     part = opened(tmp_path, "out.parquet")
     part.append([{"a": 1}, {"a": "x"}], 3, {})

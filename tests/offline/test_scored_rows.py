@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_suite.data.response_groups import input_name
 from rlhf_suite.offline.scored_rows import best, pair, with_columns
 
 
@@ -14,6 +15,30 @@ def test_given_columns_stay_and_give_way_by_name():
         "input_response": "old",
         "response": "new",
         "label": "7",
+    }
+
+
+@pytest.mark.notices(
+    "a column of the input is lost where the output renames another to its name",
+    "offline/scored_rows.py",
+    "return name in made or (before != name and before in kept and is_taken(before))",
+    "return name in made",
+)
+def test_no_column_is_lost_however_they_are_called():
+    given = {"input_prompt": 1, "prompt": 2, "input_input_prompt": 3, "input_other": 4, "input_label": 5, "label": 6}
+    made = with_columns(given, {"prompt": "new", "label": "6"}, {"label"})
+    assert made == {
+        "input_input_prompt": 1,
+        "input_prompt": 2,
+        "input_input_input_prompt": 3,
+        "input_other": 4,
+        "input_label": 5,
+        "prompt": "new",
+        "label": "6",
+    }
+    columns = {name: input_name(name, made) for name in given if name != "label"}
+    assert {name: made[column] for name, column in columns.items()} == {
+        name: value for name, value in given.items() if name != "label"
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rlhf_suite.data.row import Row, join_columns
 
 # The columns that task=generate writes; an input column with one of these names is called `input_<name>` there.
 MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score", "reward_query")
+RENAMED = "input_"
 NONE = "every response is cut off or empty"
 
 
@@ -48,7 +49,7 @@ def response_groups(path: Path, input_key: str, tools_key: str | None = None) ->
         if group is None or row["sample"] <= last["sample"] or row["prompt"] != last["prompt"]:
             if group is not None:
                 yield group
-            columns = {} if tools_key is None else {tools_key: row.get(input_name(tools_key))}
+            columns = {} if tools_key is None else {tools_key: row.get(input_name(tools_key, row))}
             group = ResponseGroup(prompt_of(row, input_key), [], columns)
         last = row
         if row["finish_reason"] != "length" and row["response"].strip():
@@ -60,13 +61,14 @@ def response_groups(path: Path, input_key: str, tools_key: str | None = None) ->
 def prompt_of(row: dict[str, Any], input_key: str) -> object:
     """Return the prompt of an output row: the value of column `input_key`, or of the columns in that comma list."""
     names = [name.strip() for name in input_key.split(",")]
-    given = {name: row.get(input_name(name)) for name in names}
+    given = {name: row.get(input_name(name, row)) for name in names}
     return join_columns(Row(given, "the responses", row["sample"]), input_key)
 
 
-def input_name(name: str) -> str:
-    """Return the name that an input column has in the output of task=generate."""
-    return f"input_{name}" if name in MADE else name
+def input_name(name: str, row: Mapping[str, Any]) -> str:
+    """Return the name that an input column has in a row of the output of task=generate."""
+    renamed = f"{RENAMED}{name}"
+    return renamed if name in MADE or (name.startswith(RENAMED) and renamed in row) else name
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

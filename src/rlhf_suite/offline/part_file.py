@@ -132,13 +132,17 @@ def to_parquet(source: Path, target: Path) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
+    def schema_of(rows: list[dict[str, Any]]) -> pa.Schema:
+        names = dict.fromkeys(name for row in rows for name in row)  # `from_pylist` takes the names of the first row
+        return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names}).schema
+
     try:
-        schemas = [pa.Table.from_pylist(rows).schema for rows in tables(source)]
+        schemas = [*map(schema_of, tables(source))] or [pa.schema([])]
         schema = pa.unify_schemas(schemas, promote_options="permissive")
         with ParquetWriter(target, schema) as writer:
             for rows in tables(source):
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:  # the latter where a number has more than 64 bits
         fix = "the rows are in that file; choose a .jsonl output for such columns"
         raise UserError(f"{source} cannot become parquet, whose columns have one type each: {error}; {fix}") from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rlhf_suite.data.response_groups import RENAMED
+
 # Columns in which the samples of a prompt differ, beside the response itself.
 SAMPLE_COLUMNS = ("sample", "finish_reason", "num_tokens", "score", "reward_query")
 
@@ -14,11 +16,16 @@ def with_columns(
 ) -> dict[str, Any]:
     """Return a row with the columns of the input and the new ones.
 
-    A column of the input that has the name of a new one is renamed to `input_<name>`. Columns in `replaced` are
-    dropped, because the new ones hold their contents.
+    A column of the input that has the name of a new one is renamed to `input_<name>`, and so is one that has this name
+    already. Columns in `replaced` are dropped, because the new ones hold their contents.
     """
-    kept = {f"input_{name}" if name in made else name: value for name, value in given.items() if name not in replaced}
-    return kept | dict(made)
+    kept = {name: value for name, value in given.items() if name not in replaced}
+
+    def is_taken(name: str) -> bool:
+        before = name.removeprefix(RENAMED)
+        return name in made or (before != name and before in kept and is_taken(before))
+
+    return {f"{RENAMED}{name}" if is_taken(name) else name: value for name, value in kept.items()} | dict(made)
 
 
 def best(scores: Sequence[float]) -> int:

@@ -113,5 +113,5 @@ def keep_other_config(run: Run, record: RunFolder) -> None:
         return
     before = load_earlier(record.config)
     if isinstance(before, Problem) or changes(before, run):
-        number = sum(1 for _ in record.path.glob("config.*.yaml")) + 1
-        record.config.rename(record.path / f"config.{number}.yaml")
+        places = (record.path / f"config.{number}.yaml" for number in itertools.count(1))
+        record.config.rename(next(place for place in places if not place.exists()))

@@ -73,7 +73,7 @@ class Stages:
         path, text = self.folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         if not path.exists():
             write_text(path, text)
-        elif path.read_text() != text:
+        elif path.read_text(encoding="utf-8") != text:
             raise UserError(f"{path} was made with other flags or from other data: {OTHER}")
         return path
 
