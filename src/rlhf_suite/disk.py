@@ -247,6 +247,15 @@ def sweep_abandoned(folder: Path) -> None:
                 shutil.rmtree(begun) if begun.is_dir() else begun.unlink()
 
 
+def modified_at(path: Path) -> float:
+    """Return when a file or folder was changed last, in seconds since the epoch; 0 if another process has removed or
+    renamed it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def flush(path: Path) -> None:
     """Have a file, or the entries of a folder, on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -67,6 +67,20 @@ def test_the_least_recently_used_entries_are_removed_until_the_rest_fits(sets):
     assert left(sets) == ["middle"] and list(sets.glob(".*")) == [sets / ".next.new.1"]
 
 
+@pytest.mark.notices(
+    "a run that makes room in the cache ends when another run does so at the same moment",
+    "data/cache.py",
+    "with contextlib.suppress(OSError):  # another process is removing it",
+    "with contextlib.suppress(PermissionError):",
+)
+def test_an_entry_that_another_process_is_removing_is_passed_over(tmp_path):
+    for name in ("gone", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SUMMARY).write_text("{}")
+    (tmp_path / "gone" / "rows.arrow").symlink_to(tmp_path / "removed")  # it is listed, and not there
+    assert evict(tmp_path, SUMMARY, 0) == [tmp_path / "whole"]
+
+
 def test_open_entries_stay_even_beyond_the_bound(sets):
     with open_locked(sets / "old" / SUMMARY):
         os.utime(sets / "old" / SUMMARY, (1, 1))

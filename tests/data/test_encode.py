@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, DataError, Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder
+from rlhf_suite.errors import RunError
 
 CONFIG = DataConfig.of("sft", output_key="output", max_len=24)
 
@@ -64,3 +66,22 @@ def test_a_long_list_of_reasons_is_shortened():
 def test_row_errors_pickle():
     error = pickle.loads(pickle.dumps(RowError("f:1", "broken")))
     assert (str(error), error.where, error.reason) == ("f:1: broken", "f:1", "broken")
+
+
+class Ending:
+    """An encoder whose process ends, as the system ends one that takes too much memory."""
+
+    def encode(self, row):
+        os._exit(9)
+
+
+@pytest.mark.notices(
+    "the end of a process that encodes rows is a traceback",
+    "data/encode.py",
+    "except BrokenProcessPool:",
+    "except ImportError:",
+)
+def test_a_worker_that_is_ended_is_one_message():
+    rows = [Row({}, "rows", 1)]
+    with pytest.raises(RunError, match=r"data\.dataloader_num_workers=1: a process that encodes rows was ended"):
+        list(encode_rows(Ending(), rows, BadRows("skip"), workers=1))

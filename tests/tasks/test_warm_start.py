@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from rlhf_suite.config import conf_dir
 from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE
 from rlhf_suite.data import builtin
-from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_start
+from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, command_of, same_tasks, warm_folder, warm_start
 
 DEMOS = conf_dir() / "demo"
 
@@ -57,3 +59,16 @@ def test_a_recipe_names_the_rows_that_it_is_said_to(recipe):
     rows = f"{builtin.PREFIX}{task}{RECIPES[recipe][1]}"
     assert f"\n  dataset: {rows}\n" in (DEMOS / f"{recipe}.yaml").read_text()
     assert rows.removeprefix(builtin.PREFIX) in builtin.names()
+
+
+@pytest.mark.notices(
+    "a cache folder whose name has a comma or brackets ends every demo",
+    "tasks/warm_start.py",
+    "{quote(str(folder))}",
+    "{folder}",
+)
+def test_the_cache_may_be_in_a_folder_of_any_name(tmp_path):
+    folder = tmp_path / "a, b=c (d)" / "model"
+    command = command_of("builtin:tiny", "warm_start", folder, [])
+    shown = subprocess.run([*command, "--cfg", "job"], capture_output=True, text=True, check=False)
+    assert f"output_dir: {folder}\n" in shown.stdout, shown.stderr

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.api.words import shorten
 from rlhf_suite.config.declarations.runs import Run as Config
-from rlhf_suite.disk import resolve_home
+from rlhf_suite.disk import modified_at, resolve_home
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import make_picture, rows_once, series
 from rlhf_suite.run_folders.record import load as load_config
@@ -214,7 +214,7 @@ def runs_below(folder: Path) -> list[Path]:
         below = [Path(entry.path) for place in level for entry in folders_in(place)]
         runs += [place for place in below if RunFolder(place).status_file.exists()]
         level = [place for place in below if not RunFolder(place).status_file.exists()]
-    newest = sorted(runs, key=lambda place: RunFolder(place).status_file.stat().st_mtime)[-MOST:]
+    newest = sorted(runs, key=lambda place: modified_at(RunFolder(place).status_file))[-MOST:]
     return sorted(newest)
 
 

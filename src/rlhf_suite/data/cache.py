@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from rlhf_suite.config.declarations import data
 from rlhf_suite.data.render import NUM_EMBEDDINGS
-from rlhf_suite.disk import file_digest
+from rlhf_suite.disk import file_digest, modified_at
 from rlhf_suite.locks import lock
 
 
@@ -55,10 +55,13 @@ def evict(cache: Path, mark: str, max_bytes: float) -> list[Path]:
 
     The entry whose file `mark` has the oldest modification time is removed first.
     """
-    entries = [folder for folder in cache.glob("[!.]*") if (folder / mark).is_file()]
-    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in entries}
+    sizes = dict[Path, int]()
+    for folder in cache.glob("[!.]*"):
+        with contextlib.suppress(OSError):  # another process is removing it
+            if (folder / mark).is_file():
+                sizes[folder] = sum(file.stat().st_size for file in folder.iterdir())
     total, gone = sum(sizes.values()), list[Path]()
-    for folder in sorted(entries, key=lambda entry: (entry / mark).stat().st_mtime):
+    for folder in sorted(sizes, key=lambda entry: modified_at(entry / mark)):
         if total <= max_bytes:
             break
         if remove_unless_open(folder, mark):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing import get_context
@@ -13,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
 from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.errors import RunError
 from rlhf_suite.registry import row_format
 from rlhf_suite.waits import result as waited_for
 
@@ -109,6 +111,9 @@ def _results(encoder: Encoder[Encoded], rows: Iterable[Row | RowError], workers:
     with ProcessPoolExecutor(workers, get_context("spawn"), _set_encoder, (encoder,)) as pool:
         try:
             yield from chain.from_iterable(_in_turn(pool, rows, workers * CALLS_AHEAD))
+        except BrokenProcessPool:
+            problem = f"data.dataloader_num_workers={workers}: a process that encodes rows was ended"
+            raise RunError(f"{problem}, perhaps for lack of memory. Use fewer of them; 0 is none") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -10,6 +10,7 @@ from rlhf_suite.config.check.problems import Problem
 from rlhf_suite.config.declarations.generate import output_file
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import RESUMABLE
+from rlhf_suite.disk import modified_at
 from rlhf_suite.errors import FixableError, UserError
 from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.locks import LOCK, holder_of
@@ -57,7 +58,7 @@ def find_damage(folder: Path) -> Problem | None:
 
 def newest_equal(run: Run, outputs: Path) -> Path | None:
     """Return the newest folder whose run was configured as this one, apart from what may differ in a continuation."""
-    started = sorted(outputs.glob("*/status.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    started = sorted(outputs.glob("*/status.json"), key=modified_at, reverse=True)
     return next((path.parent for path in started if is_earlier(RunFolder(path.parent), run)), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config import conf_dir
+from rlhf_suite.config.check.formatting import quote
 from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE, WorkerPlan
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import source_names
@@ -77,12 +79,18 @@ def warm_up(path: str, recipe: str, folder: Path, words: Sequence[str]) -> None:
     task, _ = RECIPES[recipe]
     shown = " ".join([f"task={task}", f"demo={recipe}", *words[:1]])
     show_line(f"Warming up {path} with {shown} (once; kept in {folder})")
-    command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
-    command += [f"ckpt.output_dir={folder}", f"actor.model_name_or_path={path}"]
+    command = command_of(path, recipe, folder, words)
     # It is one process, also where this run is the first task of a Slurm job of several nodes.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     if subprocess.run(command, check=False, env=variables).returncode:
-        raise RunError(f"warming up {path} failed; run `{' '.join(command[1:])}` to see why")
+        raise RunError(f"warming up {path} failed; run `{shlex.join(command)}` to see why")
+
+
+def command_of(path: str, recipe: str, folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the command that trains the built-in model `path` by a recipe and writes it to `folder`."""
+    task, _ = RECIPES[recipe]
+    command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
+    return [*command, f"ckpt.output_dir={quote(str(folder))}", f"actor.model_name_or_path={path}"]
 
 
 def same_tasks(prompts: str | None, form: str) -> str:
