@@ -46,8 +46,8 @@ def test_a_run_goes_below_outputs_by_task_and_time(checked, here):
 @pytest.mark.notices(
     "the oldest run is continued",
     "run_folders/earlier_runs.py",
-    "key=lambda path: path.stat().st_mtime, reverse=True)",
-    "key=lambda path: path.stat().st_mtime)",
+    "key=modified_at, reverse=True)",
+    "key=modified_at)",
 )
 def test_load_enable_finds_the_newest_run_of_the_same_configuration(checked, here):
     other, same = checked("task=sft train.seed=1").runs[0], checked("task=sft").runs[0]

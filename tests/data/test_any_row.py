@@ -3,11 +3,14 @@ Python does."""
 
 from __future__ import annotations
 
+import io
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from templates import LLAMA3, QWEN3
 
 from rlhf_suite.config.declarations.algo import AlgoConfig
@@ -194,6 +197,30 @@ def test_a_date_that_python_does_not_know_is_a_bad_row(tmp_path, datasets, kind)
         first, bad, last = locate(str(tmp_path / name), "train", DATASET).rows()
         assert (first.values["input"], last.values["input"]) == ("a", "c")
         assert bad.reason == "has a value that Python cannot hold, such as a date after the year 9999"
+
+
+@pytest.mark.notices(
+    "one broken image of a saved data set ends the run in a traceback",
+    "data/sources.py",
+    "except Exception as error:  # whatever decodes",
+    "except UnicodeError as error:  # whatever decodes",
+)
+def test_a_broken_image_of_a_saved_data_set_is_a_bad_row(tmp_path, datasets):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    images = [file.getvalue(), b"no image", file.getvalue()[:40], file.getvalue()]
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": image, "path": None} for image in images], "n": range(4)})
+    rows.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "saved")
+    first, *bad, last = locate(str(tmp_path / "saved"), "train", DATASET).rows()
+    assert (first.values["n"], last.values["n"]) == (0, 3)
+    assert all(row.reason.startswith("an image or another value cannot be decoded") for row in bad) and len(bad) == 2
+
+
+def test_arrays_of_two_dimensions_are_lists(tmp_path, datasets):
+    features = datasets.Features({"board": datasets.Array2D((2, 2), "int32"), "n": datasets.Value("int64")})
+    datasets.Dataset.from_dict({"board": [[[1, 2], [3, 4]]], "n": [5]}, features).save_to_disk(tmp_path / "saved")
+    (row,) = locate(str(tmp_path / "saved"), "train", DATASET).rows()
+    assert row.values == {"board": [[1, 2], [3, 4]], "n": 5}
 
 
 @pytest.mark.parametrize(

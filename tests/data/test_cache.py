@@ -56,8 +56,8 @@ def left(sets):
 @pytest.mark.notices(
     "the cache removes what was used last",
     "data/cache.py",
-    "key=lambda entry: (entry / mark).stat().st_mtime)",
-    "key=lambda entry: -(entry / mark).stat().st_mtime)",
+    "key=lambda entry: modified_at(entry / mark))",
+    "key=lambda entry: -modified_at(entry / mark))",
 )
 def test_the_least_recently_used_entries_are_removed_until_the_rest_fits(sets):
     assert evict(sets, SUMMARY, 3000) == []

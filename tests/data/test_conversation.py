@@ -81,7 +81,9 @@ def test_the_oldest_turns_are_dropped_to_make_room_but_never_the_system_message(
 def test_a_message_that_does_not_fit_alone_changes_nothing(tokenizer):
     talk = with_turns(tokenizer, room=100)
     before = talk.messages
-    with pytest.raises(RowError, match=r"has 230 tokens .*; 100 are possible \(chat\.max_len - chat\.max_new_tokens\)"):
+    with pytest.raises(
+        RowError, match=r"has 230 tokens .*; at most 100 are possible \(chat\.max_len - chat\.max_new_tokens\)"
+    ):
         talk.add_message("x" * 202)
     assert talk.messages == before
 

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rlhf_suite.config.rules.data import probability_problems
 from rlhf_suite.data.combine import combine, mixture
 from rlhf_suite.data.row import BadRows, DataError, RowError
 from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limit_rows, locate, source_names
@@ -367,6 +368,23 @@ def test_a_mixture_is_that_of_the_datasets_library(datasets, lengths, probs, see
     ]
     expected = datasets.interleave_datasets(sets, probs, seed=seed, stopping_strategy="all_exhausted")
     assert mixture(lengths, probs, seed).tolist() == [[row["source"], row["index"]] for row in expected]
+
+
+@pytest.mark.notices(
+    "probabilities that were rounded end in a traceback",
+    "data/combine.py",
+    "np.asarray(shares) / sum(shares)",
+    "np.asarray(shares)",
+)
+@pytest.mark.parametrize("count", [3, 6, 7])
+def test_rounded_probabilities_are_those_that_were_meant(count):
+    lengths, rounded = [5] * count, [round(1 / count, 6)] * count
+    assert (mixture(lengths, rounded, 0) == mixture(lengths, [1 / count] * count, 0)).all()
+    assert not [*probability_problems("data.dataset_probs", rounded, "data.dataset", count)]
+
+
+def test_a_mixture_draws_no_more_than_it_needs():
+    assert mixture([1000, 1000], [1 - 1e-9, 1e-9], 0, limit=50).tolist() == [[0, index] for index in range(50)]
 
 
 def test_a_mixture_has_every_row_and_the_proportions(tmp_path):

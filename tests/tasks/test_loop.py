@@ -226,7 +226,7 @@ def test_a_built_in_reward_model_is_trained_on_pairs_of_the_tasks_of_the_prompts
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
     config = Run.of("rejection_sampling", **SECTIONS, loop=LoopConfig.of("rejection_sampling", min_score=1.0))
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
-    with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no response scores 1 or more"):
+    with pytest.raises(RunError, match=r"nothing to train on; 2 prompts give no row: no response scores 1 or more"):
         rejection_sampling.run(config, tmp_path)
 
 

@@ -101,7 +101,7 @@ def test_dropped_turns_and_messages_that_do_not_fit_are_reported(chat, capsys):
         assert chat.handle("0123456789012345")
     assert capsys.readouterr().err.count("(turns dropped from the start of the conversation: 1;") == 2
     assert chat.handle("x" * 99) and len(chat.conversation.turns) == 2
-    assert "; 40 are possible" in capsys.readouterr().err
+    assert "; at most 40 are possible" in capsys.readouterr().err
 
 
 def test_an_interrupted_response_ends_a_pipe_but_not_a_terminal(chat, capsys, monkeypatch):

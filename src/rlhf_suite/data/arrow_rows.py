@@ -90,6 +90,8 @@ def change_of(kind: pyarrow.DataType) -> Change | None:
 
     if isinstance(kind, pyarrow.JsonType):
         return _parse_json
+    if isinstance(kind, pyarrow.BaseExtensionType):  # such as the arrays of two dimensions of `datasets`
+        return change_of(kind.storage_type)
     if types.is_struct(kind):
         return _struct_change({field.name: field.type for field in kind})
     if types.is_map(kind):

@@ -59,7 +59,7 @@ def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Seq
     """
     lengths, limit = [len(part) for part in parts], sources.max_samples
     if sources.probs is not None:
-        which, index = mixture(lengths, sources.probs, seed)[:limit].T
+        which, index = mixture(lengths, sources.probs, seed, limit).T
         return Combined(parts, np.cumsum([0, *lengths])[which] + index)
     if len(parts) == 1:  # `limit_rows` has counted its rows already, and one row may give several items
         return parts[0]
@@ -69,17 +69,19 @@ def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Seq
     return Combined(parts, np.sort(chosen))
 
 
-def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Return draws [N, 2] of (source, index in the source).
+def mixture(lengths: Sequence[int], shares: Sequence[float], seed: int, limit: int | None = None) -> NDArray[np.int64]:
+    """Return draws [N, 2] of (source, index in the source), the first `limit` of them.
 
-    Sources are drawn at random with probabilities `probs`. Each source is read in order and again from its start; the
-    last draw is the one that completes the last source. The draws equal those of
+    Sources are drawn at random with probabilities `shares`, which may be rounded. Each source is read in order and
+    again from its start; the last draw is the one that completes the last source. The draws equal those of
     `datasets.interleave_datasets(probabilities, seed, stopping_strategy="all_exhausted")`.
     """
     rng = np.random.default_rng(seed)
     blocks: list[NDArray[np.int64]] = []
-    drawn = np.zeros(len(lengths), dtype=np.int64)
+    drawn, probs = np.zeros(len(lengths), dtype=np.int64), np.asarray(shares) / sum(shares)
     while (drawn < lengths).any():
+        if limit is not None and drawn.sum() >= limit:
+            break
         blocks.append(rng.choice(len(lengths), size=1000, p=probs))
         drawn += np.bincount(blocks[-1], minlength=len(lengths))
     source = np.concatenate(blocks)
@@ -88,5 +90,5 @@ def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArra
     for which, length in enumerate(lengths):
         places = np.flatnonzero(source == which)
         index[places] = np.arange(len(places)) % length
-        end = max(end, int(places[length - 1]) + 1)
-    return np.stack([source[:end], index[:end]], axis=1)
+        end = max(end, int(places[length - 1]) + 1 if len(places) >= length else len(source))
+    return np.stack([source[:end], index[:end]], axis=1)[:limit]

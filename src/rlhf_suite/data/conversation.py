@@ -59,8 +59,8 @@ class Conversation:
         dropped = 0
         while len(ids := self._ids(turns)) > self.max_prompt_tokens:
             if len(turns) == 1:
-                problem = f"the message has {len(ids)} tokens with its template; {self.max_prompt_tokens} are possible"
-                raise RowError(HERE, f"{problem} (chat.max_len - chat.max_new_tokens)")
+                most = f"at most {self.max_prompt_tokens} are possible (chat.max_len - chat.max_new_tokens)"
+                raise RowError(HERE, f"the message has {len(ids)} tokens with its template; {most}")
             turns, dropped = turns[2:], dropped + 1
         self.turns = turns
         return ids, dropped

@@ -275,11 +275,13 @@ def _decode(one: pyarrow.RecordBatch) -> dict[str, object] | str:
     return values
 
 
-def unknown_value(error: ValueError | OverflowError) -> str:
-    """Return what is wrong with a row that one of UNKNOWN_TO_PYTHON was raised for."""
+def unknown_value(error: Exception) -> str:
+    """Return what is wrong with a row that an error was raised for when its values were decoded."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
-    return "has a value that Python cannot hold, such as a date after the year 9999"
+    if isinstance(error, UNKNOWN_TO_PYTHON):
+        return "has a value that Python cannot hold, such as a date after the year 9999"
+    return f"an image or another value cannot be decoded ({type(error).__name__})"
 
 
 def _read_txt(path: Path) -> Iterator[Row | RowError]:

@@ -217,10 +217,10 @@ def decode_base64(text: str) -> bytes:
 
 
 def fetch(url: str) -> bytes:
-    """Return the content behind a URL. All of it must arrive in time.
+    """Return the content at a URL. All of it must arrive in time.
 
     Raises:
-        ValueError: it does not, is too large, or cannot be had.
+        ValueError: it does not, is too large, or cannot be fetched.
     """
     import httpx
 
@@ -234,7 +234,7 @@ def fetch(url: str) -> bytes:
 
 
 async def download(url: str) -> bytes:
-    """Return the content behind a URL, uncompressed as it was asked for."""
+    """Return the content at a URL, uncompressed as it was asked for."""
     import httpx
 
     plain, data = {"Accept-Encoding": "identity"}, bytearray()
@@ -247,7 +247,7 @@ async def download(url: str) -> bytes:
         async for piece in reply.aiter_raw():
             data += piece
             if len(data) > MOST_BYTES:
-                raise ValueError(f"an image behind a URL has more than {MOST_BYTES >> 20} MiB")
+                raise ValueError(f"an image at a URL has more than {MOST_BYTES >> 20} MiB")
     return bytes(data)
 
 

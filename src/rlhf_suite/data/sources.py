@@ -17,7 +17,6 @@ from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import apply_changes, changes, check_offsets, integer_columns
 from rlhf_suite.data.files import (
     READERS,
-    UNKNOWN_TO_PYTHON,
     num_rows,
     number_rows,
     of_arrow,
@@ -115,7 +114,7 @@ def _python(name: str, flags: SourceFlags) -> Located:
         made = getattr(import_file(resolve_home(name).resolve()), ROWS)
         rows = [*(made() if callable(made) else made)]
     except Exception as error:
-        raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be had: {describe(error)}") from error
+        raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be read: {describe(error)}") from error
     results = [
         Row(row, name, number) if is_table(row) else RowError(f"{name}:{number}", NOT_A_ROW)
         for number, row in enumerate(rows, start=1)
@@ -180,7 +179,7 @@ def _load_saved(folder: Path, split: str, flags: SourceFlags) -> Located:
         if split not in saved:
             raise _no_split(str(folder), split, list(saved), flags)
         saved = saved[split]
-    return _of_library(str(folder), saved)
+    return _of_library(str(folder), saved, flags)
 
 
 def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
@@ -196,10 +195,10 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
         ) from error
     if split not in dataset:
         raise _no_split(name, split, list(dataset), flags)
-    return _of_library(name, dataset[split])
+    return _of_library(name, dataset[split], flags)
 
 
-def _of_library(name: str, rows: Dataset) -> Located:
+def _of_library(name: str, rows: Dataset, flags: SourceFlags) -> Located:
     """Return a data set of the `datasets` library as a source."""
     rows = rows.with_format(None)  # values of Python, whatever format it was saved with
     files = [Path(file["filename"]) for file in rows.cache_files]
@@ -216,7 +215,9 @@ def _of_library(name: str, rows: Dataset) -> Located:
                 for values in rows.select(range(number, len(rows))):
                     number += 1
                     yield Row(apply_changes(values, how), name, number)
-            except UNKNOWN_TO_PYTHON as error:
+            except ImportError as error:  # a library that decodes sound or videos
+                raise UserError(f"{flags.dataset}: {name!r} cannot be read: {error}") from error
+            except Exception as error:  # whatever decodes images, sound or dates may raise
                 number += 1
                 yield RowError(f"{name}:{number}", unknown_value(error))
 

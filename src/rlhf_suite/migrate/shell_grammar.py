@@ -224,7 +224,7 @@ class Parser:
         name = self.word()
         self.at += 1
         while self.is_at("(", ")", "\n"):
-            if self.is_at("(") and self.tokens[self.at + 1 : self.at + 2] and self.closes_behind():
+            if self.is_at("(") and self.tokens[self.at + 1 : self.at + 2] and self.closes_after():
                 self.at += 2
             elif self.is_at("\n"):
                 self.at += 1
@@ -232,7 +232,7 @@ class Parser:
                 break
         return Function(name, self.node())
 
-    def closes_behind(self) -> bool:
+    def closes_after(self) -> bool:
         return getattr(self.tokens[self.at + 1], "text", "") == ")"
 
 

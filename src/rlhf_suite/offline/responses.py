@@ -65,7 +65,7 @@ class ResponseEncoder:
         self.tokenizer, self.data = tokenizer, data
         self.trained = ConversationEncoder(tokenizer, build_sft_config(data))
         self.prompts = PromptEncoder(tokenizer, prompt_config(data))
-        # a template is asked for: the row is to be rendered anew, whatever text it was made of
+        # Where a template is asked for, the row is rendered with it, even if it holds a text that was rendered before.
         self.renders = data.apply_chat_template or data.input_template is not None
 
     def encode(self, row: Row) -> Example:

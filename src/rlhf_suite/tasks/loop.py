@@ -91,7 +91,7 @@ class Loop:
         groups = response_groups(answers, self.config.data.input_key, self.config.data.tools_key)
         rows, dropped = select_rows(map(self.recipe.select, groups))
         self.log(iteration, {"train/reward": score, "loop/rows": len(rows), "loop/dropped": dropped.total()})
-        reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())
+        reasons = "".join(f"; {count} prompts give no row: {reason}" for reason, count in dropped.most_common())
         self.say(iteration, f"{len(rows)} rows to train on{reasons}")
         if not rows:
             raise RunError(f"iteration {iteration} has nothing to train on{reasons}. The answers are in {answers}")

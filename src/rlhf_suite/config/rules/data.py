@@ -22,6 +22,8 @@ WEIGHTS = {  # of sources that are mixed, by the flag that names these
     "data.pretrain_dataset": "data.pretrain_probs",
 }
 
+ROUNDED = 1e-4  # the sum of probabilities that were rounded, as 0.333333 of three, may differ so much from 1
+
 
 @rule()
 def data_is_named(run: Run) -> Iterator[Problem]:
@@ -46,7 +48,7 @@ def probability_problems(weights: str, given: list[float], key: str, count: int)
         yield Problem(weights, problem, f"write one for each source, e.g. '{weights}=[{even}]'")
     elif min(given) <= 0:
         yield Problem(weights, "a source with probability 0 is never read", f"remove it from {key}")
-    elif abs(sum(given) - 1) > 1e-6:
+    elif abs(sum(given) - 1) > ROUNDED:
         scaled = ",".join(f"{share / sum(given):.6g}" for share in given)
         yield Problem(weights, f"the sum is {sum(given):g}, not 1", f"write '{weights}=[{scaled}]' in proportion")
 
