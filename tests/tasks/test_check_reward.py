@@ -143,6 +143,19 @@ def test_a_judge_is_compared_with_labelled_pairs_and_with_itself(check, tmp_path
     assert "pair_accuracy 0.5" in text
 
 
+def test_a_judge_is_asked_again_in_the_folder_of_a_run_that_failed(check, tmp_path):
+    record = RunFolder(tmp_path / "run1")
+    record.start("a")
+    record.mark_failed("no verdict")
+    (record.logs / "again").mkdir(parents=True)
+    (tmp_path / "rubric.md").write_text("How long is it?\n{response}")
+    server = JudgeServer(lambda body: verdict(body, score=1))
+    flags = [f"reward.rubric={tmp_path}/rubric.md", f"reward.judge.url={server.base}", "reward.judge.model=m"]
+    code, text, metrics = check([row("p", "a", "0"), row("p", "aa", "1")], "data.output_key=answer", *flags)
+    server.close()
+    assert code == 0 and metrics["self_agreement"] == 1, text
+
+
 def test_a_judge_that_ranks_is_compared_with_labels_and_one_that_prefers_a_place_disagrees_with_itself(check, tmp_path):
     def ranked(body, order):
         number = re.search(r"^RANKING (\w+) ", body["messages"][0]["content"], re.MULTILINE)[1]

@@ -82,7 +82,7 @@ def measure_judge(config: Run, log: Path, samples: Sequence[Sample], outcomes: S
     if not is_judged(config.reward):
         return {}
     folder = log.parent / AGAIN
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # a run that failed may be started again
     with closing(Rewards(config.reward, folder / log.name, seed=AGAIN_SEED)) as rewards:
         again = rewards.score(samples)[0]
     return measure_agreement(samples, outcomes) | measure_repetition(outcomes, again)
@@ -192,7 +192,7 @@ def warnings(config: Run, checked: Sequence[Checked], in_batch: Mapping[str, Out
     if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
         yield (
             "no response has an end-of-sequence token at its end, as finished ones have in rollouts; a reward model "
-            "behind a server scores them as if they were cut off. Set data.response_end to this token"
+            "on a server scores them as if they were cut off. Set data.response_end to this token"
         )
     pairs = [(row.outcome, in_batch.get(row.where)) for row in checked]
     differ = [
