@@ -216,6 +216,28 @@ def test_all_graded_answers_are_judged_rightly(scorers):
     assert wrongly == [] and [sum(each["right"] is side for each in rows) for side in (True, False)] == [145, 109]
 
 
+@pytest.mark.notices(
+    "1 < x > 3 is the interval (1,3]",
+    "rewards/mathematics.py",
+    "if (first in GREATER) != (second in GREATER):",
+    "if False:",
+)
+@pytest.mark.parametrize(
+    ("label", "answer", "reward"),
+    [
+        ("(1,3]", "1 < x \\le 3", 1),
+        ("(1,3]", "3 \\ge x > 1", 1),
+        ("(1,3]", "1 < x > 3", 0),
+        ("(1,3]", "1 < x \\ge 3", 0),
+        ("[1,3)", "3 > x < 1", 0),
+        ("[1,3]", "1 \\le x \\ge 3", 0),
+        ("1 < x < 3", "3 > x > 1", 1),
+    ],
+)
+def test_math_reads_two_signs_that_point_the_same_way_as_an_interval(scorers, label, answer, reward):
+    assert scorers["math"]([row(label, f"\\boxed{{{answer}}}")])[0].reward == reward
+
+
 def test_math_may_want_a_box():
     scorer = make_scorer("math", RuleConfig(math_boxed=True))
     assert [each.reward for each in scorer([row("5", "The answer is 5."), row("5", r"\boxed{5}")])] == [0, 1]

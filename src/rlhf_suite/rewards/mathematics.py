@@ -318,6 +318,7 @@ SIGN = r"(\\le|\\ge|<|>)"
 ONE_SIDED = re.compile(rf"([a-zA-Z])\s*{SIGN}{BOUND}")
 OTHER_SIDE = re.compile(rf"{BOUND}{SIGN}\s*([a-zA-Z])")
 TWO_SIDED = re.compile(rf"{BOUND}{SIGN}\s*([a-zA-Z])\s*{SIGN}{BOUND}")
+GREATER = (">", "\\ge")
 TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
@@ -334,7 +335,9 @@ def as_intervals(text: str) -> str | None:
 def as_interval(text: str) -> str | None:
     if match := TWO_SIDED.fullmatch(text):
         low, first, _, second, high = (group.strip() for group in match.groups())
-        if first[-1] in ">e" and first in (">", "\\ge"):
+        if (first in GREATER) != (second in GREATER):  # 1 < x > 3 is not an interval
+            return None
+        if first in GREATER:
             low, first, second, high = high, TURNED[second], TURNED[first], low
         return f"{'(' if first == '<' else '['}{low},{high}{')' if second == '<' else ']'}"
     if match := ONE_SIDED.fullmatch(text):
