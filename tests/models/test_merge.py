@@ -13,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_suite.config.declarations.data import DataConfig
-from rlhf_suite.config.declarations.ds import LoRAConfig
+from rlhf_suite.config.declarations.ds import LoRAConfig, load_settings
 from rlhf_suite.config.declarations.models import TrainedModelConfig
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.merge import WEIGHTS, merge_lora, read_adapter
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_adapter, save_hf
@@ -181,3 +182,25 @@ def test_an_adapter_with_a_broken_weight_is_refused(adapted, tmp_path):
 
 def edit(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.notices(
+    "the base of an adapter is loaded as a model that reads no images",
+    "models/merge.py",
+    'auto_class("value" if adapter.is_scalar else "lm", sees, config)',
+    'auto_class("value" if adapter.is_scalar else "lm", False, config)',
+)
+@torch.no_grad()
+def test_an_adapter_of_a_model_that_reads_images_is_merged(tmp_path):
+    """The merged folder has the image processor too."""
+    ds, path = load_settings(param_dtype="fp32"), "builtin:vision"
+    model = load_model(path, head="lm", ds=ds)
+    tokenizer = load_tokenizer(path, DataConfig.of("ppo"))
+    make_trainable(model, TrainedModelConfig.of("ppo"), LoRAConfig(rank=4))
+    save_adapter(noisy(model), tokenizer, tmp_path / "adapter")
+    merge_lora(path, read_adapter(str(tmp_path / "adapter")), tmp_path / "merged", None, lambda line: None)
+    again = load_model(str(tmp_path / "merged"), head="lm", ds=ds)
+    batch = TokenBatch(IDS[0], torch.tensor([IDS.shape[1]]), torch.ones(IDS.shape[1]))
+    ours, merged = (token_log_probs(each.eval(), batch).log_probs for each in (model, again))
+    torch.testing.assert_close(merged, ours, **CLOSE)
+    assert again.vision is not None and again.vision.is_complete

@@ -20,10 +20,12 @@ from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models import prompt_format
 from rlhf_suite.models.classes import auto_class
+from rlhf_suite.models.families import family_of
 from rlhf_suite.models.load import DTYPES, model_folder, tokenizer_of
 from rlhf_suite.models.load_errors import explain_load_errors, find_misfit, list_tensors, quiet_transformers
 from rlhf_suite.models.rehearsal import rehearse
 from rlhf_suite.models.save import FolderParts, save_folder
+from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import find_changed_ties, iterate_merged
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"
@@ -91,7 +93,10 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
     ).exists()  # its tokenizer may have more tokens than that of the base
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
     prompts = prompt_format.read(adapter.path) or prompt_format.read(Path(folder))
-    parts = FolderParts(model, tokenizer, dtype=own if dtype is None else DTYPES[dtype], prompts=prompts)
+    sees = family_of(model.config.to_dict()).images is not None
+    vision = VisionProcessor(folder, BASE, base) if sees else None
+    vision = vision if vision is not None and vision.is_complete else None
+    parts = FolderParts(model, tokenizer, vision=vision, dtype=own if dtype is None else DTYPES[dtype], prompts=prompts)
     for said in rehearse(parts):
         log(said)
     if find_changed_ties(model):
@@ -125,7 +130,8 @@ def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel
         }  # fmt: skip
         if adapter.is_scalar and HEAD in adapter.weights:
             settings["num_labels"] = len(adapter.weights[HEAD])
-        kind = auto_class("value" if adapter.is_scalar else "lm", False, config)
+        sees = family_of(config.to_dict()).images is not None
+        kind = auto_class("value" if adapter.is_scalar else "lm", sees, config)
         model, info = kind.from_pretrained(folder, **settings)
     if (problem := find_misfit(info, may_lack=["score.weight"] if HEAD in adapter.weights else [])) is not None:
         raise UserError(f"{BASE}={base}: {problem}. Give a complete model with its own config.json")

@@ -59,7 +59,7 @@ def refusal(base: str, error: Exception) -> UserError:
     reason = str(error).strip() or type(error).__name__
     return UserError(
         f"{base}: a model that is trained from it could not be saved and loaded again: {reason.splitlines()[0]}. "
-        "Mend the files of that folder, or choose another model"
+        "Correct the files of that folder, or choose another model"
     )
 
 

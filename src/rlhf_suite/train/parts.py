@@ -185,7 +185,7 @@ class SavedParts:
                     f"{self.folder} has {' and '.join(sorted(saved))} of {name}, which another optimiser has trained: "
                     f"the one of this run keeps {' and '.join(sorted(keys))}. Resume with the version of rlhf_suite "
                     "that wrote the checkpoint, or add ckpt.reset_optimizer=true to continue from its weights with "
-                    "moments that begin anew"
+                    "new optimiser moments"
                 )
 
     @torch.no_grad()
