@@ -33,7 +33,7 @@ class SourceError(FixableError):
 
 
 def parse_file(path: Path) -> ast.Module:
-    """Return the syntax tree of a Python file, read anew when the file has changed.
+    """Return the syntax tree of a Python file, read again when the file has changed.
 
     Raises:
         SourceError: it cannot be read, or is not Python.

@@ -68,7 +68,7 @@ def test_a_run_on_gpus_that_are_not_here_is_refused_before_it_has_a_folder(line,
 def test_a_machine_that_is_not_here_is_explained(line, number, backend, monkeypatch, capsys):
     code, shown, said = answer(f"{line} launch.device=cuda explain=true", "", monkeypatch, capsys)
     assert (code, said) == (0, "")
-    assert f"No GPU is visible here. Assumed is a machine with {number} (as" in shown
+    assert f"No GPU is visible here. The plan assumes a machine with {number}, as" in shown
     assert "CPU process" not in shown
     assert backend is None or backend in shown
 
@@ -161,7 +161,7 @@ def test_a_job_has_the_gpus_that_its_launcher_gives_it(words, said, monkeypatch)
             f"{SLURM}nodes=1 launch.device=cuda",
             "How many GPUs the job of Slurm has is not known here.",
         ),
-        (f"{SLURM}nodes=1", "Assumed is a job on nodes without GPUs, as this machine"),
+        (f"{SLURM}nodes=1", "The plan assumes a job on nodes without GPUs, like this machine"),
         (
             "actor.num_gpus_per_node=2 launch.ray_address=head:6379 launch.device=cuda",
             "How many GPUs the cluster has is not known here.",

@@ -27,12 +27,12 @@ OTHERS = ["task=sft", "train.seed=3"]
         (["train.max_steps", "=", "-1"], "train.max_steps", SPACES, "write train.max_steps=-1"),
         (["actor.adam.lr", "1e-3"], "actor.adam.lr", "expected key=value", "write actor.adam.lr=1e-3"),
         (["ds", "zero2"], "ds", "expected key=value", "write ds=zero2"),
-        (["=", "3"], "=3", "no flag stands before the equals sign", "write <flag>=3"),
-        (["=3"], "=3", "no flag stands before the equals sign", "write <flag>=3"),
+        (["=", "3"], "=3", "there is no flag before the equals sign", "write <flag>=3"),
+        (["=3"], "=3", "there is no flag before the equals sign", "write <flag>=3"),
         (
             ["actor.adam.lr", "="],
             "actor.adam.lr",
-            "its equals sign stands apart, and no value follows",
+            "there is a space before its equals sign, and no value after it",
             "write actor.adam.lr=<value>",
         ),
         (

@@ -91,7 +91,7 @@ def test_other_prompts_that_the_user_chooses_are_used_and_contradicted(task, mod
     found = found_for(f"task={task}", f"actor.model_name_or_path={folder}", *ROWS[task].split(), *words)
     assert found.runs[0].data.input_template is None
     (note,) = found.notes
-    assert f"{folder} was trained with data.input_template='Q: {{}}\\nA: ', and this run has" in note
+    assert f"{folder} was trained with data.input_template='Q: {{}}\\nA: ', but this run has" in note
     assert "data.input_template=null" in note
 
 

@@ -247,7 +247,7 @@ packages, the builds of torch and vLLM, the NVIDIA driver, GPUs and who uses the
 the jail for programs. Then it uses the devices for a moment: a product in bf16, memory shared between processes, a sum
 over processes, the imports of vLLM. It needs no Ray and half a minute. The exit code is 0 without a fault, 1 with one,
 and 2 if the command line is wrong.""",
-        {"--quick": {"action": "store_true", "help": "leave the use of the devices out"}},
+        {"--quick": {"action": "store_true", "help": "do not use the devices"}},
     ),
     "schema": Command(
         schema,

@@ -59,13 +59,15 @@ def taken_apart(pieces: Sequence[str]) -> Problem:
         key, _, value = key.partition(" ")
         return Problem(key, "expected key=value", f"write {show(key, value)}", kind="name")
     if not key:
-        return Problem(f"={value}", "no flag stands before the equals sign", f"write <flag>={value}", kind="name")
+        return Problem(f"={value}", "there is no flag before the equals sign", f"write <flag>={value}", kind="name")
     if len(pieces) > 1 and pieces[0].partition("=")[2]:
         others = " ".join(pieces[1:])
         fix = f"if it belongs to the value, write {show(key, value)}; if not, remove it"
         return Problem(key, f"{others!r} after it is not key=value", fix, kind="name")
     if not value:
-        return Problem(key, "its equals sign stands apart, and no value follows", f"write {key}=<value>", kind="name")
+        return Problem(
+            key, "there is a space before its equals sign, and no value after it", f"write {key}=<value>", kind="name"
+        )
     fix = f"write {show(key, value)}"
     return Problem(key, "there are spaces around its equals sign", fix, kind="name")
 

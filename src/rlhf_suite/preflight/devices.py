@@ -129,15 +129,15 @@ def remarks(run: Run, devices: Devices) -> Iterator[str]:
     used = max((placement.num_devices for placement in placements(run, devices)), default=0)
     if no_gpu_here(run, devices):
         there = f"the {number_of(used, 'GPU')} of the placement" if used else "a GPU"
-        start = "to run it, start it there"
-        yield f"No GPU is visible here. Assumed is a machine with {there} (as rlhf-suite plan --gpu does); {start}."
+        assumed = f"The plan assumes a machine with {there}, as rlhf-suite plan --gpu does"
+        yield f"No GPU is visible here. {assumed}; to run it, start it there."
     elif not used:
         return
     elif devices.machine.device != "cuda":
         if devices.place == SLURM and run.launch.device == "auto":
             yield (
-                "Assumed is a job on nodes without GPUs, as this machine: write hydra.launcher.gpus_per_node or "
-                "launch.device=cuda for GPUs."
+                "The plan assumes a job on nodes without GPUs, like this machine: write hydra.launcher.gpus_per_node "
+                "or launch.device=cuda for GPUs."
             )
     elif devices.num_gpus is None:
         yield f"How many GPUs {where(run, devices)} has is not known here. The run takes {used}."

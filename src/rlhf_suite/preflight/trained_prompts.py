@@ -17,8 +17,10 @@ from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.models.prompt_format import FILE, PromptFormat, adopt_prompts, format_of, read
 from rlhf_suite.preflight.inspections.models import folder_of
 
-OTHERWISE = ("{key}={path} was trained with {trained}, and this run has {used}: its prompts look otherwise. Write the "
-             "former for prompts as the model knows them")  # fmt: skip
+OTHERWISE = (
+    "{key}={path} was trained with {trained}, but this run has {used}, so its prompts differ from those of the "
+    "training. Write what the model was trained with, unless you want that"
+)
 
 Recorded = dict[str, tuple[str, PromptFormat]]  # path and format, by the section that names the model
 
@@ -63,7 +65,7 @@ def read_records(run: Run) -> tuple[Recorded, list[Problem]]:
         try:
             prompts = None if folder is None else read(folder)
         except DamagedFile as damage:
-            problems.append(Problem(f"{name}.model_name_or_path", str(damage), "write it anew, or delete it"))
+            problems.append(Problem(f"{name}.model_name_or_path", str(damage), "correct the file, or delete it"))
         else:
             known |= {} if prompts is None else {name: (path, prompts)}
     return known, problems

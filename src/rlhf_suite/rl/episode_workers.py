@@ -3,7 +3,7 @@
 An episode goes to the worker that has the fewest, and its turns to the engine that has the fewest. The worker asks this
 engine itself, so turns do not pass the driver. The driver pauses the workers with the engines, starts engines again
 that workers find dead, and gets reports of what was done, now and then and when a step ends. If a worker dies, another
-one is started in its place, and its unfinished episodes begin anew with their prompts and seeds.
+one is started in its place, and its unfinished episodes begin again with their prompts and seeds.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Timeline:
             self.intervals.extend(intervals)
 
     def drain(self) -> list[Interval]:
-        """Return and forget all intervals until now. Those that are not over begin anew."""
+        """Return and forget all intervals until now. Those that are not over begin again now."""
         with self.lock:
             now = self.window_begin = time.time()  # what has ended is not continued
             taken = [replace(interval, end=interval.end or now) for interval in self.intervals]

@@ -98,7 +98,7 @@ class Saver:
         self.folder.set_run_id(state["run"])
         self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
-            if name in state:  # what the suite did not have yet when the checkpoint was written begins anew
+            if name in state:  # what the suite did not have yet when the checkpoint was written begins from its start
                 part.load_state_dict(state[name])
         for name, files in self.driver_files.items():
             files.load(checkpoint.path / name)
