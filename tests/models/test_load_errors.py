@@ -9,6 +9,8 @@ from copies import copy_of, edit
 
 from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import load_settings
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.load_errors import explain_load_errors
@@ -127,3 +129,12 @@ def test_the_mark_at_the_start_of_a_file_is_not_a_part_of_the_template(folder, t
     file = file_with(tmp_path, b"\xef\xbb\xbf" + text.encode())
     tokenizer = load_tokenizer(str(folder()), DataConfig.of("sft", tokenizer_chat_template=file))
     assert tokenizer.chat_template == text
+
+
+def test_a_template_that_cannot_render_a_row_names_the_row(folder):
+    """Also where its own code is wrong for some texts alone."""
+    template = "{{ 1 // (messages[0].content|length - 2) }}"
+    data = DataConfig.of("sft", apply_chat_template=True, tokenizer_chat_template=template)
+    rendering = ChatTemplate(load_tokenizer(str(folder()), data), data)
+    with pytest.raises(RowError, match=r"cannot render the conversation: .*zero"):
+        rendering.text([{"role": "user", "content": "ab"}], Row({}, "rows.jsonl", 3))

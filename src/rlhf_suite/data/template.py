@@ -28,7 +28,8 @@ NO_REASONING = "reasoning_content dropped: the chat template does not render it"
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a tag that a generation prompt leaves open: <think>
 SHUT = re.compile(r"</(\w+)>\s*\Z")  # a tag that it has closed already
 TAIL = 64  # characters at the end of a prompt that are searched for these tags
-UNRENDERED = (TemplateError, TypeError, KeyError, ValueError)  # what a template raises for messages that it refuses
+# What a template raises for messages that it refuses, or its own code by mistake.
+UNRENDERED = (TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"  # stands for a response
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
-from jinja2 import TemplateError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -20,6 +19,7 @@ from rlhf_suite.config.declarations.data import DataConfig
 from rlhf_suite.config.declarations.ds import DeepSpeedConfig, wanted_packing
 from rlhf_suite.config.declarations.launch import trusts_code
 from rlhf_suite.data.render import NUM_EMBEDDINGS
+from rlhf_suite.data.template import UNRENDERED
 from rlhf_suite.errors import FixableError, UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.classes import auto_class
@@ -32,8 +32,6 @@ from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.models.weights import Gather, whole
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
-# What a chat template that is wrong raises, by jinja2 or by the code in it.
-TEMPLATE_ERRORS = (TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -105,7 +103,7 @@ def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or
         tokenizer.chat_template = chat_template(data.tokenizer_chat_template)
         try:
             tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-        except TEMPLATE_ERRORS as error:
+        except UNRENDERED as error:
             raise UserError(
                 f"data.tokenizer_chat_template: it cannot render a message of a user ({error}). Give a Jinja chat "
                 "template, or correct it"
