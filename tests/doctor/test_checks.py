@@ -9,7 +9,7 @@ import pytest
 from rlhf_suite.doctor import checks
 from rlhf_suite.doctor.facts import Facts, Mismatch, read_facts
 from rlhf_suite.doctor.findings import FAULT, GOOD, NOTE
-from rlhf_suite.doctor.gpus import GPU, Driver
+from rlhf_suite.doctor.gpus import GPU, Driver, is_visible
 
 pytestmark = pytest.mark.quick
 GIB = 1 << 30
@@ -90,11 +90,30 @@ def test_the_facts_of_this_machine_are_read():
     assert facts.cores >= 1 and facts.memory > 1 << 30 and facts.open_files > 0
 
 
-def test_a_gpu_is_visible_by_its_number_or_the_beginning_of_its_name(monkeypatch):
-    from rlhf_suite.doctor.gpus import is_visible
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert is_visible(3, "GPU-ab12")
-    for words, expected in {"0,3": True, "GPU-ab": True, "1": False, "": False, "GPU-cd, 2": False}.items():
+@pytest.mark.notices(
+    "a GPU whose partitions are named counts as hidden",
+    "doctor/gpus.py",
+    'or (word.startswith("MIG-") and gpu.has_partitions)',
+    "",
+)
+@pytest.mark.parametrize(
+    ("words", "expected", "of_divided"),
+    [
+        (None, True, True),
+        ("0,3", True, True),
+        ("GPU-ab", True, True),
+        ("1", False, False),
+        ("", False, False),
+        ("GPU-cd, 2", False, False),
+        ("MIG-5c89", False, True),
+        ("MIG-GPU-ab12/1/0", False, True),
+    ],
+)
+def test_a_gpu_is_visible_by_its_number_its_name_or_its_partitions(monkeypatch, words, expected, of_divided):
+    if words is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
-        assert is_visible(3, "GPU-ab12") is expected
+    gpu = replace(H100, uuid="GPU-ab12")
+    assert is_visible(3, gpu) is expected
+    assert is_visible(3, replace(gpu, has_partitions=True)) is of_divided

@@ -43,7 +43,7 @@ def read_driver() -> Driver | str | None:
         with nvml():
             handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
             gpus = [read_gpu(handle) for handle in handles]
-            visible = [gpu for index, gpu in enumerate(gpus) if is_visible(index, gpu.uuid)]
+            visible = [gpu for index, gpu in enumerate(gpus) if is_visible(index, gpu)]
             return Driver(str(pynvml.nvmlSystemGetDriverVersion()), tuple(visible), len(gpus) - len(visible))
     except pynvml.NVMLError_LibraryNotFound:
         return None
@@ -87,10 +87,19 @@ def read_gpu(handle: object) -> GPU:
     )
 
 
-def is_visible(index: int, uuid: str) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES, by numbers or by the beginnings of names, leaves a GPU to this process."""
+def is_visible(index: int, gpu: GPU) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES leaves a GPU, or a partition of it, to this process.
+
+    The variable has numbers, beginnings of names, and names of partitions. The last do not say on which GPU they are:
+    any of them makes all divided GPUs count as visible.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return True
     words = [word.strip() for word in visible.split(",")]
-    return any(word == str(index) or (word.startswith("GPU-") and uuid.startswith(word)) for word in words)
+    return any(
+        word == str(index)
+        or (word.startswith("GPU-") and gpu.uuid.startswith(word))
+        or (word.startswith("MIG-") and gpu.has_partitions)
+        for word in words
+    )
