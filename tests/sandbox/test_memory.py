@@ -5,21 +5,33 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rlhf_suite.sandbox import memory
+from rlhf_suite.sandbox import kernel, memory
 from rlhf_suite.sandbox.confine import FILE_BYTES
 from rlhf_suite.sandbox.jail import choose_jail, templates
-from rlhf_suite.sandbox.memory import Watched, excess, look_at, remove_tree
+from rlhf_suite.sandbox.memory import (
+    Watched,
+    count_deleted_bytes,
+    excess,
+    look_at,
+    proportional,
+    remove_tree,
+    resident,
+)
 from rlhf_suite.sandbox.session import Session
 
 LONG_S = 60.0
 MIB = 1 << 20
+SET_NAME = 15  # PR_SET_NAME of prctl(2)
 
 
 @pytest.fixture
@@ -156,6 +168,62 @@ def test_a_tree_is_removed_however_deep_it_is_and_whatever_its_modes(tmp_path, r
     (top / "closed").mkdir(0)
     remove_tree(str(top))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "outside"]
+
+
+@contextmanager
+def forked(prepare):
+    """A child of this process, which has done `prepare` and sleeps."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        prepare()
+        os.write(told, b"!")
+        time.sleep(60)
+        os._exit(0)
+    os.read(ready, 1)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(told)
+
+
+FORGED = [b"\xff\xfe", *(f"{end}VmPTE: -99999".encode()[:15] for end in "\x1c\x1d\x1e\x85\u2028\r")]
+
+
+@pytest.mark.notices(
+    "a process may say in its name how much memory it has",
+    "sandbox/memory.py",
+    'return Path(path).read_bytes().split(b"\\n")[:-1]',
+    "return [line.encode() for line in Path(path).read_text().splitlines()]",
+    cases="resident",
+)
+@pytest.mark.parametrize("measure", [resident, proportional])
+@pytest.mark.parametrize("name", FORGED, ids=repr)
+def test_the_memory_of_a_process_does_not_depend_on_its_name(measure, name):
+    with forked(lambda: None) as plain, forked(lambda: kernel.libc.prctl(SET_NAME, name, 0, 0, 0)) as forging:
+        assert Path(f"/proc/{forging}/comm").read_bytes() != Path(f"/proc/{plain}/comm").read_bytes()
+        assert measure(forging) == pytest.approx(measure(plain), rel=0.2)
+
+
+@pytest.mark.notices(
+    "a deleted file is not counted where its name ends a line",
+    "sandbox/memory.py",
+    'return Path(path).read_bytes().split(b"\\n")[:-1]',
+    "return Path(path).read_bytes().splitlines()",
+)
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", " "], ids=ascii)
+def test_a_deleted_file_is_counted_whatever_its_name(tmp_path, end):
+    def map_and_delete():
+        path = tmp_path / f"a{end}b"
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file:
+            maps.append(mmap.mmap(file.fileno(), 4096))
+        path.unlink()
+
+    maps = []
+    with forked(map_and_delete) as pid, forked(lambda: None) as plain:
+        assert count_deleted_bytes([pid]) >= count_deleted_bytes([plain]) + FILE_BYTES
 
 
 @pytest.mark.notices(

@@ -31,7 +31,7 @@ MAPPING_BYTES = 1024  # of the kernel, for a mapping and what a fork adds to it
 LOCK_BYTES = 256
 MAX_DEPTH = 100  # folders of a bare session in one another
 MAX_DISK_ENTRIES = 4096  # files and folders of a bare session, as many as others may have (`confine.py`)
-PAGES_OF_A_PROCESS = ("VmRSS:", "VmSwap:", "VmPTE:")
+PAGES_OF_A_PROCESS = (b"VmRSS:", b"VmSwap:", b"VmPTE:")
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def family(pid: int) -> list[int]:
         pids.append(waiting.pop())
         for task in tasks(pids[-1]):
             with suppress(OSError):
-                waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text().split())
+                waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text(encoding="utf-8").split())
     return pids
 
 
@@ -153,9 +153,15 @@ def resident(pid: int) -> int:
 def pages(task: int | str) -> int:
     """Return the bytes of the pages and page tables that a thread sees, 0 where it has ended."""
     with suppress(OSError):
-        lines = Path(f"/proc/{task}/status").read_text().splitlines()
+        lines = lines_of(f"/proc/{task}/status")
         return sum(int(line.split()[1]) for line in lines if line.startswith(PAGES_OF_A_PROCESS)) << 10
     return 0
+
+
+def lines_of(path: str) -> list[bytes]:
+    """Return the lines of a file of /proc. It may have names of processes and files, in which untrusted code may write
+    anything. The kernel escapes their newlines, but none of the other characters that end a line for `splitlines`."""
+    return Path(path).read_bytes().split(b"\n")[:-1]
 
 
 def proportional(pid: int) -> int:
@@ -165,9 +171,8 @@ def proportional(pid: int) -> int:
     """
     for task in (str(pid), *tasks(pid)):
         with suppress(OSError):
-            lines = Path(f"/proc/{task}/smaps_rollup").read_text().splitlines()
-            if lines:
-                return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss:", "SwapPss:"))) << 10
+            if lines := lines_of(f"/proc/{task}/smaps_rollup"):
+                return sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss:", b"SwapPss:"))) << 10
     return resident(pid)
 
 
@@ -218,7 +223,7 @@ def mappings(pid: int, enough: int) -> int:
 def locks_of(pids: set[str]) -> int:
     """Return how many file locks processes hold."""
     with suppress(OSError):
-        rows = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+        rows = (line.split() for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines())
         return sum(row[4] in pids for row in rows if len(row) > 4)
     return 0
 
@@ -234,8 +239,8 @@ def count_deleted_bytes(pids: Iterable[int]) -> int:
                     if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                         used += status.st_blocks * 512
         with suppress(OSError):
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            used += FILE_BYTES * len({line.split()[4] for line in lines if line.endswith(" (deleted)")})
+            lines = lines_of(f"/proc/{pid}/maps")
+            used += FILE_BYTES * len({line.split()[4] for line in lines if line.endswith(b" (deleted)")})
     return used
 
 
