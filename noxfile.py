@@ -220,7 +220,9 @@ def mutate(session: nox.Session) -> None:
     # Byte code is told from its source by time and size, and mistakes of one second may have the same size.
     environment = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     with session.chdir(copy):
-        Path("mutate.toml").write_text(MUTATE.format(module=module, timeout=MUTANT_S, command=command))
+        Path("mutate.toml").write_text(
+            MUTATE.format(module=module, timeout=MUTANT_S, command=command), encoding="utf-8"
+        )
         session.run("cosmic-ray", "init", "mutate.toml", "mutate.sqlite", env=environment)
         session.run("cosmic-ray", "baseline", "mutate.toml", env=environment)
         session.run("cr-filter-operators", "mutate.sqlite", "mutate.toml", env=environment)

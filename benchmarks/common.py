@@ -134,7 +134,7 @@ def watch(command: Sequence[str], log: Path) -> Usage:
     """Run a command to its end; RuntimeError with the last lines of its output if it fails."""
     gpu_before = gpu_memory_mb()
     usage = Usage(time.time())
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
             _follow(process, usage, gpu_before)
@@ -143,7 +143,9 @@ def watch(command: Sequence[str], log: Path) -> Usage:
             code = process.wait()
     usage.ended = time.time()
     if code:
-        raise RuntimeError(f"{' '.join(command)} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+        raise RuntimeError(
+            f"{' '.join(command)} failed:\n" + "\n".join(log.read_text(encoding="utf-8").splitlines()[-20:])
+        )
     return usage
 
 
@@ -271,6 +273,6 @@ def publish(name: str, result: dict[str, Any], save: bool) -> None:
 
 def write_section(page: Path, heading: str, text: str) -> None:
     """Put `text`, which begins with `heading`, in the place of the page's section of that heading, or at its end."""
-    before, _, after = page.read_text().partition(heading)
+    before, _, after = page.read_text(encoding="utf-8").partition(heading)
     following = after.find("\n## ")
-    page.write_text(before + text + ("" if following < 0 else after[following:]))
+    page.write_text(before + text + ("" if following < 0 else after[following:]), encoding="utf-8")

@@ -136,7 +136,7 @@ class Parts:
 def reset_peak() -> float:
     """Begin to measure the peak anew where the kernel allows it; return the memory in use, in MiB."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return status("VmRSS")
@@ -148,7 +148,7 @@ def peak() -> float:
 
 
 def status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 

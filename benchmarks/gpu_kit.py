@@ -125,7 +125,7 @@ def main() -> None:
 
 def saved_lines(path: Path) -> list[Line]:
     """Return the lines of a file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def arguments() -> argparse.Namespace:

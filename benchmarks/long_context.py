@@ -52,7 +52,7 @@ def model(mode: str, world: World) -> Any:
 
 def highest_memory() -> int:
     """The most resident memory of this process since it was last reset, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert found is not None
     return int(found[1]) * 1024
 
@@ -87,7 +87,7 @@ def measured(world: World, mode: str, lengths: list[int], checkpointing: bool) -
 
     run([64])
     saved.clear()
-    Path("/proc/self/clear_refs").write_text("5")  # the highest point is the present one
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the highest point is the present one
     before, cpu = highest_memory(), time.process_time()
     run(lengths)
     return {

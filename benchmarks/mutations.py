@@ -86,7 +86,7 @@ def mutations() -> list[Mutation]:
 
 def marks(path: Path) -> Iterator[Mutation]:
     """Yield the mutations that the tests of a file are marked with."""
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         for mark in getattr(node, "decorator_list", ()):
             if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.notices":
                 words = [ast.literal_eval(word) for word in mark.args]
@@ -232,7 +232,7 @@ def run_tests(place: Path, log: Path, tests: list[str], cases: str) -> NoReturn:
     sys.path[:0] = [str(place / "src"), str(ROOT)]
     os.environ |= {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     os.chdir(ROOT)
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))  # what grows without end fails its test

@@ -160,7 +160,7 @@ def write_rows(path: Path, arguments: argparse.Namespace) -> list[Row]:
     """The rows of the run."""
     rng, row = random.Random(SEED), TASKS[arguments.task].row
     rows = [row(rng, rng.randint(*arguments.lengths)) for _ in range(arguments.batch * arguments.steps)]
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
     return rows
 
 

@@ -76,7 +76,7 @@ def main() -> None:
     """Train once over the rows."""
     task, model, source, folder, batch, longest, device, *options = sys.argv[1:]
     torch.set_num_threads(1)
-    rows = [json.loads(line) for line in Path(source).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model)
     config, trainer = TRAINERS[task]
     loads = AutoModelForSequenceClassification if task == "rm" else AutoModelForCausalLM

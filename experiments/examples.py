@@ -119,9 +119,9 @@ EXAMPLES = (
 def head_of(file: Path) -> str:
     """Return the first text of a Python file or of a notebook."""
     if file.suffix == ".ipynb":
-        cells = json.loads(file.read_text())["cells"]
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
         return "".join(cells[0]["source"]).partition("\n\n")[2] + f"\n\n    jupyter execute {file.relative_to(ROOT)}\n"
-    return ast.get_docstring(ast.parse(file.read_text())) or ""
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
 
 def commands_of(file: Path) -> list[str]:

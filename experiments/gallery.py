@@ -119,7 +119,7 @@ class Recipe:
     @classmethod
     def read(cls, file: Path) -> Recipe:
         """Read `# a sentence`, then `# key: text` with lines of `#   more text`."""
-        head = re.match(r"(?:#.*\n)+", file.read_text())
+        head = re.match(r"(?:#.*\n)+", file.read_text(encoding="utf-8"))
         lines = re.sub(r"\n#   +", " ", head[0] if head else "").splitlines()
         what, *notes = (line.removeprefix("# ") for line in lines)
         return cls(file.parent.name, what, dict(note.split(": ", 1) for note in notes))

@@ -17,7 +17,7 @@ LINES = ("#0072B2", "#D55E00", "#009E73", "#000000")
 
 def newest(file: Path, key: str) -> dict[str, Row]:
     """Return the last line of each name in a .jsonl file; none where there is no file."""
-    rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    rows = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
     return {row[key]: row for row in rows}
 
 

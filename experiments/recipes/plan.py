@@ -89,11 +89,11 @@ def name_of(recipe: Path) -> str:
 def stand_ins(recipe: Path, model: Callable[[str], str]) -> Iterator[str]:
     """Yield words that put `model` of its name in the place of each model of a recipe, and built-in rows in the place
     of its data."""
-    for section, flags in yaml.safe_load(recipe.read_text()).items():
+    for section, flags in yaml.safe_load(recipe.read_text(encoding="utf-8")).items():
         if isinstance(flags, dict) and (name := flags.get("model_name_or_path")):
             yield f"{section}.model_name_or_path={model(name)}"
-    data = yaml.safe_load(recipe.read_text())["data"]
-    rows = ROWS.get(yaml.safe_load(recipe.read_text()).get("task", "ppo"), "reverse")
+    data = yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]
+    rows = ROWS.get(yaml.safe_load(recipe.read_text(encoding="utf-8")).get("task", "ppo"), "reverse")
     name = "dataset" if "dataset" in data else "prompt_dataset"
     yield f"data.{name}=builtin:{rows}"
 
@@ -110,7 +110,7 @@ def run_of(recipe: Path, model: Callable[[str], str]) -> Run:
 def is_planned(recipe: Path) -> bool:
     """Return whether a recipe has a plan here: each stage of a loop has one of its own, and adapters on 4 bits need the
     package bitsandbytes."""
-    content = yaml.safe_load(recipe.read_text())
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     return content.get("task", "ppo") in TRAINED and not content["ds"].get("load_in_4bit")
 
 

@@ -85,7 +85,7 @@ def points(rows: list[dict[str, Any]], metric: str) -> list[list[float]]:
 
 
 def add_line(file: Path, line: dict[str, Any]) -> None:
-    with file.open("a") as lines:
+    with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(line) + "\n")
 
 
@@ -96,11 +96,11 @@ def metric_of(recipe: Path) -> str:
 
 def is_scored(recipe: Path) -> bool:
     """Return whether a reward model scores in the recipe."""
-    return "model_name_or_path" in yaml.safe_load(recipe.read_text()).get("reward", {})
+    return "model_name_or_path" in yaml.safe_load(recipe.read_text(encoding="utf-8")).get("reward", {})
 
 
 def task_of(recipe: Path) -> str:
-    return str(yaml.safe_load(recipe.read_text()).get("task", "ppo"))
+    return str(yaml.safe_load(recipe.read_text(encoding="utf-8")).get("task", "ppo"))
 
 
 def follow(process: psutil.Popen) -> float:

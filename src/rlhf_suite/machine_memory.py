@@ -18,7 +18,7 @@ def machine_memory() -> int:
     least limit of the control groups that this process is in, which containers and jobs of Slurm have."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        groups = Path("/proc/self/cgroup").read_text()
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     except OSError:
         return physical
     return min([physical, *limits_of(groups)])

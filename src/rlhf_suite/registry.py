@@ -298,7 +298,7 @@ def absolute(name: str) -> str:
 @cache
 def _declarations(path: Path) -> tuple[tuple[str, Declaration], ...]:
     """Return every declaration of a module of the suite, with the name of its kind."""
-    tree = ast.parse(outline(path.read_text()), str(path))
+    tree = ast.parse(outline(path.read_text(encoding="utf-8")), str(path))
     aliases = _aliases(tree)
     return tuple(declaration for node in functions(tree) for declaration in _read_declarations(node, path, aliases))
 

@@ -46,7 +46,7 @@ def text_of(words: Sequence[str]) -> str:
         path = Path(words[0])
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a file; give a shell script")
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             return file.read(MAX_CHARACTERS + 1)
     return words[0]
 

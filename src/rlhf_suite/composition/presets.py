@@ -84,7 +84,7 @@ def read_preset(file: Path) -> tuple[dict[str, Any], list[Any]]:
     """Return a preset's values and its defaults list as they are written; nothing of a file that is damaged, which the
     composition reports."""
     try:
-        content = yaml.load(file.read_text(), Loader=LOADER)
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
     except (OSError, ValueError, yaml.YAMLError):
         return {}, []
     values = content if isinstance(content, dict) else {}

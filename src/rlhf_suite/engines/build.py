@@ -167,7 +167,7 @@ def import_for_good() -> Iterator[None]:
 def unname_shared_memory(worker: Any = None) -> None:
     """Remove the names of the shared memory through which an engine and its workers talk. All of them have opened it,
     and without a name its memory is free when the last one ends, however it ends."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         if (path := line.rpartition(" ")[2]).startswith(VLLM_MEMORY):
             Path(path).unlink(missing_ok=True)
 

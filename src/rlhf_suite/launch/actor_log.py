@@ -55,8 +55,8 @@ def redirect_output(log: Path) -> None:
     os.dup2(fd, 2)
     os.close(fd)
     # The stream objects that Ray made may write to a file of Ray: make new ones on the redirected descriptors.
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     sys.stdout.write(f"{log.stem} is process {os.getpid()} on {socket.gethostname()} ({get_node_ip_address()})\n")
     faulthandler.enable(file=2, all_threads=True)
     record_here(log.with_suffix(".json"))

@@ -54,7 +54,7 @@ class FreedMemory:
 
     def __init__(self) -> None:
         path = find_jemalloc()
-        is_used = path is not None and str(path) in Path("/proc/self/maps").read_text()
+        is_used = path is not None and str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
         self.library = ctypes.CDLL(str(path)) if is_used else None
         self.before: int | None = None  # bytes that the process held after the first step since they were given back
 
@@ -62,7 +62,7 @@ class FreedMemory:
         """Give it back, if the process has grown by GROWTH since the last time; called after a step."""
         if self.library is None:
             return
-        held = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+        held = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * PAGE
         if self.before is None:
             self.before = held
         elif held > max(GROWTH * self.before, self.before + LEAST_GROWTH):

@@ -99,7 +99,7 @@ def exclusive_lock(path: Path, wait_s: float) -> Iterator[int]:
     Raises:
         RunError: another process still holds the lock after `wait_s` seconds.
     """
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         if not poll_until(lambda: lock(file), wait_s, POLL_S):
             raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait until it ends")
         yield file.fileno()

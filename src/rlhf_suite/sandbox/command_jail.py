@@ -129,7 +129,7 @@ def enter_root(jail: CommandJail, is_root: bool) -> None:
     user = jail.uid if is_root else kernel.OUTER_USER
     for name, line in ACCOUNTS.items():
         own = Path(root, f"dev/.{name}")
-        own.write_text(line.format(id=user, home=f"{jail.folder}/home"))
+        own.write_text(line.format(id=user, home=f"{jail.folder}/home"), encoding="utf-8")
         with suppress(OSError):  # a machine without that file needs none
             kernel.mount(str(own), f"{root}/etc/{name}", None, BIND)
     if is_root:

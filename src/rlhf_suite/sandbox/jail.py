@@ -103,7 +103,7 @@ def trial_problem(options: JailOptions) -> str | None:
     template = Template(options)
     try:
         with tempfile.TemporaryDirectory(prefix="rlhf_suite_") as folder, Session(template) as session:
-            Path(folder, "kept").write_text("kept")
+            Path(folder, "kept").write_text("kept", encoding="utf-8")
             Path(folder).chmod(0o777)
             forbidden = FORBIDDEN | (IF_BARE if options.bare else IN_SPACES)
             result = session.run(PROBE.format(outside=folder, forbidden=forbidden), TRIAL_S)

@@ -273,7 +273,7 @@ class JailedProcess:
         """Keep the descriptor by which the session can be killed, and let its memory be watched."""
         with self.lock:
             self.pidfd = pidfd
-        info = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+        info = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="utf-8")
         self.pid = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
         limits = self.resources
         self.watched = Watched(self.pid, self.folder, limits.memory_mb, limits.disk_mb, self.kill)

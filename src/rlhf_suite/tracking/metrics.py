@@ -113,7 +113,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(path), purge_step=start + 1 if start > 0 else None)
-        self._writer.add_text("configuration", f"```yaml\n{config.read_text()}\n```", start)
+        self._writer.add_text("configuration", f"```yaml\n{config.read_text(encoding='utf-8')}\n```", start)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():

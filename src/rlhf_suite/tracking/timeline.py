@@ -138,7 +138,7 @@ class Activity:
 
 def append(file: Path, intervals: Sequence[Interval]) -> None:
     """Write a line for each interval."""
-    with file.open("a") as out:
+    with file.open("a", encoding="utf-8") as out:
         out.writelines(json.dumps(vars(interval)) + "\n" for interval in intervals)
 
 
