@@ -11,10 +11,10 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from jinja2 import TemplateError
 
 from rlhf_suite.config.declarations.reward import JudgeConfig
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.data.template import UNRENDERED
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.judge import JUDGE_FLAG
@@ -102,7 +102,7 @@ class JudgeEngines:
         messages = [{"role": role, "content": "x"} for role in ("system", "user")]
         try:
             self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template)
-        except TemplateError:
+        except UNRENDERED:
             return False
         return True
 
