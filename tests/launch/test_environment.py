@@ -8,9 +8,10 @@ import pytest
 
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.config.plan.run_plan import Machine
-from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limit_rights, runtime_env
+from rlhf_suite.launch.environment import device_kind, gpu_count, limit_rights, runtime_env
 from rlhf_suite.launch.processes import ask
 from rlhf_suite.launch.ray_cluster import machine
+from rlhf_suite.machine_limits import cpu_count
 
 
 @pytest.mark.notices("a GPU that is hidden is counted", "launch/environment.py", '("", "-1", "NoDevFiles")', '("",)')

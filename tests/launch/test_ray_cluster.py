@@ -18,9 +18,9 @@ import ray
 from rlhf_suite.config.declarations.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import ray_cluster as ray_cluster_module
-from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolve
 from rlhf_suite.launch.stop import SIGNALS
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.polling import poll_until
 
 CONFIG = LaunchConfig.of("ppo", device="cpu", num_cpus=1, object_store_mb=80)
@@ -261,7 +261,7 @@ def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
 )
 def test_the_last_actor_has_a_slot_though_it_fills_no_core():
     cores = cpu_count()
-    assert [_num_cpus(LaunchConfig.of("ppo"), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [
+    assert [_num_cpus(LaunchConfig.of("ppo"), 4 * cores + more) for more in (0, 1, 4, 5)] == [
         cores, cores + 1, cores + 1, cores + 2
     ]  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.sections import section_of
 from rlhf_suite.config.plan.run_plan import resolve
 from rlhf_suite.errors import UserError
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.planner import memory
 from rlhf_suite.planner.devices import DEVICES, cpu_flops, find_device, find_kind
 from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, Planner, estimate
@@ -433,11 +433,11 @@ def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
 @pytest.mark.notices(
     "ranks beyond the cores have cores of their own",
     "planner/estimate.py",
-    "ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)",
+    "ranks if self.on_gpu else min(ranks, cpu_count())",
     "ranks",
 )
 def test_ranks_beyond_the_cores_share_them():
-    cores = os.cpu_count()
+    cores = cpu_count()
     flags = SFT | {"train.batch_size": 4 * cores, "train.micro_batch_size": 1, "ds.zero_stage": 2}
     times = [
         estimate(section_of(Run, "sft", flags | {"actor.num_gpus_per_node": ranks}), HERE).times

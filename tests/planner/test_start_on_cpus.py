@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite import machine_memory
 from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.sections import section_of
 from rlhf_suite.preflight import memory
@@ -66,30 +65,3 @@ def test_no_plan_is_made_of_a_cluster_that_is_elsewhere(make_run, monkeypatch):
         monkeypatch.setenv(name, str(value))
     run = make_run(SMALL_BYTES)
     assert fit_to_memory(run) == (run, [])
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("groups", "limits"),
-    [
-        ("0::/job/step\n", [3 << 30]),  # version 2: the step has "max", the job a limit
-        ("4:memory:/job/step\n0::/\n", [5 << 30, 9 << 30]),  # version 1
-        ("0::/elsewhere\n", []),
-        ("7:cpu,cpuacct:/job\n", []),
-    ],
-)
-def test_limits_of_containers_and_jobs_are_read(groups, limits, tmp_path, monkeypatch):
-    (tmp_path / "two" / "job" / "step").mkdir(parents=True)
-    (tmp_path / "two" / "job" / "memory.max").write_text(f"{3 << 30}\n")
-    (tmp_path / "two" / "job" / "step" / "memory.max").write_text("max\n")
-    (tmp_path / "one" / "job" / "step").mkdir(parents=True)
-    (tmp_path / "one" / "job" / "memory.limit_in_bytes").write_text(f"{9 << 30}\n")
-    (tmp_path / "one" / "job" / "step" / "memory.limit_in_bytes").write_text(f"{5 << 30}\n")
-    files = {"": (tmp_path / "two", "memory.max"), "memory": (tmp_path / "one", "memory.limit_in_bytes")}
-    monkeypatch.setattr(machine_memory, "LIMITS", files)
-    assert machine_memory.limits_of(groups) == limits
-
-
-@pytest.mark.quick
-def test_the_memory_of_this_machine_is_a_number_of_bytes():
-    assert 1 << 28 < machine_memory.machine_memory() < 1 << 50

@@ -21,7 +21,7 @@ from rlhf_suite.config.declarations.runs import Run
 from rlhf_suite.config.declarations.task_groups import TRAINED
 from rlhf_suite.disk import free_bytes
 from rlhf_suite.errors import UserError
-from rlhf_suite.machine_memory import machine_memory
+from rlhf_suite.machine_limits import machine_memory
 from rlhf_suite.preflight.devices import devices_of, remarks_on_idle
 from rlhf_suite.preflight.inspections.hub import hub_models_exist
 from rlhf_suite.preflight.inspections.inspect_runs import inspect

@@ -15,8 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 from pathlib import Path
 
 from rlhf_suite.doctor.gpus import Driver, read_driver
-from rlhf_suite.launch.environment import cpu_count
-from rlhf_suite.machine_memory import machine_memory
+from rlhf_suite.machine_limits import cpu_count, machine_memory
 from rlhf_suite.python_source import module_file
 
 SUITE = "rlhf-suite"

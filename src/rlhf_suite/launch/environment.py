@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlhf_suite.config.declarations.launch import TRUSTED, LaunchConfig
 from rlhf_suite.launch.processes import ask
+from rlhf_suite.machine_limits import cpu_count
 
 QUIET = {
     "PYTHONWARNINGS": "ignore",
@@ -86,11 +87,6 @@ def adopt_umask() -> None:
 def pass_on_trust(config: LaunchConfig) -> None:
     """Have this process and all that it starts run the code of model folders, or not."""
     os.environ[TRUSTED] = "true" if config.trust_remote_code else "false"
-
-
-def cpu_count() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def runtime_env(device: str) -> dict[str, str]:

@@ -23,11 +23,12 @@ from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.address import choose_address, find_source, join_address, split_address
-from rlhf_suite.launch.environment import cluster_to_join, cpu_count
+from rlhf_suite.launch.environment import cluster_to_join
 from rlhf_suite.launch.lost_nodes import NodeLost
 from rlhf_suite.launch.session import session
 from rlhf_suite.launch.slurm import Allocation, allocation, list_nodes
 from rlhf_suite.launch.stop import block_signals, defer_signals
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.polling import poll_until
 from rlhf_suite.run_folders.run_folder import RunFolder
 from rlhf_suite.waits import LIMIT, waiting

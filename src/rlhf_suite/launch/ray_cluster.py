@@ -22,11 +22,12 @@ from rlhf_suite.config.plan.run_plan import Machine
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import nodes, slurm
 from rlhf_suite.launch.address import is_loopback, join_address, split_address
-from rlhf_suite.launch.environment import cluster_to_join, cpu_count, device_kind, gpu_count, runtime_env
+from rlhf_suite.launch.environment import cluster_to_join, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.lost_nodes import name_lost_nodes
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
 from rlhf_suite.launch.stop import block_signals
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.waits import waiting
 
@@ -54,7 +55,7 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     elif allocation is not None:
         cluster = _span_nodes(allocation, folder, config)
     else:
-        cluster = _private(config, device, _num_cpus(config, device, slots))
+        cluster = _private(config, device, _num_cpus(config, slots))
     with environment(runtime_env(device)), cluster:
         yield
 
@@ -67,11 +68,11 @@ def machine(config: LaunchConfig) -> Machine:
     return Machine(device, count if is_here else None)
 
 
-def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
-    """Return the CPU slots of this node: the flag, or the number of cores; on CPU at least a share for every device."""
+def _num_cpus(config: LaunchConfig, slots: int) -> int:
+    """Return the CPU slots of this node: the flag, or the number of cores, at least a share for every device."""
     if config.num_cpus is not None:
         return config.num_cpus
-    return max(cpu_count(), math.ceil(slots * CPUS_PER_DEVICE)) if device == "cpu" else cpu_count()
+    return max(cpu_count(), math.ceil(slots * CPUS_PER_DEVICE))
 
 
 @contextmanager

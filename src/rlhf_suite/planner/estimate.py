@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from rlhf_suite.config.plan.run_plan import (
     resolve,
     round_size,
 )
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.models.families import bytes_of_routes
 from rlhf_suite.models.judge import JUDGE_FLAG, judge_engines, judge_length, judge_path
 from rlhf_suite.models.load import checkpoint_precision, model_config, model_folder
@@ -324,7 +324,7 @@ class Planner:
         if self.target.flops is not None:
             for name, model in self.plan.models.items():
                 ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
-                ranks = ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)
+                ranks = ranks if self.on_gpu else min(ranks, cpu_count())
                 seconds[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
         if self.run.task in RL and self.target.device is not None:
             once, times = self.decoding(self.target.device)

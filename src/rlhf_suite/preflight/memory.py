@@ -16,7 +16,7 @@ from rlhf_suite.doctor.gpus import Driver, read_driver
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import cluster_to_join, device_kind
 from rlhf_suite.launch.slurm import allocation, is_first_node
-from rlhf_suite.machine_memory import machine_memory
+from rlhf_suite.machine_limits import machine_memory
 
 if TYPE_CHECKING:
     from rlhf_suite.planner.needs import Target

@@ -24,7 +24,6 @@ same rows.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import time
@@ -37,6 +36,7 @@ from rlhf_suite.background import together
 from rlhf_suite.config.declarations.reward import RewardConfig
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.machine_limits import cpu_count
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.child import RewardProcess, StartError, append_to_log
@@ -281,7 +281,7 @@ class ParallelScorer:
         """
         self.config, self.log, self.is_closed = config, log, False
         self.scorers = [IsolatedScorer(config, log)]
-        self.limit = config.num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
+        self.limit = config.num_processes or min(cpu_count(), MAX_PROCESSES)
 
     def score(self, rows: list[Sample]) -> list[Outcome]:
         """Return one outcome per row, in the order of `rows`."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rlhf_suite.config.declarations.reward import RuleConfig
 from rlhf_suite.foreign_text import describe
-from rlhf_suite.machine_memory import machine_memory
+from rlhf_suite.machine_limits import cpu_count, machine_memory
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
@@ -136,7 +136,7 @@ def limit_memory(is_rule: bool) -> None:
 def limit_cpu(limit_s: float) -> None:
     """Allow the CPU time of all cores until the deadline of one request. This ends a loop whose parent was killed."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    allowed = (limit_s + 1) * (os.cpu_count() or 1)
+    allowed = (limit_s + 1) * cpu_count()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(usage.ru_utime + usage.ru_stime + allowed) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
