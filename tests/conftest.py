@@ -13,6 +13,7 @@ import atexit
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -28,6 +29,11 @@ from ranks import Ranks
 
 # Several processes of tests share the cores; threads that wait for each other in a loop take most of their time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Below nohup, or in the background of a script, these signals are ignored, also by what tests start. A function that
+# does nothing is not inherited.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 TIERS = ("proof", "e2e", "stack", "quick")  # what takes longest runs first
 FIXTURE_TIERS = {"ranks": "stack", "cluster": "stack", "small": "stack"}
 FOLDER_TIERS = {

@@ -10,7 +10,7 @@ from remedies import advised
 
 from rlhf_suite.composition.arguments import quote
 from rlhf_suite.composition.compose import hydra_ready
-from rlhf_suite.composition.overrides import parser
+from rlhf_suite.composition.overrides import parse_one
 from rlhf_suite.config.check.validate import is_path
 from rlhf_suite.config.declarations.runs import TASKS, flags_of
 
@@ -70,7 +70,7 @@ def test_the_home_folder_is_meant_by_a_tilde_in_every_path(checked, monkeypatch,
 @pytest.mark.parametrize("text", ["a\\", "C:\\x\\y", 'say "x"', 'a\\"b', '\\\\"', "it's", "a=b,c{"])
 def test_a_quoted_text_is_read_back_as_it_was(text):
     with hydra_ready():
-        assert parser().parse_override(f"data.dataset={quote(text)}").value() == text
+        assert parse_one(f"data.dataset={quote(text)}").value() == text
 
 
 def test_a_value_that_cannot_be_read_is_quoted_so_that_it_can_be(checked):

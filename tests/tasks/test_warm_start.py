@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+import yaml
 
 from rlhf_suite.config import conf_dir
 from rlhf_suite.config.plan.run_plan import IMAGE_RECIPE
@@ -71,4 +72,4 @@ def test_the_cache_may_be_in_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "a, b=c (d)" / "model"
     command = command_of("builtin:tiny", "warm_start", folder, [])
     shown = subprocess.run([*command, "--cfg", "job"], capture_output=True, text=True, check=False)
-    assert f"output_dir: {folder}\n" in shown.stdout, shown.stderr
+    assert yaml.safe_load(shown.stdout)["ckpt"]["output_dir"] == str(folder), shown.stderr

@@ -96,6 +96,7 @@ class RewardProcess:
         """Write what the reward code prints to the log, up to a limit, and keep its last bytes for error messages."""
         assert self.popen.stdout is not None
         written, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
+        append_to_log(self.log, "")  # who looks for the log finds it, also that of code that prints nothing
         while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
             self.output_tail = (self.output_tail + chunk)[-TAIL_BYTES:]
             if written >= MAX_LOG_BYTES:
