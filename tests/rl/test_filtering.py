@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_chooses_the_same_prompts(ranks, own, tmp_path, n
 @pytest.mark.notices(
     "a stream forgets the scores when it continues",
     "rl/rollout_tasks.py",
-    "self.history = History.load(folder)",
+    "self.history = History.load(folder) if order.has_rows_of(state) else History()",
     "self.history = History()",
 )
 def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own, tmp_path):
@@ -194,6 +194,26 @@ def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own,
     assert [len(prompts(tmp_path, step)) for step in range(1, STEPS + 1)] == [2] * STEPS
     after = History.load(tmp_path / "checkpoints/step_000006/samples").scores
     assert all(after[prompt][: len(groups)] == groups for prompt, groups in before.items())
+
+
+@pytest.mark.notices(
+    "prompts of other rows have the scores of those that had their numbers",
+    "rl/rollout_tasks.py",
+    "if order.has_rows_of(state) else History()",
+    "",
+)
+def test_a_run_that_continues_with_other_rows_knows_no_scores_of_them(ranks, own, tmp_path):
+    more = {"algo__prompt_filter": f"{own}:rarest", "rollout__vllm_generate_batch_size": 4}
+    ranks(1).call(run, tmp_path, flags("synchronous", **more))
+    forget_after(tmp_path, 4)
+    others = tmp_path / "others.jsonl"
+    others.write_text(
+        "".join(json.dumps({"input": f"reverse {n} =", "label": f"{n}"[::-1]}) + "\n" for n in range(12, 16))
+    )
+    more |= {"data__prompt_dataset": str(others), "ckpt__allow_changes": ["data.prompt_dataset"]}
+    ranks(1).call(run, tmp_path, flags("synchronous", **more))
+    after = History.load(tmp_path / "checkpoints/step_000006/samples").scores
+    assert sum(len(groups) for groups in after.values()) == 4, "two prompts of each of the two steps since"
 
 
 def test_while_a_filter_thinks_the_tasks_of_a_run_go_on(ranks, own, tmp_path):

@@ -159,7 +159,7 @@ def build_sampling(  # noqa: PLR0913, PLR0917 - all that a response passes throu
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
     filters = Filters(config.algo, prompts.train, config.train.seed)
     builder = RolloutBuilder(filters, scorer, shaper, journal)
-    schedule, groups = make_schedule(config, plan, scorer), make_order(config, order, steps)
+    schedule, groups = make_schedule(config, plan, scorer), make_order(config, data, steps)
     loop, is_beside = engines.loop, plan.rollouts_ahead > 0
     rollouts = Rollouts(schedule, groups, builder, sampler, loop, journal, is_beside)
     first = prompts.train[:PROBE_SEQUENCES]
@@ -229,11 +229,13 @@ def make_schedule(config: Run, plan: Plan, scorer: Scorer) -> Schedule:
     return WithTheStep(max_rounds, rests, whole)
 
 
-def make_order(config: Run, order: BatchOrder, steps: int) -> GroupOrder:
+def make_order(config: Run, data: RunData, steps: int) -> GroupOrder:
     """Return the order of groups, in batches and in rounds of candidates."""
+    order, rows = data.order, data.prompts.contents_digest
     is_stream = config.train.partial_rollout_enable and makes_rollouts_ahead(config.train)
     is_filtered, rounds = config.algo.filters, replace(order, batch_size=round_size(config.rollout))
-    return GroupOrder(order, rounds, steps, is_filtered, stream_by_round=is_filtered and not is_stream)
+    by_round = is_filtered and not is_stream
+    return GroupOrder(order, rounds, steps, is_filtered, stream_by_round=by_round, rows=rows)
 
 
 def make_sampler(

@@ -307,7 +307,7 @@ class Rollouts:
         state, order = json.loads((folder / STATE).read_text()), self.table.order
         kept = read_samples(folder).by_group() if has_samples(folder) else []
         self.table = SlotTable.from_json(order, state, kept)
-        self.history = History.load(folder)
+        self.history = History.load(folder) if order.has_rows_of(state) else History()
         if not order.continues(state):
             self.journal.warn(
                 "The flags or the rows of the run have changed which prompts each step takes, so samples that were "

@@ -55,6 +55,7 @@ class GroupOrder:
     total_steps: int
     is_filtered: bool  # groups may be left out, so the last step of an epoch is not short
     stream_by_round: bool = False  # the stream of random numbers is the number of the round, not of the batch
+    rows: str = ""  # a digest of the contents of the rows
 
     def prompt(self, index: int) -> tuple[int, int]:
         """Return (row of the prompt, stream of random numbers) of the group `index`."""
@@ -79,13 +80,18 @@ class GroupOrder:
 
     def to_json(self) -> dict[str, Any]:
         """Return what the numbers of a table depend on, as plain values."""
-        return vars(self.batches) | {"is_filtered": self.is_filtered, "total_steps": self.total_steps}
+        more = {"rows": self.rows, "is_filtered": self.is_filtered, "total_steps": self.total_steps}
+        return vars(self.batches) | more
 
     def continues(self, state: Mapping[str, Any]) -> bool:
         """Return whether a table with this order can continue from the `state` of one: with the same batches of the
         same rows, and at least as many steps, for which groups may be under way."""
         before, now = dict(state.get("order", {})), self.to_json()
         return before.pop("total_steps", math.inf) <= now.pop("total_steps") and before == now
+
+    def has_rows_of(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the `state` of a table is about the same rows, so that what it says of a prompt holds."""
+        return bool(state.get("order", {}).get("rows") == self.rows)
 
 
 @dataclass
