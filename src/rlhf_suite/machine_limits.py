@@ -43,7 +43,7 @@ def memory_limits(groups: str) -> list[int]:
     for folder in folders_of(groups, MEMORY_GROUPS):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of version 1
             with suppress(OSError, ValueError):  # no such group, or "max": no limit
-                limits.append(int((folder / name).read_text()))
+                limits.append(int((folder / name).read_text(encoding="utf-8")))
     return limits
 
 
@@ -53,7 +53,9 @@ def cpu_limits(groups: str) -> list[float]:
     for folder in folders_of(groups, CPU_GROUPS):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of version 2, and of version 1
             with suppress(OSError, ValueError):  # no such group, or "max": no limit
-                quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                quota, period = map(
+                    int, " ".join((folder / name).read_text(encoding="utf-8") for name in names).split()
+                )
                 if quota > 0 and period > 0:  # -1: no limit
                     shares.append(quota / period)
     return shares

@@ -232,6 +232,6 @@ def test_the_state_of_a_model_that_is_gone_is_named(client):
         model.step()
     assert client.load(address, optimizer=True).name
     with pytest.raises(
-        Refused, match=r"there is no model \.\./x\. Create it first\. A server loses its models when it stops$"
+        Refused, match=r"there is no model \.\./x\. Create it first: a server forgets all models when it stops$"
     ):
         client.post("get_info", model_id="../x")

@@ -217,7 +217,7 @@ def write() -> None:
         if f"flags/{file.name}" not in texts:
             file.unlink()
     for path, text in texts.items():
-        (DOCS / path).write_text(text)
+        (DOCS / path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

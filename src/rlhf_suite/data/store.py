@@ -79,7 +79,7 @@ def write_folder(items: Iterable[T], folder: Path, bad: BadRows) -> None:
         layout = write_rows(items, sink)
     np.save(folder / COUNTS, layout.counts)
     summary = {"codec": layout.codec, "ends": layout.ends.tolist(), "rows": vars(bad)}
-    (folder / SUMMARY).write_text(json.dumps(summary))
+    (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
 
 def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:

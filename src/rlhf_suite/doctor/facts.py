@@ -112,7 +112,7 @@ def list_mismatches() -> Iterator[Mismatch]:
 def cuda_of_torch() -> str | None:
     """Return for which CUDA the installed torch is built, from its file of versions; None for another build."""
     file = module_file("torch.version")
-    text = file.read_text() if file is not None else ""
+    text = file.read_text(encoding="utf-8") if file is not None else ""
     cuda = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     return cuda[1] if cuda else None
 

@@ -274,7 +274,7 @@ def missing_settings(folder: Path) -> dict[str, Any]:
     """Return the settings that vLLM's model reads and the config.json of a folder does not have: where transformers
     knows one value, it does not write it."""
     file = folder / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = config.get("text_config")
     known = config if text is None else text
     missing = {name: value for name, value in family_of(config).completed.items() if name not in known}

@@ -70,7 +70,7 @@ def lead_nodes(folder: Path, config: LaunchConfig) -> Iterator[None]:
     token = here.file(folder, "token")
     folder.mkdir(parents=True, exist_ok=True)
     token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
 
     def tell_end() -> None:
         write_text(here.file(folder, "stop"), "")
@@ -90,7 +90,7 @@ def lead_nodes(folder: Path, config: LaunchConfig) -> Iterator[None]:
 
 def read_head(here: Allocation, folder: Path) -> str:
     """Return the address of the head of Ray, `host:port`."""
-    return str(json.loads(here.file(folder, "json").read_text())["address"])
+    return str(json.loads(here.file(folder, "json").read_text(encoding="utf-8"))["address"])
 
 
 def join_node(folder: Path, config: LaunchConfig) -> bool:
@@ -151,7 +151,7 @@ def _report(here: Allocation, folder: Path, state: str, address: str = "", error
 def read_reports(here: Allocation, folder: Path) -> list[Report]:
     """Return what the other tasks have said of themselves."""
     files = [here.file(folder, f"{rank}.json") for rank in range(1, here.num_nodes)]
-    return [Report(**json.loads(file.read_text())) for file in files if file.exists()]
+    return [Report(**json.loads(file.read_text(encoding="utf-8"))) for file in files if file.exists()]
 
 
 def wait_for_nodes(here: Allocation, folder: Path, timeout_s: float) -> None:

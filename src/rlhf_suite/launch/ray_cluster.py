@@ -104,7 +104,7 @@ def _start(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
     with session() as place:
         token = place.folder / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
+        token.write_text(secrets.token_hex(32), encoding="utf-8")
         with _credentials(token), _loopback(), _leave(place):
             import ray
 

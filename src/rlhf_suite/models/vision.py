@@ -91,7 +91,7 @@ class VisionProcessor:
         self.processor.save_pretrained(folder)
         video = video_settings(self.folder) if reads_videos(self.config) else {}
         if video and getattr(self.processor, VIDEO, None) is None:
-            (folder / VIDEO_FILE).write_text(json.dumps(video, indent=2, sort_keys=True) + "\n")
+            (folder / VIDEO_FILE).write_text(json.dumps(video, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @property
     def placeholder(self) -> int:
@@ -266,7 +266,7 @@ def video_settings(folder: str) -> dict[str, Any]:
     finds them; empty if there are none."""
     files = (VIDEO_FILE, "processor_config.json", "preprocessor_config.json")
     for path in (Path(folder) / name for name in files):
-        settings = json.loads(path.read_text()) if path.is_file() else {}
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if video := settings.get(VIDEO) if path.name == files[1] else settings:
             return dict(video)
     return {}

@@ -197,4 +197,4 @@ def write_weights(weights: dict[str, Tensor], folder: Path) -> None:
         save_file({name: weights[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=1))
+        (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")

@@ -55,13 +55,13 @@ class History:
     def save(self, folder: Path) -> None:
         """Write the history into the folder of a checkpoint, if there is any."""
         if self.scores:
-            (folder / HISTORY).write_text(json.dumps([*self.scores.items()]))
+            (folder / HISTORY).write_text(json.dumps([*self.scores.items()]), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> History:
         """Read what `save` wrote."""
         file = folder / HISTORY
-        read = json.loads(file.read_text()) if file.exists() else []
+        read = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
         return cls({prompt: tuple(map(tuple, groups)) for prompt, groups in read})
 
 

@@ -69,7 +69,7 @@ class Rollouts:
     def begin(self, step: int) -> None:
         """Start the tasks. The engines have the weights of `step`, the first one to be trained."""
         if self.rejected_file.is_file():  # a run that was killed rejected groups which are made again
-            lines = self.rejected_file.read_text().splitlines(keepends=True)
+            lines = self.rejected_file.read_text(encoding="utf-8").splitlines(keepends=True)
             write_text(self.rejected_file, "".join(lines[: self.table.num_rejected]))
         self.table.version = step
         for task in (self.begin_groups, self.score_groups, self.hand_over):
@@ -287,7 +287,7 @@ class Rollouts:
     def save(self, folder: Path) -> None:
         """Write the table into the folder of a checkpoint, with the samples that are scored and not yet trained on."""
         state, kept, history = self.on_loop(self.snapshot(), "the groups under way to be listed")
-        (folder / STATE).write_text(json.dumps(state))
+        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
         history.save(folder)
         if kept:
             write_samples(folder, join_groups(kept))
@@ -304,7 +304,7 @@ class Rollouts:
                 f"{folder} has no {STATE}: its rollouts were saved by an earlier version of the suite. Continue the "
                 "run with that version, or begin a new one"
             )
-        state, order = json.loads((folder / STATE).read_text()), self.table.order
+        state, order = json.loads((folder / STATE).read_text(encoding="utf-8")), self.table.order
         kept = read_samples(folder).by_group() if has_samples(folder) else []
         self.table = SlotTable.from_json(order, state, kept)
         self.history = History.load(folder) if order.has_rows_of(state) else History()

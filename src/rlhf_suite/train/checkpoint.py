@@ -115,10 +115,11 @@ class CheckpointStore:
             RunError: a file that one process has written is not there for another.
         """
         folder = self.path / f"{kind}_{step:06d}.tmp"
-        (folder / "state.json").write_text(json.dumps(state, indent=1))
+        (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         entries = entries_of(folder, written or {}, digests)
         (folder / MANIFEST).write_text(
-            json.dumps({"step": step, "files": {name: entry._asdict() for name, entry in entries.items()}}, indent=1)
+            json.dumps({"step": step, "files": {name: entry._asdict() for name, entry in entries.items()}}, indent=1),
+            encoding="utf-8",
         )
         for path in [*folder.rglob("*"), folder]:
             if str(path.relative_to(folder)) not in (written or {}):

@@ -121,7 +121,7 @@ def is_own(model: Path, runs: Collection[str], keep: Path | None = None) -> bool
     """Whether one of `runs` wrote this folder, and nobody has added or changed a file since. What is in the folder
     `keep` inside it does not count; with one, files may be missing, as a kill on the way leaves them."""
     try:
-        said = json.loads((model / MARK).read_text())
+        said = json.loads((model / MARK).read_text(encoding="utf-8"))
         was, there = said["files"], files(model, keep)
         is_whole = was.keys() == there.keys() or (keep is not None and was.keys() > there.keys())
         return said["run"] in runs and is_whole and all(same(was[name], file) for name, file in there.items())

@@ -211,7 +211,9 @@ class Saver:
             shutil.copyfile(self.folder.config, folder / "config.yaml")
         is_lower = direction_of(self.metric) == LOWER
         best = {"metric": self.metric, "lower_is_better": is_lower, "best_so_far": self.best}
-        (folder / "metric.json").write_text(json.dumps({"step": step, "metrics": {**metrics}, "best": best}, indent=1))
+        (folder / "metric.json").write_text(
+            json.dumps({"step": step, "metrics": {**metrics}, "best": best}, indent=1), encoding="utf-8"
+        )
         state: dict[str, Any] = {
             "step": step,
             "best": self.best,

@@ -85,7 +85,7 @@ class Models(TrainingClient):
     def model(self, name: str) -> Model:
         """Return a model; raise BadRequest if there is none."""
         if name not in self.models:
-            problem = f"there is no model {name:.200}. Create it first. A server loses its models when it stops"
+            problem = f"there is no model {name:.200}. Create it first: a server forgets all models when it stops"
             latest = f"{SCHEME}{name}/{STATES}/{LATEST}"
             has_state = NAME.fullmatch(name) and self.states.versions(self.states.path_of(latest, STATES))
             raise BadRequest(f"{problem}. Its last state is at {latest}" if has_state else problem)

@@ -82,7 +82,7 @@ def find_cached(name: str) -> Path | None:
     reference = Path(HF_HUB_CACHE) / name / "refs" / "main"
     if not reference.is_file():
         return None
-    snapshot = Path(HF_HUB_CACHE) / name / "snapshots" / reference.read_text().strip()
+    snapshot = Path(HF_HUB_CACHE) / name / "snapshots" / reference.read_text(encoding="utf-8").strip()
     return snapshot if snapshot.is_dir() else None
 
 

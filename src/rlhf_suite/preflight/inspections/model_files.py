@@ -184,7 +184,9 @@ def header(file: Path) -> dict[str, Any]:
 @cache
 def read_model_types() -> str:
     """Return the source code of the tables of model types in transformers, which has each type in quotes."""
-    return "".join(file.read_text() for file in (package("transformers") / "models" / "auto").glob("*.py"))
+    return "".join(
+        file.read_text(encoding="utf-8") for file in (package("transformers") / "models" / "auto").glob("*.py")
+    )
 
 
 @cache
@@ -194,7 +196,9 @@ def config_class(model_type: str) -> str:
     for count in range(len(parts), 0, -1):
         name = "_".join(parts[:count])
         with suppress(OSError):
-            source = (package("transformers") / "models" / name / f"configuration_{name}.py").read_text()
+            source = (package("transformers") / "models" / name / f"configuration_{name}.py").read_text(
+                encoding="utf-8"
+            )
             if match := re.search(rf'^    model_type = "{re.escape(model_type)}"$(.*?)(?=^class |\Z)', source, LINES):
                 return match[1]
     return ""
@@ -206,7 +210,7 @@ def head_sizes_on_cpu(latent: bool = False) -> tuple[int, ...]:
     source; none if it does not say them as a list."""
     try:
         backends = package("vllm") / "v1" / "attention" / "backends"
-        source = (backends / "mla" / "cpu_mla.py" if latent else backends / "cpu_attn.py").read_text()
+        source = (backends / "mla" / "cpu_mla.py" if latent else backends / "cpu_attn.py").read_text(encoding="utf-8")
     except OSError:
         return ()
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
